@@ -1,0 +1,28 @@
+"""dubito: compact Bayesian neural networks for PyTorch.
+
+data -> method.fit(net, data, likelihood) -> posterior -> posterior.predict(inputs) -> prediction
+"""
+
+from .curvature import GGN as GGN
+from .curvature import Empirical as Empirical
+from .curvature import Fisher as Fisher
+from .errors import ConfigError as ConfigError
+from .errors import DataError as DataError
+from .errors import DubitoError as DubitoError
+from .errors import DubitoWarning as DubitoWarning
+from .errors import NetworkError as NetworkError
+from .errors import StorageError as StorageError
+from .errors import UnknownNameError as UnknownNameError
+from .inference.laplace import Diagonal as Diagonal
+from .inference.laplace import Laplace as Laplace
+from .inference.mc_dropout import MCDropout as MCDropout
+from .inference.mean_field import MeanField as MeanField
+from .inference.point import MAP as MAP
+from .likelihoods import Bernoulli as Bernoulli
+from .likelihoods import Categorical as Categorical
+from .likelihoods import Gaussian as Gaussian
+from .priors import He as He
+from .registry import load as load
+from .registry import methods as methods
+from .training import Training as Training
+from .version import __version__ as __version__

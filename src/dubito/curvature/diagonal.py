@@ -1,0 +1,86 @@
+"""The exact diagonal of the curvature: squares of each example's own gradient, summed over the data."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from .. import seeds
+from ..inputs import Batch, Place, call, rows_of
+from ..layers.taps import Tap, tapped
+from ..layers.trace import Layout
+from ..likelihoods import BuiltLikelihood
+from ..sources import Source
+from .kinds import Curvature
+
+#: Numbers one block of per-example gradients may hold: examples are taken in blocks that stay below it.
+BLOCK = 1 << 22
+
+
+def diagonal(
+    network: nn.Module,
+    taps: list[Tap],
+    layouts: Mapping[str, Layout],
+    source: Source,
+    likelihood: BuiltLikelihood,
+    kind: Curvature,
+    *,
+    batch_size: int,
+    seed: int,
+) -> dict[str, Tensor]:
+    """Σ_i E[δ_i ∘ δ_i] for every tapped weight and bias, by the user's names.  [INF notes F1: N · Φ]"""
+    named = dict(network.named_parameters())
+    sums = {
+        name: torch.zeros_like(named[name], requires_grad=False)
+        for tap in taps
+        for name in (tap.weight, tap.bias)
+        if name is not None
+    }
+    place = Place.of(network)
+    for number, batch in enumerate(source.batches(batch_size)):
+        generator = seeds.generator(seed, "labels", number, device=place.device)
+        _add_batch(sums, network, taps, layouts, batch, likelihood, kind, generator)
+    return sums
+
+
+def _add_batch(
+    sums: dict[str, Tensor],
+    network: nn.Module,
+    taps: list[Tap],
+    layouts: Mapping[str, Layout],
+    batch: Batch,
+    likelihood: BuiltLikelihood,
+    kind: Curvature,
+    generator: torch.Generator,
+) -> None:
+    rows = rows_of(batch.inputs)
+    with torch.enable_grad(), tapped(network, taps, layouts):
+        outputs = call(network, batch.inputs)
+        for weight, gradient in kind.seeds(likelihood, outputs.detach(), batch.targets, generator):
+            outputs.backward(gradient, retain_graph=True)
+            with torch.no_grad():
+                for tap in taps:
+                    _add_tap(sums, tap, rows, weight)
+
+
+def _add_tap(sums: dict[str, Tensor], tap: Tap, rows: int, weight: float) -> None:
+    pairs = list(tap.pairs(rows))
+    if not pairs:
+        return
+    # Positions of all calls of a shared layer add up inside an example, before squaring.
+    inputs = torch.cat([a for a, _ in pairs], 1) if len(pairs) > 1 else pairs[0][0]  # [B, T, G, n]
+    gradients = torch.cat([g for _, g in pairs], 1) if len(pairs) > 1 else pairs[0][1]  # [B, T, G, m]
+    target = sums[tap.weight]
+    if tap.bias is not None:
+        sums[tap.bias].add_(gradients.sum(1).square().sum(0).reshape(-1), alpha=weight)
+    positions, groups, width = inputs.shape[1:]
+    if positions == 1:
+        # One position: (g aᵀ)^∘2 = g^∘2 (a^∘2)ᵀ, so the sum over examples is one product.
+        squares = torch.einsum("bgm,bgn->gmn", gradients[:, 0].square(), inputs[:, 0].square())
+        target.add_(squares.reshape(target.shape), alpha=weight)
+        return
+    block = max(1, BLOCK // (groups * gradients.shape[-1] * width))
+    for start in range(0, rows, block):
+        part = slice(start, start + block)
+        own = torch.einsum("btgm,btgn->bgmn", gradients[part], inputs[part])
+        target.add_(own.square_().sum(0).reshape(target.shape), alpha=weight)

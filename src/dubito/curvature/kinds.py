@@ -1,0 +1,77 @@
+"""Which curvature is meant: gradients at drawn labels, at all outputs, or at the data's own labels."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, require_count
+from ..likelihoods import BuiltLikelihood
+
+
+class Curvature(ABC):
+    """A sum of squares: the curvature of a row is E[δ δᵀ] over gradients δ with respect to the weights."""
+
+    @abstractmethod
+    def seeds(
+        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[float, Tensor]]:
+        """Pairs of a weight and a gradient at the outputs, to be sent back through the network."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fisher(Curvature):
+    """Labels drawn from the model itself: unbiased for the generalised Gauss-Newton matrix.
+
+    Args:
+        draws: labels per row.
+    """
+
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        require_count(draws=self.draws)
+
+    def seeds(
+        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[float, Tensor]]:
+        for _ in range(self.draws):
+            drawn = likelihood.sample(outputs, generator)
+            yield 1 / self.draws, output_gradient(likelihood, outputs, drawn)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GGN(Curvature):
+    """The generalised Gauss-Newton matrix, exactly: one backward pass per output."""
+
+    def seeds(
+        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[float, Tensor]]:
+        root = likelihood.hessian_root(outputs)  # [B, C, C]
+        if root.ndim != 3:
+            raise ConfigError(
+                f"GGN() needs one backward pass per output, too many for outputs {tuple(outputs.shape)}; "
+                "use Fisher(draws=...) for dense outputs"
+            )
+        for column in root.unbind(-1):
+            yield 1.0, column.reshape(outputs.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Empirical(Curvature):
+    """Gradients at the data's own labels: cheap, but not the curvature of the model."""
+
+    def seeds(
+        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, generator: torch.Generator
+    ) -> Iterator[tuple[float, Tensor]]:
+        yield 1.0, output_gradient(likelihood, outputs, targets)
+
+
+def output_gradient(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+    """∂(−Σ_i log p(y_i | f_i)) / ∂f, row by row."""
+    with torch.enable_grad():
+        leaf = outputs.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(-likelihood.log_prob(leaf, targets).sum(), leaf)
+    return gradient

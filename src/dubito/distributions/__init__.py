@@ -1,0 +1,8 @@
+"""Structured Gaussians over a layer's weight matrix: distributions like any other, built on demand."""
+
+from .kronecker import EigenKroneckerNormal as EigenKroneckerNormal
+from .kronecker import KroneckerNormal as KroneckerNormal
+from .selection import Selection as Selection
+from .selection import select as select
+from .sparse_information import SparseInformationNormal as SparseInformationNormal
+from .structured import StructuredNormal as StructuredNormal

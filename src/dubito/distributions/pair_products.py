@@ -1,0 +1,105 @@
+"""Gram matrices and diagonals in a Kronecker basis V = U_g ⊗ U_a, without ever forming V.
+
+Column (ζ, β) of V is the outer product of column ζ of U_g [m, g] and column β of U_a [n, a]. Products of
+two columns of V are products of pairs of columns of U_g and of U_a, and a pair is the same both ways round:
+g(g+1)/2 and a(a+1)/2 pairs hold all of Vᵀ diag(w) V, whose size is L² with L = g·a.
+"""
+
+from collections.abc import Iterator
+from math import isqrt
+
+import torch
+from torch import Tensor
+
+CHUNK = 2**22
+"""Entries of the largest temporary array (16 MiB in float32)."""
+
+
+def gram(left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
+    """M₀ = Vᵀ diag(weight) V as an array of pairs [g(g+1)/2, a(a+1)/2].
+
+    Args:
+        left: U_g, [m, g].
+        right: U_a, [n, a].
+        weight: [m, n].
+    """
+    if _right_first(left, right):
+        return gram(right, left, weight.mT).mT
+    pairs = left.new_empty(_count(left), _count(right))
+    step = _step(left, right)
+    for rows, left_products in _pair_products(left, step):
+        half = left_products.mT @ weight  # [pairs of g, n]
+        for columns, right_products in _pair_products(right, step):
+            pairs[rows, columns] = half @ right_products
+    return pairs
+
+
+def diagonal(left: Tensor, right: Tensor, pairs: Tensor) -> Tensor:
+    """diag(V C Vᵀ) as an [m, n] matrix, from a symmetric C folded into pairs."""
+    if _right_first(left, right):
+        return diagonal(right, left, pairs.mT).mT
+    result = left.new_zeros(len(left), len(right))
+    step = _step(left, right)
+    for rows, left_products in _pair_products(left, step):
+        half = left.new_zeros(left_products.shape[1], len(right))  # [pairs of g, n]
+        for columns, right_products in _pair_products(right, step):
+            half = half + pairs[rows, columns] @ right_products.mT
+        result = result + left_products @ half
+    return result
+
+
+def unfold(pairs: Tensor, scale: Tensor) -> Tensor:
+    """The full matrix diag(l) M₀ diag(l) [L, L] from the pairs of M₀, with l = `scale` [g, a]."""
+    g, a = scale.shape
+    left_pair, right_pair = _pair_index(g, pairs.device), _pair_index(a, pairs.device).flatten()
+    full = scale.new_empty(g, a, g, a)
+    for row in range(g):
+        block = pairs[left_pair[row]].index_select(1, right_pair).view(g, a, a)  # [ζ', β, β']
+        full[row] = scale[row, :, None, None] * block.transpose(0, 1) * scale
+    return full.view(g * a, g * a)
+
+
+def fold(matrix: Tensor, scale: Tensor) -> Tensor:
+    """Sums of diag(l) C diag(l) over both orders of each pair, for a symmetric C [L, L]."""
+    g, a = scale.shape
+    i, j = torch.triu_indices(a, a, device=matrix.device)
+    # x ↦ Σ_ββ' C_ββ' x_β x_β' needs C_ββ' + C_β'β for β < β', once C_ββ.
+    weight = torch.where(i == j, 0.5, 1.0).to(matrix)
+    rows = []
+    for row, block in enumerate(matrix.view(g, a, g, a)):
+        block = (scale[row, :, None, None] * block * scale)[:, row:].transpose(0, 1)  # [ζ' ≥ ζ, β, β']
+        summed = (block + block.mT)[:, i, j] * weight
+        # (ζ, ζ') and (ζ', ζ) give the same sum.
+        rows.append(torch.cat([summed[:1], 2 * summed[1:]]))
+    return torch.cat(rows)
+
+
+def _count(basis: Tensor) -> int:
+    return basis.shape[1] * (basis.shape[1] + 1) // 2
+
+
+def _right_first(left: Tensor, right: Tensor) -> bool:
+    (m, _), (n, _) = left.shape, right.shape
+    p, q = _count(left), _count(right)
+    return q * m * (n + p) < p * n * (m + q)
+
+
+def _step(left: Tensor, right: Tensor) -> int:
+    """So many pairs that no product of them with rows or with other pairs has more than `CHUNK` entries."""
+    return max(1, min(isqrt(CHUNK), CHUNK // max(len(left), len(right))))
+
+
+def _pair_products(basis: Tensor, step: int) -> Iterator[tuple[slice, Tensor]]:
+    """Products of pairs of columns, `step` pairs at a time."""
+    first, second = torch.triu_indices(basis.shape[1], basis.shape[1], device=basis.device)
+    for start in range(0, len(first), step):
+        part = slice(start, start + step)
+        yield part, basis[:, first[part]] * basis[:, second[part]]
+
+
+def _pair_index(size: int, device: torch.device) -> Tensor:
+    """The number of the pair (i, j) in the upper triangle, for every i and j."""
+    i, j = torch.triu_indices(size, size, device=device)
+    index = torch.empty(size, size, dtype=torch.long, device=device)
+    index[i, j] = index[j, i] = torch.arange(len(i), device=device)
+    return index

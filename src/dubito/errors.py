@@ -1,0 +1,70 @@
+"""Errors of our own: each message says what was expected, what came, and the remedy."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from numbers import Integral, Real
+from typing import Any
+
+
+class DubitoError(Exception):
+    """Base of every error this library raises on purpose."""
+
+
+class ConfigError(DubitoError, ValueError):
+    """A setting outside what it may be."""
+
+
+class UnknownNameError(ConfigError, KeyError):
+    """A name that no registry knows; the message lists the known ones."""
+
+    def __str__(self) -> str:  # KeyError would show the message in quotes
+        return str(self.args[0])
+
+
+class DataError(DubitoError, ValueError):
+    """Data that cannot be used: empty, not finite, of the wrong type, shape or range."""
+
+
+class NetworkError(DubitoError, TypeError):
+    """A network that cannot be treated as asked."""
+
+
+class StorageError(DubitoError, ValueError):
+    """A file that is not what it should be."""
+
+
+class DubitoWarning(UserWarning):
+    """Something the user should know, though work goes on."""
+
+
+def require_positive(**values: float) -> None:
+    """Refuse settings that are not finite numbers above zero."""
+    for name, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (number and 0 < value < float("inf")):
+            raise ConfigError(f"{name} must be a finite number above 0, got {value!r}")
+
+
+def require_count(minimum: int = 1, **values: int) -> None:
+    """Refuse settings that are not whole numbers of at least `minimum`."""
+    for name, value in values.items():
+        whole = isinstance(value, Integral) and not isinstance(value, bool)
+        if not (whole and value >= minimum):
+            raise ConfigError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
+
+
+def require_fraction(*, zero: bool = True, one: bool = False, **values: float) -> None:
+    """Refuse settings outside 0 to 1; `zero` and `one` say whether the ends belong."""
+    for name, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (number and (0 <= value if zero else 0 < value) and (value <= 1 if one else value < 1)):
+            span = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
+            raise ConfigError(f"{name} must be a number in {span}, got {value!r}")
+
+
+def unknown_name(kind: str, name: Any, known: Iterable[str]) -> UnknownNameError:
+    """The error for a name nobody knows, with the nearest known name and the whole list."""
+    known = sorted(known)
+    near = get_close_matches(str(name), known, n=1)
+    hint = f", did you mean {near[0]!r}?" if near else "."
+    return UnknownNameError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")

@@ -1,0 +1,39 @@
+"""The metrics every evaluation reports, from a prediction and its targets."""
+
+from torch import Tensor
+
+from . import metrics
+from .prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction, aligned
+
+
+def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
+    """Metrics by name: for classes accuracy, nll, brier, ece; for reals rmse, mae, nll, crps, coverage."""
+    nll = -float(prediction.log_prob(targets).cpu().double().mean())
+    if isinstance(prediction, RealPrediction):
+        return {"nll": nll, **real_metrics(prediction, targets)}
+    if isinstance(prediction, CategoricalPrediction):
+        probs = prediction.probs.movedim(prediction.class_axis, -1).flatten(0, -2)
+        labels = targets.flatten()
+    else:
+        assert isinstance(prediction, BernoulliPrediction)
+        probs = prediction.probs.flatten()
+        labels = aligned(targets, prediction.probs).long().flatten()
+    return {
+        "nll": nll,
+        "accuracy": metrics.accuracy(probs, labels),
+        "brier": metrics.brier(probs, labels),
+        "ece": metrics.ece(probs, labels),
+    }
+
+
+def real_metrics(prediction: RealPrediction, targets: Tensor) -> dict[str, float]:
+    """Errors of the mean, and how well the whole distribution fits."""
+    targets = aligned(targets, prediction.mean)
+    lower, upper = prediction.interval(0.95)
+    variances = prediction.variances.expand_as(prediction.means)
+    return {
+        "rmse": metrics.rmse(prediction.mean, targets),
+        "mae": metrics.mae(prediction.mean, targets),
+        "crps": metrics.crps_mixture(targets, prediction.means, variances.sqrt()),
+        "coverage": metrics.interval_coverage(targets, lower, upper),
+    }

@@ -1,0 +1,1 @@
+"""One room per method; rooms never import each other, except the point estimate others start from."""

@@ -1,0 +1,69 @@
+"""MAP: one set of weights, the point that other methods put doubt around."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import require_positive
+from ..likelihoods import BuiltLikelihood
+from ..method import TrainedMethod
+from ..networks import trainable
+from ..objective import PlainObjective
+from ..posterior import Posterior
+
+
+class PointPosterior(Posterior):
+    """All mass on one set of weights: total doubt is aleatoric."""
+
+    num_atoms = 1
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return self.weights()
+
+
+class MAPObjective(PlainObjective):
+    """Negative log-likelihood and the prior's penalty."""
+
+    def __init__(
+        self, draft: Posterior, prior_std: float | None, *, num_data: int, modes: Mapping[str, bool]
+    ):
+        super().__init__(draft, num_data=num_data, modes=modes)
+        self.prior_std = prior_std
+
+    def kl(self) -> Tensor:
+        """−log p(w) up to its constant: Σ w² / 2σ²; 0 under a flat prior."""
+        if self.prior_std is None:
+            return super().kl()
+        squares = [parameter.square().sum() for parameter in trainable(self.draft.network).values()]
+        return torch.stack(squares).sum() / (2 * self.prior_std**2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MAP(TrainedMethod):
+    """The most probable weights.
+
+    Args:
+        prior_std: standard deviation of a Normal prior around 0; None is the flat prior.
+    """
+
+    prior_std: float | None = None
+
+    posterior_type = PointPosterior
+
+    def __post_init__(self) -> None:
+        if self.prior_std is not None:
+            require_positive(prior_std=self.prior_std)
+
+    def _objective(
+        self,
+        network: nn.Module,
+        likelihood: BuiltLikelihood,
+        num_data: int,
+        modes: Mapping[str, bool],
+        *,
+        seed: int,
+    ) -> MAPObjective:
+        draft = PointPosterior(network, likelihood, method=self)
+        return MAPObjective(draft, self.prior_std, num_data=num_data, modes=modes)

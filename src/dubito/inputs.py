@@ -1,0 +1,173 @@
+"""Inputs and data of every accepted form, brought to one: rows of inputs with their targets.
+
+Inputs are a tensor (`net(x)`), a tuple (`net(*inputs)`) or a dict (`net(**inputs)`), nested as deep as the
+network likes; leaves that are neither tensors nor arrays are handed to the network unchanged. Data are a pair
+of such inputs with targets, a `Dataset`, or a `DataLoader`.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .errors import DataError, NetworkError
+
+Inputs: TypeAlias = Any  # a tensor, or a tuple, list or dict of inputs
+
+
+class Batch(NamedTuple):
+    """Some rows: what the network reads and what it should answer."""
+
+    inputs: Inputs
+    targets: Tensor
+
+
+class Place(NamedTuple):
+    """Where rows must live to meet a network: floats take its dtype, everything its device."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Place":
+        """The place of a module's first floating-point tensor."""
+        tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
+        if not tensors:
+            return cls(torch.get_default_dtype(), torch.device("cpu"))
+        return cls(tensors[0].dtype, tensors[0].device)
+
+
+def call(net: Callable[..., Any], inputs: Inputs) -> Tensor:
+    """The network's outputs: `net(x)`, `net(*inputs)` or `net(**inputs)`; an output's `.logits` is taken."""
+    if isinstance(inputs, Mapping):
+        outputs = net(**inputs)
+    elif isinstance(inputs, tuple | list):
+        outputs = net(*inputs)
+    else:
+        outputs = net(inputs)
+    if not isinstance(outputs, Tensor):
+        outputs = getattr(outputs, "logits", outputs)
+    if not isinstance(outputs, Tensor):
+        raise NetworkError(
+            f"the network must return a tensor (or an object with .logits), got {type(outputs).__name__}; "
+            "wrap it in a module whose forward returns the outputs to be judged"
+        )
+    return outputs
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], inputs: Inputs) -> Inputs:
+    """The same tree with `function` applied to every tensor in it."""
+    if isinstance(inputs, Tensor):
+        return function(inputs)
+    if isinstance(inputs, Mapping):
+        return {key: map_tensors(function, value) for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(map_tensors(function, value) for value in inputs)
+    return inputs
+
+
+def named_tensors(inputs: Inputs, name: str = "inputs") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the tree with a name for messages, such as `inputs['mask']`."""
+    if isinstance(inputs, Tensor):
+        yield name, inputs
+    elif isinstance(inputs, Mapping):
+        for key, value in inputs.items():
+            yield from named_tensors(value, f"{name}[{key!r}]")
+    elif isinstance(inputs, tuple | list):
+        for index, value in enumerate(inputs):
+            yield from named_tensors(value, f"{name}[{index}]")
+
+
+def take(inputs: Inputs, index: Any) -> Inputs:
+    """The rows `index` of every tensor."""
+    return map_tensors(lambda tensor: tensor[index], inputs)
+
+
+def to_tensors(inputs: Inputs, place: Place) -> Inputs:
+    """Arrays become tensors, floats take the place's dtype, everything moves to its device."""
+    if isinstance(inputs, np.ndarray):
+        inputs = torch.from_numpy(np.ascontiguousarray(inputs))
+    if isinstance(inputs, Tensor):
+        return inputs.to(place.device, place.dtype if inputs.is_floating_point() else None)
+    if isinstance(inputs, Mapping):
+        return {key: to_tensors(value, place) for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(to_tensors(value, place) for value in inputs)
+    return inputs
+
+
+def count_rows(inputs: Inputs) -> int:
+    """The number of rows, after checking that all tensors agree on it and that there are some."""
+    sizes = {}
+    for name, tensor in named_tensors(inputs):
+        if tensor.ndim == 0:
+            raise DataError(f"{name} must have a leading axis of rows, got a scalar; add one with [None]")
+        sizes[name] = len(tensor)
+    if not sizes:
+        raise DataError(f"inputs must hold at least one tensor or array, got {type(inputs).__name__}")
+    if len(set(sizes.values())) > 1:
+        raise DataError(f"inputs must have the same number of rows, got {sizes}")
+    rows = next(iter(sizes.values()))
+    if rows == 0:
+        raise DataError("inputs must hold at least one row, got none")
+    return rows
+
+
+def rows_of(inputs: Inputs) -> int:
+    """The number of rows of inputs that were checked before."""
+    return len(next(tensor for _, tensor in named_tensors(inputs)))
+
+
+def check_finite(inputs: Inputs, name: str = "inputs", first_row: int = 0) -> None:
+    """Refuse NaN and infinity, saying where the first one stands."""
+    for where, tensor in named_tensors(inputs, name):
+        if not tensor.is_floating_point():
+            continue
+        for start in range(0, len(tensor), 65_536):  # in blocks, so that the mask stays small
+            finite = torch.isfinite(tensor[start : start + 65_536])
+            if not finite.all():
+                row, *rest = (~finite).nonzero()[0].tolist()
+                value = tensor[(start + row, *rest)].item()
+                column = f", position {tuple(rest)}" if rest else ""
+                raise DataError(
+                    f"{where} must be finite, got {value} at row {first_row + start + row}{column}; "
+                    "remove or impute such values first"
+                )
+
+
+def checked_inputs(inputs: Inputs, place: Place) -> Inputs:
+    """Inputs ready for the network at `place`: tensors there, with rows, finite."""
+    inputs = to_tensors(inputs, place)
+    count_rows(inputs)
+    check_finite(inputs)
+    return inputs
+
+
+def checked_batch(batch: Any, place: Place, first_row: int = 0) -> Batch:
+    """A pair (inputs, targets) as tensors of the same length, finite, at `place`."""
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        raise DataError(
+            f"a batch must be a pair (inputs, targets), got {type(batch).__name__}"
+            + (f" of length {len(batch)}" if isinstance(batch, tuple | list | dict) else "")
+            + "; wrap several inputs in a tuple or dict: ((a, b), targets)"
+        )
+    inputs, targets = to_tensors(batch[0], place), to_tensors(batch[1], place)
+    if not isinstance(targets, Tensor):
+        targets = to_tensors(np.asarray(targets), place)
+    rows = count_rows(inputs)
+    if targets.ndim == 0 or len(targets) != rows:
+        got = "a scalar" if targets.ndim == 0 else len(targets)
+        raise DataError(f"inputs and targets must have the same length, got {rows} and {got}")
+    check_finite(inputs, first_row=first_row)
+    check_finite(targets, "targets", first_row)
+    return Batch(inputs, targets)
+
+
+def chunks(inputs: Inputs, max_rows: int) -> Iterable[Inputs]:
+    """The inputs in pieces of at most `max_rows` rows."""
+    rows = count_rows(inputs)
+    if rows <= max_rows:
+        return [inputs]
+    return (take(inputs, slice(start, start + max_rows)) for start in range(0, rows, max_rows))

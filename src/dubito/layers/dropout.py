@@ -1,0 +1,100 @@
+"""A network's own dropout layers, run with masks that one draw shares among all rows."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+
+from .. import seeds
+from .trace import Layout
+
+#: The value SELU saturates at, which alpha dropout puts in place of dropped units.
+SELU_FLOOR = -1.7580993408473766
+
+
+class FixedDropout(nn.Module):
+    """A dropout layer with its mask fixed by a seed: the same for every row and every call with it.
+
+    Args:
+        layer: the dropout layer it stands for.
+        seed: decides the mask; each call within one forward pass has a mask of its own.
+        row_axis: the axis of rows, which share the mask.
+    """
+
+    def __init__(self, layer: nn.Module, seed: int, row_axis: int = 0) -> None:
+        super().__init__()
+        assert isinstance(layer, _DropoutNd)
+        self.rate, self.seed, self.row_axis = layer.p, seed, row_axis
+        self.channels = isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout)
+        self.alpha = isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout)
+        self.calls = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        shape = list(inputs.shape)
+        shape[self.row_axis] = 1
+        if self.channels:
+            shape[2:] = [1] * (len(shape) - 2)
+        generator = seeds.generator(self.seed, self.calls, device=inputs.device)
+        self.calls += 1
+        keep = torch.full(shape, 1 - self.rate, dtype=inputs.dtype, device=inputs.device)
+        mask = torch.bernoulli(keep, generator=generator)
+        if not self.alpha:
+            return inputs * mask / max(1 - self.rate, torch.finfo(inputs.dtype).tiny)
+        # Alpha dropout keeps mean 0 and variance 1: a = (q + α'² q (1 − q))^-½, b = −a α' (1 − q)
+        q = 1 - self.rate
+        scale = (q + SELU_FLOOR**2 * q * (1 - q)) ** -0.5
+        return scale * (inputs * mask + SELU_FLOOR * (1 - mask) - SELU_FLOOR * (1 - q))
+
+
+def find_dropouts(network: nn.Module) -> list[str]:
+    """The names of the network's dropout layers with a rate above 0."""
+    return [name for name, m in network.named_modules() if isinstance(m, _DropoutNd) and m.p > 0]
+
+
+def with_fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> nn.Module:
+    """A copy of the network whose dropout layers have the masks of one draw."""
+    plain = copy.deepcopy(network)
+    for name, fixed in _fixed(plain, layouts, seed).items():
+        path, _, last = name.rpartition(".")
+        setattr(plain.get_submodule(path), last, fixed)
+    plain.register_forward_pre_hook(_restart)
+    return plain
+
+
+@contextmanager
+def fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> Iterator[None]:
+    """While open, the network's dropout layers drop by the masks of one draw."""
+    fixed = _fixed(network, layouts, seed)
+    handles = []
+
+    def hook(mask: FixedDropout):
+        return lambda _, __, output: mask(output)  # in evaluation mode a dropout layer hands its input on
+
+    try:
+        for name, mask in fixed.items():
+            handles.append(network.get_submodule(name).register_forward_hook(hook(mask)))
+        handles.append(network.register_forward_pre_hook(lambda *_: _rewind(fixed.values())))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _fixed(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> dict[str, FixedDropout]:
+    axes = {Layout.SECOND: 1}
+    return {
+        name: FixedDropout(network.get_submodule(name), seeds.derived(seed, name), axes.get(layout, 0))
+        for name, layout in layouts.items()
+    }
+
+
+def _restart(network: nn.Module, _: object) -> None:
+    _rewind(module for module in network.modules() if isinstance(module, FixedDropout))
+
+
+def _rewind(masks) -> None:
+    for mask in masks:
+        mask.calls = 0

@@ -1,0 +1,106 @@
+"""Sites: weight tensors and the nodes that feed them, so that node factors can be folded into weights."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention, nn.Bilinear, nn.Embedding)
+
+
+@dataclass(frozen=True)
+class Site:
+    """One weight tensor whose input nodes can carry factors.
+
+    Attributes:
+        parameter: the user's name of the weight.
+        modules: the modules whose forward pass reads it (several where it is shared).
+        shape: the shape of the factors: one number per input node.
+        view: the shape in which the weight meets the factors.
+        factor_view: the shape in which the factors meet the weight.
+        hooked: whether the module multiplies its input by the weight directly, so that factors can be put on
+            the input instead; else they are folded into the weight.
+        channel_axis: the axis of the input that holds the nodes.
+    """
+
+    parameter: str
+    modules: tuple[str, ...]
+    shape: tuple[int, ...]
+    view: tuple[int, ...]
+    factor_view: tuple[int, ...]
+    hooked: bool = False
+    channel_axis: int = -1
+
+    def fold(self, weight: Tensor, factors: Tensor) -> Tensor:
+        """W with every column scaled by its input node's factor: W (x ∘ s) = (W diag(s)) x."""
+        return (weight.reshape(self.view) * factors.reshape(self.factor_view)).reshape(weight.shape)
+
+    def on_input(self, inputs: Tensor, factors: Tensor) -> Tensor:
+        """The module's inputs [B, ...] with factors [B, nodes] on their channels."""
+        shape = [1] * inputs.ndim
+        shape[0], shape[self.channel_axis] = len(factors), factors.shape[-1]
+        return inputs * factors.reshape(shape)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for storage."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Site":
+        """The site behind `to_json`."""
+        return cls(
+            **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+        )
+
+
+def find_sites(network: nn.Module) -> list[Site]:
+    """All sites of a network, in the order of its modules; a shared weight is one site."""
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    sites: dict[str, Site] = {}
+    for path, module in network.named_modules(remove_duplicate=False):
+        for weight, site in _of_module(path, module):
+            name = names.get(id(weight))
+            if name is None:  # a weight computed from others (a parametrisation) cannot be folded
+                continue
+            known = sites.get(name)
+            if known is None:
+                sites[name] = Site(name, *site)
+            elif path not in known.modules:
+                modules = (*known.modules, path)
+                hooked = known.hooked and site[4]
+                sites[name] = Site(name, modules, known.shape, known.view, known.factor_view, hooked,
+                                   known.channel_axis)  # fmt: skip
+    return list(sites.values())
+
+
+def _of_module(path: str, module: nn.Module) -> list[tuple[Tensor, tuple[Any, ...]]]:
+    """Weights of one module with the fields of their sites after the name."""
+    if isinstance(module, nn.Linear):
+        return [(module.weight, _columns(path, module.weight, hooked=True))]
+    if isinstance(module, _ConvTransposeNd):
+        nodes, rest = module.in_channels, tuple(module.weight.shape[1:])
+        axis = -1 - len(module.kernel_size)
+        return [(module.weight, ((path,), (nodes,), (nodes, *rest), (nodes, *(1 for _ in rest)), True, axis))]
+    if isinstance(module, _ConvNd):
+        groups, nodes = module.groups, module.in_channels
+        kernel = tuple(module.weight.shape[2:])
+        view = (groups, module.out_channels // groups, nodes // groups, *kernel)
+        factor_view = (groups, 1, nodes // groups, *(1 for _ in kernel))
+        return [(module.weight, ((path,), (nodes,), view, factor_view, True, -1 - len(kernel)))]
+    if isinstance(module, nn.RNNBase | nn.RNNCellBase):
+        weights = [p for name, p in module.named_parameters(recurse=False) if name.startswith("weight_")]
+        return [(weight, _columns(path, weight)) for weight in weights]
+    if isinstance(module, nn.MultiheadAttention):
+        if module.in_proj_weight is None:
+            separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
+            return [(weight, _columns(path, weight)) for weight in separate]
+        size = module.embed_dim  # query, key and value projections stand in one tensor
+        return [(module.in_proj_weight, ((path,), (3, size), (3, size, size), (3, 1, size), False, -1))]
+    return []
+
+
+def _columns(path: str, weight: Tensor, hooked: bool = False) -> tuple[Any, ...]:
+    rows, nodes = weight.shape
+    return (path,), (nodes,), (rows, nodes), (1, nodes), hooked, -1

@@ -1,0 +1,110 @@
+"""A user's network is copied, never changed; this is how copies are made, run and named."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parameter import is_lazy
+
+from .errors import ConfigError, NetworkError, unknown_name
+from .inputs import Inputs, call
+
+#: Which parameters a method treats: None for all, names, or a predicate of (name, tensor).
+Subset: TypeAlias = Callable[[str, Tensor], bool] | Sequence[str] | None
+
+
+def copied(net: nn.Module) -> nn.Module:
+    """A copy of the network, gradients left behind, after checking that it can be treated at all."""
+    if not isinstance(net, nn.Module):
+        raise NetworkError(f"the network must be an nn.Module, got {type(net).__name__}")
+    named = dict(net.named_parameters())
+    if not named:
+        raise NetworkError(
+            "the network must have parameters, got none; there is nothing to be in doubt about"
+        )
+    for name, parameter in named.items():
+        if is_lazy(parameter):
+            raise NetworkError(f"parameter {name!r} is not initialised; run the network on one batch first")
+        if parameter.is_floating_point() and not parameter.isfinite().all():
+            raise NetworkError(f"parameter {name!r} holds NaN or infinity; start from finite weights")
+    try:
+        network = copy.deepcopy(net)
+    except Exception as error:
+        raise NetworkError(
+            f"the network must be copyable, but copy.deepcopy failed: {error}; old "
+            "torch.nn.utils.weight_norm and spectral_norm cannot be copied: use those of "
+            "torch.nn.utils.parametrizations instead"
+        ) from error
+    for parameter in network.parameters():
+        parameter.grad = None
+    return network
+
+
+def run(network: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
+    """The network's outputs with `weights` in place of its own; tied tensors stay tied."""
+    return call(lambda *args, **kwargs: functional_call(network, dict(weights), args, kwargs), inputs)
+
+
+@contextmanager
+def training_mode(network: nn.Module, like: Mapping[str, bool] | None = None) -> Iterator[None]:
+    """Put the network in training mode, and back in evaluation mode afterwards.
+
+    Args:
+        network: the network to switch.
+        like: modes by module name; modules that are False there stay in evaluation mode.
+    """
+    network.train()
+    for name, module in network.named_modules():
+        if like and not like.get(name, True):
+            module.training = False
+    try:
+        yield
+    finally:
+        network.eval()
+
+
+def frozen_modes(net: nn.Module) -> dict[str, bool]:
+    """Modes to train with: a part put in evaluation mode inside a network in training mode stays so."""
+    if not net.training:
+        return {}
+    return {name: False for name, module in net.named_modules() if not module.training}
+
+
+def trainable(network: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that may move, by their first name; frozen ones stay as the user left them."""
+    return {name: p for name, p in network.named_parameters() if p.requires_grad and p.is_floating_point()}
+
+
+def resolve(subset: Subset, network: nn.Module) -> tuple[str, ...]:
+    """The names of the trainable parameters that `subset` picks; names of modules pick what they hold."""
+    names = trainable(network)
+    if not names:
+        raise NetworkError("the network must have trainable parameters, but all have requires_grad=False")
+    if subset is None:
+        return tuple(names)
+    if callable(subset):
+        chosen = tuple(name for name, parameter in names.items() if subset(name, parameter))
+    else:
+        for wanted in subset:
+            if not any(name == wanted or name.startswith(f"{wanted}.") for name in names):
+                raise unknown_name("parameter or module", wanted, names)
+        chosen = tuple(
+            name for name in names if any(name == want or name.startswith(f"{want}.") for want in subset)
+        )
+    if not chosen:
+        raise ConfigError(f"subset must pick at least one parameter, got none of {list(names)}")
+    return chosen
+
+
+def with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """A copy of the network that holds copies of `weights` (parameters and buffers) instead of its own."""
+    plain = copy.deepcopy(network)
+    tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
+    with torch.no_grad():
+        for name, value in weights.items():
+            tensors[name].copy_(value)
+    return plain

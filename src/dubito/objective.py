@@ -1,0 +1,124 @@
+"""A posterior under training: its differentiable loss, its parameters, and the posterior so far."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .errors import NetworkError, require_count
+from .inputs import Batch, Inputs, Place, call, checked_batch
+from .networks import training_mode
+from .posterior import Posterior, detached
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The terms of a loss: total = nll + kl_weight · kl / num_data.
+
+    Attributes:
+        total: what to minimise.
+        nll: negative log-likelihood, mean over the rows.
+        kl: divergence from the prior in nats, in total.
+    """
+
+    total: Tensor
+    nll: Tensor
+    kl: Tensor
+
+
+class Objective(nn.Module, ABC):
+    """What `method.build` returns, for the library's loop and for people with their own.
+
+    Args:
+        draft: the posterior whose tensors are trained in place.
+        num_data: the number of training rows, by which the divergence is shared out.
+        modes: modules by name that stay in evaluation mode while training.
+    """
+
+    def __init__(self, draft: Posterior, *, num_data: int, modes: Mapping[str, bool] | None = None) -> None:
+        super().__init__()
+        require_count(num_data=num_data)
+        self.draft = draft
+        self.num_data = num_data
+        self.modes = dict(modes or {})
+        for parameter in draft.structure.parameters():
+            parameter.requires_grad_(True)
+
+    @abstractmethod
+    def outputs(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
+        """Outputs of the network in training mode, with the method's noise in it."""
+
+    def kl(self) -> Tensor:
+        """Divergence from the prior in nats; 0 for methods without one."""
+        return torch.zeros((), device=Place.of(self.draft.network).device)
+
+    def bind(self, inputs: Inputs) -> None:
+        """Learn from a first batch what only a run of the network tells; called before every loss."""
+
+    def loss(
+        self,
+        inputs: Inputs,
+        targets: Any,
+        *,
+        kl_weight: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Loss:
+        """The loss of some rows; noise comes from `generator`.
+
+        Args:
+            inputs: what the network reads.
+            targets: what it should answer.
+            kl_weight: the weight of the divergence, 1 for the evidence bound itself.
+            generator: the source of noise; None takes PyTorch's global one.
+        """
+        batch = checked_batch((inputs, targets), Place.of(self.draft.network))
+        self.bind(batch.inputs)
+        return self.batch_loss(batch, kl_weight, generator, checked=False)
+
+    def batch_loss(
+        self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
+    ) -> Loss:
+        """The loss of a batch whose tensors were checked when the data came in."""
+        with training_mode(self.draft.network, self.modes):
+            outputs = self.outputs(batch.inputs, generator)
+        likelihood = self.draft.likelihood
+        targets = batch.targets
+        if not checked:
+            likelihood.check_outputs(outputs)
+            targets = likelihood.check_targets(outputs, targets)
+        nll = -likelihood.log_prob(outputs, targets).mean()
+        kl = self.kl()
+        return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)
+
+    def parameter_groups(self, lr: float, *, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+        """Groups for an optimiser: the network's weights, and what the method learns beside them.
+
+        Args:
+            lr: learning rate.
+            weight_decay: for the weights; never for the rest.
+        """
+        weights = [p for p in self.draft.network.parameters() if p.requires_grad]
+        beside = [p for p in (*self.draft.structure.parameters(), *self.draft.likelihood.parameters())
+                  if p.requires_grad]  # fmt: skip
+        groups = [
+            {"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay},
+            {"name": "variational", "params": beside, "lr": lr, "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
+    def posterior(self) -> Posterior:
+        """The posterior as it stands now; further training does not change it."""
+        for name, tensor in self.draft.named_parameters():
+            if isinstance(tensor, nn.UninitializedParameter):
+                raise NetworkError(f"{name} takes its shape from the outputs: call loss(...) once first")
+        return detached(self.draft)
+
+
+class PlainObjective(Objective):
+    """The network as it is, with no noise of ours."""
+
+    def outputs(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
+        return call(self.draft.network, inputs)

@@ -1,0 +1,288 @@
+"""The posterior every method returns: a distribution over the network's own parameters."""
+
+import copy
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from . import seeds, storage
+from .errors import DataError, DubitoError, require_count
+from .evaluation import evaluate
+from .inputs import Inputs, Place, checked_inputs, chunks, count_rows, named_tensors
+from .likelihoods import BuiltLikelihood
+from .networks import run, with_weights
+from .prediction import Prediction
+from .sources import TensorSource, as_source
+from .summary import Summary, SummaryRow
+
+#: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
+MAX_ROWS = 1024
+
+
+class NamedTensors(nn.Module):
+    """Tensors under the user's dotted parameter names, which `nn.ParameterDict` does not allow."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.names = {name: name.replace(".", "/") for name in tensors}
+        for name, tensor in tensors.items():
+            value = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+            self.register_parameter(self.names[name], value)
+
+    def __getitem__(self, name: str) -> nn.Parameter:
+        return self._parameters[self.names[name]]  # pyright: ignore[reportReturnType]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def items(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Pairs of the user's name and the tensor."""
+        return ((name, self[name]) for name in self.names)
+
+
+class Posterior(nn.Module, ABC):
+    """A distribution over the network's parameters; subclasses implement `draw`, the rest is written once.
+
+    Attributes:
+        network: a copy of the user's network, in evaluation mode, that holds the centre of the distribution.
+        likelihood: the built likelihood, with its learned noise.
+        method: the settings that made this posterior.
+        structure: what the method keeps beside the weights, as groups of tensors by parameter name.
+        details: the plain facts the method needs to read its structure.
+        history: what training recorded, one dict per epoch.
+        trainable: the parameters that required gradients in the user's network, as they do again after `fold`.
+        num_components: K; draw s belongs to component s mod K.
+        num_atoms: the number of distinct draws where it is finite, else None.
+    """
+
+    num_components: int = 1
+    num_atoms: int | None = None
+
+    def __init__(
+        self,
+        network: nn.Module,
+        likelihood: BuiltLikelihood,
+        *,
+        method: Any,
+        structure: Mapping[str, Mapping[str, Tensor]] | None = None,
+        details: Mapping[str, Any] | None = None,
+        history: list[dict[str, float]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.likelihood = likelihood
+        self.method = method
+        self.structure = nn.ModuleDict({key: NamedTensors(group) for key, group in (structure or {}).items()})
+        self.details = dict(details or {})
+        self.history = list(history or [])
+        self.trainable = {name for name, p in network.named_parameters() if p.requires_grad}
+        self.eval()
+
+    @abstractmethod
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Draw number `index`: every parameter by the user's name, and buffers where draws differ in them.
+
+        Tensors that do not vary are the posterior's own, not copies.
+        """
+
+    def holds(self, name: str) -> str:
+        """What the posterior keeps for the parameter `name`, in a few words for `summary`."""
+        return "point"
+
+    def weights(self) -> dict[str, Tensor]:
+        """The network's own parameters: the centre of the distribution."""
+        return dict(self.network.named_parameters())
+
+    def group(self, key: str) -> NamedTensors:
+        """One group of the structure."""
+        return self.structure[key]  # pyright: ignore[reportReturnType]
+
+    def train(self, mode: bool = True) -> Self:
+        """A posterior predicts: it stays in evaluation mode whatever is asked."""
+        return super().train(False)
+
+    # -- samples and predictions ---------------------------------------------------------------------------
+
+    def sample_outputs(
+        self,
+        inputs: Inputs,
+        num_samples: int,
+        *,
+        seed: int = 0,
+        max_rows: int = MAX_ROWS,
+        keep_graph: bool = False,
+    ) -> Tensor:
+        """Outputs of `num_samples` draws, each one function over all rows, [S, B, ...].
+
+        Args:
+            inputs: what the network reads.
+            num_samples: S in all; draw s belongs to component s mod K.
+            seed: the same seed, dtype and device give the same draws.
+            max_rows: rows that go through the network at once.
+            keep_graph: keep the autograd graph, for gradients with respect to the inputs.
+        """
+        require_count(num_samples=num_samples, max_rows=max_rows)
+        atoms = min(num_samples, self.num_atoms or num_samples)  # repeated atoms are computed once
+        each = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
+        if atoms < num_samples:
+            each = [each[index % atoms] for index in range(num_samples)]
+        return torch.stack(each)
+
+    def predict(
+        self, inputs: Inputs, num_samples: int = 32, *, seed: int = 0, max_rows: int = MAX_ROWS
+    ) -> Prediction:
+        """The prediction for some rows, averaged over draws.
+
+        Args:
+            inputs: what the network reads.
+            num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely
+                many atoms uses each once instead.
+            seed: the same seed, dtype and device give the same draws.
+            max_rows: rows that go through the network at once.
+        """
+        require_count(num_samples=num_samples, max_rows=max_rows)
+        samples = self.num_atoms or -(-num_samples // self.num_components) * self.num_components
+        return self.likelihood.predictive(self._outputs(inputs, samples, seed, max_rows))
+
+    def evaluate(
+        self, data: Any, *, num_samples: int = 32, seed: int = 0, max_rows: int = MAX_ROWS
+    ) -> dict[str, float]:
+        """Metrics on data with known targets, by name.
+
+        Args:
+            data: a pair, a `Dataset` or a `DataLoader`.
+            num_samples: as in `predict`.
+            seed: as in `predict`.
+            max_rows: as in `predict`; datasets are read in batches of this size.
+        """
+        require_count(num_samples=num_samples, max_rows=max_rows)
+        source = as_source(data, Place.of(self.network))
+        batches = [source.batch] if isinstance(source, TensorSource) else source.batches(max_rows)
+        predictions, targets = [], []
+        for batch in batches:
+            shape = next(self._outputs(batch.inputs, 1, seed, 1, rows=1))
+            targets.append(self.likelihood.check_targets(shape, batch.targets))
+            predictions.append(self.predict(batch.inputs, num_samples, seed=seed, max_rows=max_rows))
+        return evaluate(type(predictions[0]).cat(predictions), torch.cat(targets))
+
+    def applied(
+        self, index: int, generator: torch.Generator | None
+    ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
+        """The network with draw number `index` in it, as a function from inputs to outputs."""
+        weights = self.draw(index, generator)
+        return nullcontext(lambda inputs: run(self.network, weights, inputs))
+
+    def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
+        """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
+        require_count(0, index=index)
+        with torch.no_grad():
+            return self._plain(with_weights(self.network, self.draw(index, self.generator(seed, index))))
+
+    def _plain(self, network: nn.Module) -> nn.Module:
+        """The network with the user's own requires_grad back."""
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(name in self.trainable)
+        return network
+
+    def finished(self) -> Self:
+        """The posterior at rest: nothing requires a gradient, so that draws keep no graph."""
+        return self.requires_grad_(False).eval()
+
+    def generator(self, seed: int, index: int) -> torch.Generator:
+        """The generator of draw number `index`: a stream of its own, so chunking changes nothing."""
+        return seeds.generator(seed, "draw", index, device=Place.of(self.network).device)
+
+    def _outputs(
+        self,
+        inputs: Inputs,
+        num_samples: int,
+        seed: int,
+        max_rows: int,
+        keep_graph: bool = False,
+        rows: int | None = None,
+    ) -> Iterator[Tensor]:
+        """Outputs [B, ...] of one draw after the other."""
+        inputs = checked_inputs(inputs, Place.of(self.network))
+        if rows is not None:
+            inputs = next(iter(chunks(inputs, rows)))
+        for index in range(num_samples):
+            with (
+                torch.set_grad_enabled(keep_graph),
+                self.applied(index, self.generator(seed, index)) as function,
+            ):
+                pieces = [self._read(function, piece) for piece in chunks(inputs, max_rows)]
+            outputs = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            if len(outputs) != count_rows(inputs):
+                raise DataError(f"the network answered {count_rows(inputs)} rows with {len(outputs)}; "
+                                "outputs must keep rows on their first axis")  # fmt: skip
+            yield outputs
+
+    @staticmethod
+    def _read(function: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
+        try:
+            return function(inputs)
+        except (DubitoError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, TypeError, ValueError, IndexError) as error:
+            shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(inputs)}
+            raise DataError(f"the network cannot read inputs of shape {shapes}: {error}") from error
+
+    # -- size and storage ----------------------------------------------------------------------------------
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers that define the distribution: weights, structure and learned noise; tied ones count once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, buffers such as batch norm's statistics included."""
+        return sum(tensor.nbytes for tensor in (*self.parameters(), *self.buffers()))
+
+    def summary(self) -> Summary:
+        """Which layer holds what: one row per parameter."""
+        rows = []
+        for name, parameter in self.network.named_parameters():
+            kept = sum(group[name].numel() for group in self._groups() if name in group)
+            rows.append(SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + kept))
+        return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it."""
+        settings = {"method": self.method, "likelihood": self.likelihood.settings}
+        content = {
+            **{key: storage.encode(value) for key, value in settings.items()},
+            "num_noise_components": getattr(self.likelihood, "num_components", 1),
+            "structure": {key: list(self.group(key).names) for key in self.structure},
+            "details": self.details,
+            "history": self.history,
+        }
+        storage.write(path, "posterior", self._stored(), content)
+
+    def _stored(self) -> dict[str, Tensor]:
+        """Every tensor under the name it has in a file: tied ones once, the user's names kept."""
+        network = {**dict(self.network.named_parameters()), **persistent_buffers(self.network)}
+        return {
+            **{f"network.{name}": tensor for name, tensor in network.items()},
+            **{f"{key}.{name}": t for key in self.structure for name, t in self.group(key).items()},
+            **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
+        }
+
+    def _groups(self) -> list[NamedTensors]:
+        return [self.group(key) for key in self.structure]
+
+
+def persistent_buffers(network: nn.Module) -> dict[str, Tensor]:
+    """The buffers a state dict would hold."""
+    kept = network.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in network.named_buffers() if name in kept}
+
+
+def detached(posterior: Posterior) -> Posterior:
+    """A copy of a posterior under training that later steps no longer change."""
+    return copy.deepcopy(posterior).finished()

@@ -1,0 +1,131 @@
+"""All methods by their command-line names, and loading of what they made."""
+
+import os
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import storage
+from .curvature import GGN, Empirical, Fisher
+from .errors import StorageError, unknown_name
+from .inference.laplace import Diagonal, Laplace
+from .inference.mc_dropout import MCDropout
+from .inference.mean_field import MeanField
+from .inference.point import MAP
+from .inputs import Place
+from .likelihoods import (
+    Bernoulli,
+    BernoulliLikelihood,
+    Categorical,
+    CategoricalLikelihood,
+    Gaussian,
+    GaussianLikelihood,
+)
+from .method import Method
+from .networks import copied
+from .posterior import Posterior, persistent_buffers
+from .priors import He
+
+
+class Methods(dict[str, Method]):
+    """Methods by name; asking for an unknown one lists the known."""
+
+    def __missing__(self, name: object) -> Method:
+        raise unknown_name("method", name, self)
+
+
+def methods() -> Methods:
+    """Every method under its command-line name, as a frozen default instance (vary with `dataclasses.replace`)."""
+    return Methods(
+        {
+            "map": MAP(),
+            "mc-dropout": MCDropout(),
+            "mean-field": MeanField(),
+            "laplace-diag": Laplace(structure=Diagonal()),
+        }
+    )
+
+
+#: The only classes a file can name: loading builds these and nothing else.
+SETTINGS: dict[str, type] = {
+    cls.__name__: cls
+    for cls in (
+        MAP,
+        MCDropout,
+        MeanField,
+        Laplace,
+        Diagonal,
+        Fisher,
+        GGN,
+        Empirical,
+        He,
+        Categorical,
+        Bernoulli,
+        Gaussian,
+    )  # fmt: skip
+}
+LIKELIHOODS: dict[type, Any] = {
+    Categorical: CategoricalLikelihood,
+    Bernoulli: BernoulliLikelihood,
+    Gaussian: GaussianLikelihood,
+}
+
+
+def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
+    """The posterior saved at `path`; `net` gives the architecture and the device, and is not modified.
+
+    Args:
+        path: a file written by `posterior.save`.
+        net: a network built like the one the posterior was fitted to.
+    """
+    tensors, content = storage.read(path, "posterior")
+    network = copied(net).eval()
+    try:
+        method = storage.decode(content["method"], SETTINGS)
+        settings = storage.decode(content["likelihood"], SETTINGS)
+        groups, details = content["structure"], content["details"]
+        history, components = content["history"], content["num_noise_components"]
+    except KeyError as error:
+        raise StorageError(f"{path} is altered: its metadata lacks {error}") from error
+    device = Place.of(network).device
+    _fill(network, {key: value.to(device) for key, value in _part(tensors, "network").items()}, path)
+    noise = {key: value.to(device) for key, value in _part(tensors, "likelihood").items()}
+    if "raw_std" in noise:
+        noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
+    extra = {"num_components": components} if settings.__class__ is Gaussian else {}
+    likelihood = LIKELIHOODS[type(settings)](settings, **noise, **extra)
+    structure = {
+        key: {name: _required(tensors, f"{key}.{name}", path).to(device) for name in names}
+        for key, names in groups.items()
+    }
+    posterior = type(method).posterior_type(
+        network, likelihood, method=method, structure=structure, details=details, history=history
+    )
+    return posterior.finished()
+
+
+def _part(tensors: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tensor]:
+    return {name[len(key) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{key}.")}
+
+
+def _required(tensors: dict[str, torch.Tensor], name: str, path: Any) -> torch.Tensor:
+    if name not in tensors:
+        raise StorageError(f"{path} is altered: it lacks the tensor {name!r}")
+    return tensors[name]
+
+
+def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> None:
+    """Put stored weights and buffers into the network, after checking that the architectures agree."""
+    own = {**dict(network.named_parameters()), **persistent_buffers(network)}
+    for name in [*own, *stored]:
+        if name not in stored or name not in own:
+            lacks, has = ("the network", "the file") if name in stored else ("the file", "the network")
+            raise StorageError(f"{path} is of another architecture: {has} has {name!r}, {lacks} has not")
+        if own[name].shape != stored[name].shape:
+            raise StorageError(
+                f"{path} is of another architecture: {name!r} has shape {tuple(stored[name].shape)} "
+                f"in the file and {tuple(own[name].shape)} in the network"
+            )
+    for name, tensor in own.items():
+        tensor.data = stored[name]  # takes the stored dtype; tied tensors are one object and stay tied

@@ -1,0 +1,43 @@
+"""Randomness by name: a seed and a path of labels give a generator, global state is left alone."""
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from .errors import ConfigError
+
+
+def derived(seed: int, *path: int | str) -> int:
+    """A seed of 63 bits from `seed` and `path`: other labels give independent streams."""
+    if isinstance(seed, bool) or not isinstance(seed, int):
+        raise ConfigError(f"seed must be a whole number, got {seed!r}")
+    text = "/".join(map(str, (seed, *path)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+def generator(seed: int, *path: int | str, device: torch.device | str = "cpu") -> torch.Generator:
+    """A generator on `device` for the stream `path` of `seed`."""
+    return torch.Generator(device).manual_seed(derived(seed, *path))
+
+
+@contextmanager
+def forked(seed: int, *path: int | str, device: torch.device | str = "cpu") -> Iterator[None]:
+    """Run code that draws from the global state (a network's own dropout) under a derived seed.
+
+    The global state of the CPU and of `device` is put back afterwards; other devices are not touched.
+    """
+    device = torch.device(device)
+    elsewhere = device.type != "cpu"
+    devices = [device] if elsewhere else []
+    with torch.random.fork_rng(devices=devices, device_type=device.type if elsewhere else "cuda"):
+        reseed(derived(seed, *path), device)
+        yield
+
+
+def reseed(seed: int, device: torch.device) -> None:
+    """Seed the global state of the CPU and of `device` alone; `torch.manual_seed` would reach every device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)

@@ -1,0 +1,38 @@
+"""Frozen settings as plain JSON and back, for known classes only, so that loading runs no code of the file."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import DubitoError, StorageError
+
+
+def encode(value: Any) -> Any:
+    """A dataclass as `{"type": its name, field: value, …}`, nested; plain values stay as they are."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {item.name: encode(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        return {"type": type(value).__name__, **fields}
+    if isinstance(value, Mapping):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [encode(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise StorageError(f"cannot store a setting of type {type(value).__name__}: {value!r}")
+
+
+def decode(value: Any, known: Mapping[str, type]) -> Any:
+    """The value behind `encode`; a class that is not in `known` is refused."""
+    if isinstance(value, dict) and "type" in value:
+        if value["type"] not in known:
+            raise StorageError(f"the file names unknown settings {value['type']!r}; known: {sorted(known)}")
+        fields = {key: decode(item, known) for key, item in value.items() if key != "type"}
+        try:
+            return known[value["type"]](**fields)
+        except (TypeError, DubitoError) as error:
+            raise StorageError(f"the file's settings of {value['type']} do not fit: {error}") from error
+    if isinstance(value, dict):
+        return {key: decode(item, known) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(decode(item, known) for item in value)
+    return value

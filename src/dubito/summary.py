@@ -1,0 +1,53 @@
+"""What a posterior holds, as data and as a table."""
+
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True)
+class SummaryRow:
+    """One parameter of the network.
+
+    Attributes:
+        name: the user's own name.
+        shape: of the parameter.
+        holds: what the posterior keeps for it.
+        num_parameters: the weights and what is kept beside them.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    holds: str
+    num_parameters: int
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All parameters of a posterior; printing it shows a table.
+
+    Attributes:
+        method: the method's name.
+        rows: one per parameter.
+        num_parameters: of the whole posterior.
+        nbytes: of the whole posterior.
+    """
+
+    method: str
+    rows: tuple[SummaryRow, ...]
+    num_parameters: int
+    nbytes: int
+
+    def __str__(self) -> str:
+        table = Table(title=f"{self.method}: {self.num_parameters:,} parameters, {self.nbytes:,} bytes")
+        for name in ("parameter", "shape", "holds", "numbers"):
+            table.add_column(name, justify="right" if name == "numbers" else "left", overflow="fold")
+        for row in self.rows:
+            table.add_row(
+                row.name, "×".join(map(str, row.shape)) or "scalar", row.holds, f"{row.num_parameters:,}"
+            )
+        console = Console(width=110, record=False, color_system=None)
+        with console.capture() as capture:
+            console.print(table)
+        return capture.get()
