@@ -57,7 +57,7 @@ def require_fraction(*, zero: bool = True, one: bool = False, **values: float) -
     """Refuse settings outside 0 to 1; `zero` and `one` say whether the ends belong."""
     for name, value in values.items():
         number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and (0 <= value if zero else 0 < value) and (value <= 1 if one else value < 1)):
+        if not (number and (value >= 0 if zero else value > 0) and (value <= 1 if one else value < 1)):
             span = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
             raise ConfigError(f"{name} must be a number in {span}, got {value!r}")
 

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +43,6 @@ class BuiltLikelihood(nn.Module, ABC):
     `draw` is the number of the posterior draw behind the outputs: noise may differ between components.
     """
 
-    #: The names of the tensors a built likelihood may hold, which storage hands back to `__init__`.
-    tensor_names: ClassVar[tuple[str, ...]] = ()
-
     def __init__(self, settings: Likelihood) -> None:
         super().__init__()
         self.settings = settings
@@ -62,9 +59,14 @@ class BuiltLikelihood(nn.Module, ABC):
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         """Log-density of each row's target, summed over event axes, [B]."""
 
-    @abstractmethod
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None, draw: int = 0) -> Tensor:
         """Targets drawn from the likelihood, one per row."""
+        noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype, device=outputs.device)
+        return self.sample_with(outputs, noise, draw)
+
+    @abstractmethod
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
+        """Targets drawn with given standard Normal noise of the outputs' shape."""
 
     @abstractmethod
     def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
@@ -126,10 +128,10 @@ class CategoricalLikelihood(BuiltLikelihood):
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         return sum_events(-F.cross_entropy(self._classes_second(outputs), targets, reduction="none"), 1)
 
-    def sample(self, outputs: Tensor, generator: torch.Generator | None = None, draw: int = 0) -> Tensor:
-        probs = outputs.detach().movedim(self._axis(outputs), -1).softmax(-1)
-        flat = probs.reshape(-1, probs.shape[-1])
-        return torch.multinomial(flat, 1, generator=generator).reshape(probs.shape[:-1])
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
+        # Gumbel-max: argmax(logits + G), with -log U ~ Exp(1) from the upper tail, which keeps its digits.
+        exponential = -torch.special.log_ndtr(noise)
+        return (outputs.detach() - exponential.log()).argmax(self._axis(outputs))
 
     def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
         probs = outputs.detach().movedim(self._axis(outputs), -1).softmax(-1)
@@ -190,8 +192,8 @@ class BernoulliLikelihood(BuiltLikelihood):
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         return sum_events(-F.binary_cross_entropy_with_logits(outputs, targets, reduction="none"), 1)
 
-    def sample(self, outputs: Tensor, generator: torch.Generator | None = None, draw: int = 0) -> Tensor:
-        return torch.bernoulli(outputs.detach().sigmoid(), generator=generator)
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
+        return (torch.special.ndtr(noise) < outputs.detach().sigmoid()).to(outputs.dtype)
 
     def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
         probs = outputs.detach().sigmoid()
@@ -275,21 +277,23 @@ class GaussianLikelihood(BuiltLikelihood):
         num_components: K where the leading axis is one of components, else 1: draw s uses noise s mod K.
     """
 
-    tensor_names = ("raw_std", "noise_std", "scale_tril")
     settings: Gaussian
+    raw_std: nn.Parameter | nn.UninitializedParameter | None
+    noise_std: Tensor | None
+    scale_tril: Tensor | None
 
     def __init__(
         self,
         settings: Gaussian,
         *,
-        raw_std: nn.Parameter | None = None,
+        raw_std: nn.Parameter | nn.UninitializedParameter | None = None,
         noise_std: Tensor | None = None,
         scale_tril: Tensor | None = None,
         num_components: int = 1,
     ) -> None:
         super().__init__(settings)
         self.num_components = num_components
-        self.register_parameter("raw_std", raw_std)
+        self.register_parameter("raw_std", raw_std)  # pyright: ignore[reportArgumentType]
         self.register_buffer("noise_std", noise_std)
         self.register_buffer("scale_tril", scale_tril)
 
@@ -326,8 +330,7 @@ class GaussianLikelihood(BuiltLikelihood):
             return normal_log_prob(targets - outputs, scale_tril=self._of(self.scale_tril, draw))
         return sum_events(normal_log_prob(targets - outputs, std=self.std(draw)), 1)
 
-    def sample(self, outputs: Tensor, generator: torch.Generator | None = None, draw: int = 0) -> Tensor:
-        noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype, device=outputs.device)
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
         if self.scale_tril is not None:
             return outputs.detach() + noise @ self._of(self.scale_tril, draw).mT
         return outputs.detach() + noise * self.std(draw).detach()
@@ -386,7 +389,7 @@ def noise_shape(outputs: Tensor) -> torch.Size:
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
-    """x with softplus(x) = value, stable for small and large values: log(eᵛ − 1) = v + log(1 − e⁻ᵛ)."""
+    """X with softplus(x) = value, stable for small and large values: log(eᵛ − 1) = v + log(1 − e⁻ᵛ)."""
     return value + torch.log(-torch.expm1(-value))
 
 

@@ -1,7 +1,7 @@
 """A user's network is copied, never changed; this is how copies are made, run and named."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
@@ -108,3 +108,10 @@ def with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module
         for name, value in weights.items():
             tensors[name].copy_(value)
     return plain
+
+
+def with_flags(network: nn.Module, trainable: Collection[str]) -> nn.Module:
+    """The network, where just the named parameters require gradients."""
+    for name, parameter in network.named_parameters():
+        parameter.requires_grad_(name in trainable)
+    return network

@@ -15,7 +15,7 @@ from .errors import DataError, DubitoError, require_count
 from .evaluation import evaluate
 from .inputs import Inputs, Place, checked_inputs, chunks, count_rows, named_tensors
 from .likelihoods import BuiltLikelihood
-from .networks import run, with_weights
+from .networks import run, with_flags, with_weights
 from .prediction import Prediction
 from .sources import TensorSource, as_source
 from .summary import Summary, SummaryRow
@@ -181,13 +181,8 @@ class Posterior(nn.Module, ABC):
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
         with torch.no_grad():
-            return self._plain(with_weights(self.network, self.draw(index, self.generator(seed, index))))
-
-    def _plain(self, network: nn.Module) -> nn.Module:
-        """The network with the user's own requires_grad back."""
-        for name, parameter in network.named_parameters():
-            parameter.requires_grad_(name in self.trainable)
-        return network
+            weights = self.draw(index, self.generator(seed, index))
+            return with_flags(with_weights(self.network, weights), self.trainable)
 
     def finished(self) -> Self:
         """The posterior at rest: nothing requires a gradient, so that draws keep no graph."""

@@ -76,8 +76,10 @@ class Prediction(ABC):
         for item in dataclasses.fields(cls):
             pieces = [getattr(part, item.name) for part in parts]
             axis = item.metadata.get("rows")
-            whole = axis is not None and isinstance(pieces[0], Tensor)
-            values[item.name] = torch.cat(pieces, dim=axis) if whole else pieces[0]
+            if axis is not None and isinstance(pieces[0], Tensor):
+                values[item.name] = torch.cat(pieces, dim=axis)
+            else:
+                values[item.name] = pieces[0]
         return cls(**values)
 
     def _replaced(self, change: Any) -> Self:
@@ -316,7 +318,7 @@ def sum_events(values: Tensor, start: int) -> Tensor:
 
 
 def log_mean_exp(draws: Tensor) -> Tensor:
-    """log 1/S Σ_s exp(draws_s) over the leading axis."""
+    """Log 1/S Σ_s exp(draws_s) over the leading axis."""
     return draws.logsumexp(0) - math.log(len(draws))
 
 
@@ -346,7 +348,7 @@ def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def normal_log_prob(errors: Tensor, *, std: Tensor | None = None, scale_tril: Tensor | None = None) -> Tensor:
-    """log N(errors | 0, ·): per element for `std`, joint over the last axis for `scale_tril`."""
+    """Log N(errors | 0, ·): per element for `std`, joint over the last axis for `scale_tril`."""
     if scale_tril is None:
         assert std is not None
         return -0.5 * (errors / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)

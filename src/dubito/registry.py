@@ -63,7 +63,7 @@ SETTINGS: dict[str, type] = {
         Categorical,
         Bernoulli,
         Gaussian,
-    )  # fmt: skip
+    )
 }
 LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,

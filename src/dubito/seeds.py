@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
 from .errors import ConfigError
 
@@ -20,6 +21,35 @@ def derived(seed: int, *path: int | str) -> int:
 def generator(seed: int, *path: int | str, device: torch.device | str = "cpu") -> torch.Generator:
     """A generator on `device` for the stream `path` of `seed`."""
     return torch.Generator(device).manual_seed(derived(seed, *path))
+
+
+class RowNoise:
+    """Standard Normal noise for numbered rows: a row's noise does not depend on the batch it comes in.
+
+    Args:
+        seed: of the noise.
+        path: the stream's labels.
+        block: rows drawn together; the last block is kept.
+    """
+
+    def __init__(self, seed: int, *path: int | str, block: int = 1024) -> None:
+        self.seed, self.path, self.block = seed, path, block
+        self._kept: tuple[int, Tensor] | None = None
+
+    def rows(self, start: int, like: Tensor) -> Tensor:
+        """Noise for the rows from number `start` on, in the shape, dtype and device of `like`."""
+        stop = start + len(like)
+        blocks = range(start // self.block, (stop - 1) // self.block + 1)
+        noise = torch.cat([self._drawn(number, like) for number in blocks])
+        first = start - blocks.start * self.block
+        return noise[first : first + len(like)]
+
+    def _drawn(self, number: int, like: Tensor) -> Tensor:
+        if self._kept is None or self._kept[0] != number:
+            stream = generator(self.seed, *self.path, number, device=like.device)
+            shape = (self.block, *like.shape[1:])
+            self._kept = number, torch.randn(shape, generator=stream, dtype=like.dtype, device=like.device)
+        return self._kept[1]
 
 
 @contextmanager

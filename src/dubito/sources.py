@@ -61,7 +61,7 @@ class TensorSource(Source):
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
-        self.num_data: int = len(batch.targets)
+        self.num_data = len(batch.targets)
 
     def check_targets(self, check: Callable[[Tensor], Tensor]) -> None:
         self.batch = Batch(self.batch.inputs, check(self.batch.targets))
@@ -70,7 +70,7 @@ class TensorSource(Source):
         inputs, targets = self.batch
         if order is not None:
             order = order.to(targets.device)
-        for rows in split(self.num_data if order is None else len(order), batch_size):
+        for rows in split(len(targets) if order is None else len(order), batch_size):
             index = rows if order is None else order[rows]
             yield Batch(take(inputs, index), targets[index])
 
@@ -80,7 +80,7 @@ class DatasetSource(Source):
 
     def __init__(self, dataset: Dataset, place: Place, loader: DataLoader | None = None) -> None:
         self.dataset, self.place = dataset, place
-        self.num_data: int = len(dataset)  # pyright: ignore[reportArgumentType]
+        self.num_data = len(dataset)  # pyright: ignore[reportArgumentType]
         self.batch_size = loader.batch_size if loader else None
         self.drop_last = loader.drop_last if loader else False
         self.options: dict[str, Any] = {}
@@ -92,12 +92,13 @@ class DatasetSource(Source):
             raise DataError("data must hold at least one row, got an empty dataset")
 
     def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[Batch]:
-        numbers = torch.arange(self.num_data) if order is None else order
+        rows = len(self.dataset)  # pyright: ignore[reportArgumentType]
+        numbers = torch.arange(rows) if order is None else order
         groups = [numbers[rows].tolist() for rows in split(len(numbers), batch_size)]
         if order is not None and self.drop_last and len(groups) > 1 and len(groups[-1]) < batch_size:
             groups.pop()
         # The loader's own generator only seeds its workers; without one it would draw from the global state.
-        generator = seeds.generator(int(numbers[0]), "workers", self.num_data)
+        generator = seeds.generator(int(numbers[0]), "workers", rows)
         loader = DataLoader(self.dataset, batch_sampler=groups, generator=generator, **self.options)
         first_row = 0
         for raw in loader:

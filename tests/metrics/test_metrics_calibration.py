@@ -75,6 +75,11 @@ def test_adaptive_bins_differ_by_at_most_one_example(problem) -> None:
     curve = reliability_curve(probs[:599], targets[:599], 15, adaptive=True)
     assert curve.count.sum() == 599
     assert set(curve.count.tolist()) == {39, 40}
+    # The limits are the ⌈7/3⌉ = 3rd and ⌈14/3⌉ = 5th of seven confidences.
+    confidence = torch.tensor([0.9, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85])
+    curve = reliability_curve(confidence, torch.ones(7, dtype=torch.long), 3, adaptive=True)
+    torch.testing.assert_close(curve.edges, torch.tensor([0.0, 0.7, 0.8, 1.0]))
+    assert curve.count.tolist() == [3, 2, 2]
 
 
 def test_classwise_ece_averages_over_all_classes_the_absent_one_too(problem) -> None:

@@ -113,6 +113,7 @@ GOOD = torch.tensor([[0.3, 0.7], [0.6, 0.4]])
         (torch.tensor([[float("nan"), 1.0]]), torch.tensor([0]), "NaN"),
         (GOOD.log(), torch.tensor([0, 1]), "softmax"),
         (torch.tensor([[2.0, 3.0]]), torch.tensor([0]), "sum to 1"),
+        (torch.tensor([[-0.2, 1.2]]), torch.tensor([0]), "at least 0"),
         (torch.tensor([-0.1, 0.5]), torch.tensor([0, 1]), "sigmoid"),
         (torch.tensor([0.1, 1.5]), torch.tensor([0, 1]), "sigmoid"),
         (torch.tensor([[0.1], [0.5]]), torch.tensor([0, 1]), "C of at least 2"),

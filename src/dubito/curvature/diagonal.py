@@ -1,12 +1,12 @@
 """The exact diagonal of the curvature: squares of each example's own gradient, summed over the data."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from .. import seeds
-from ..inputs import Batch, Place, call, rows_of
+from ..inputs import Batch, call, rows_of
 from ..layers.taps import Tap, tapped
 from ..layers.trace import Layout
 from ..likelihoods import BuiltLikelihood
@@ -36,11 +36,33 @@ def diagonal(
         for name in (tap.weight, tap.bias)
         if name is not None
     }
-    place = Place.of(network)
-    for number, batch in enumerate(source.batches(batch_size)):
-        generator = seeds.generator(seed, "labels", number, device=place.device)
-        _add_batch(sums, network, taps, layouts, batch, likelihood, kind, generator)
+    label_noise = LabelNoise(seed)
+    first_row = 0
+    for batch in source.batches(batch_size):
+        _add_batch(sums, network, taps, layouts, batch, likelihood, kind, label_noise, first_row)
+        first_row += len(batch.targets)
     return sums
+
+
+class LabelNoise:
+    """Noise that draws labels: a row's labels are the same whatever batch it comes in.
+
+    Args:
+        seed: of the labels.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._streams: dict[int, seeds.RowNoise] = {}
+
+    def at(self, first_row: int, outputs: Tensor) -> Callable[[int], Tensor]:
+        """For rows from `first_row` on: a function from the number of the draw to its noise."""
+
+        def drawn(number: int) -> Tensor:
+            stream = self._streams.setdefault(number, seeds.RowNoise(self.seed, "labels", number))
+            return stream.rows(first_row, outputs)
+
+        return drawn
 
 
 def _add_batch(
@@ -51,12 +73,14 @@ def _add_batch(
     batch: Batch,
     likelihood: BuiltLikelihood,
     kind: Curvature,
-    generator: torch.Generator,
+    label_noise: LabelNoise,
+    first_row: int,
 ) -> None:
     rows = rows_of(batch.inputs)
     with torch.enable_grad(), tapped(network, taps, layouts):
         outputs = call(network, batch.inputs)
-        for weight, gradient in kind.seeds(likelihood, outputs.detach(), batch.targets, generator):
+        noise = label_noise.at(first_row, outputs.detach())
+        for weight, gradient in kind.seeds(likelihood, outputs.detach(), batch.targets, noise):
             outputs.backward(gradient, retain_graph=True)
             with torch.no_grad():
                 for tap in taps:

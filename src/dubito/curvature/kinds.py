@@ -1,7 +1,7 @@
 """Which curvature is meant: gradients at drawn labels, at all outputs, or at the data's own labels."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -16,9 +16,12 @@ class Curvature(ABC):
 
     @abstractmethod
     def seeds(
-        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, generator: torch.Generator
+        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, noise: Callable[[int], Tensor]
     ) -> Iterator[tuple[float, Tensor]]:
-        """Pairs of a weight and a gradient at the outputs, to be sent back through the network."""
+        """Pairs of a weight and a gradient at the outputs, to be sent back through the network.
+
+        `noise(number)` gives the rows' standard Normal noise for draw `number` of their labels.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,10 @@ class Fisher(Curvature):
         require_count(draws=self.draws)
 
     def seeds(
-        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, generator: torch.Generator
+        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, noise: Callable[[int], Tensor]
     ) -> Iterator[tuple[float, Tensor]]:
-        for _ in range(self.draws):
-            drawn = likelihood.sample(outputs, generator)
+        for number in range(self.draws):
+            drawn = likelihood.sample_with(outputs, noise(number))
             yield 1 / self.draws, output_gradient(likelihood, outputs, drawn)
 
 
@@ -47,7 +50,7 @@ class GGN(Curvature):
     """The generalised Gauss-Newton matrix, exactly: one backward pass per output."""
 
     def seeds(
-        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, generator: torch.Generator
+        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, noise: Callable[[int], Tensor]
     ) -> Iterator[tuple[float, Tensor]]:
         root = likelihood.hessian_root(outputs)  # [B, C, C]
         if root.ndim != 3:
@@ -64,7 +67,7 @@ class Empirical(Curvature):
     """Gradients at the data's own labels: cheap, but not the curvature of the model."""
 
     def seeds(
-        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, generator: torch.Generator
+        self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, noise: Callable[[int], Tensor]
     ) -> Iterator[tuple[float, Tensor]]:
         yield 1.0, output_gradient(likelihood, outputs, targets)
 

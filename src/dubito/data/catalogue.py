@@ -31,10 +31,10 @@ def _synthetic(name: str, law: synthetic.Law, num_data: int, source: str, **opti
         licence="none needed: generated",
         source=source,
         build=drawn(name, law, num_data),
-        rows=num_data + synthetic.TEST_ROWS,
+        rows=num_data,
         splits=20,
         standardise=False,
-        options=frozenset({"num_data"}),
+        sized=True,
         **settings,
     )
 
@@ -71,8 +71,8 @@ ENTRIES: dict[str, Entry] = {
         "cubic-implicit",
         synthetic.cubic,
         30,
-        "implicit BNN, Section 3.1: the function and the number of points; range and noise, which it does not "
-        "state, as in INF's set",
+        "implicit BNN, Section 3.1, which states the function and the number of points; range and noise, which "
+        "it does not state, are those of INF's set",
     ),
     **UCI,
     **BINARY,
@@ -126,7 +126,7 @@ ENTRIES: dict[str, Entry] = {
                     ),
                 ),
                 read=physionet.read,
-                shapes={part: (4000, 48, 86) for part in ("train", "validation", "test")},
+                shapes=dict.fromkeys(("train", "validation", "test"), (4000, 48, 86)),
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""One file from its publisher: resumed where it broke off, checked by size and sha256, put in place in one step."""
+"""One file from its publisher: resumed where it broke off, checked by size and sha256, put in place whole."""
 
 import hashlib
 import http.client
@@ -28,8 +28,8 @@ def sha256_of(path: Path) -> str:
 def fetch(url: str, target: Path, *, size: int, sha256: str) -> None:
     """Download `url` to `target`; what lies there in the end is whole and checked, or nothing does.
 
-    A broken download stays beside the target as `.part` and is continued by the next call. Processes that fetch
-    the same file at once each write a piece of their own.
+    A broken download stays beside the target as `.part` and is continued by the next call. Processes that
+    fetch the same file at once each write a piece of their own.
 
     Raises:
         OSError: the publisher could not be reached, or the connection broke.
@@ -81,7 +81,8 @@ def _complete(url: str, own: Path, size: int) -> None:
         error.close()
         if start and error.code == 416:  # this range is not offered: what we hold cannot be continued
             own.unlink()
-            return _complete(url, own, size)
+            _complete(url, own, size)
+            return
         raise OSError(f"{url} answered {error.code} {error.reason}") from error
     with response:
         if response.status != 206 or _first_byte(response) != start:
@@ -90,16 +91,15 @@ def _complete(url: str, own: Path, size: int) -> None:
         if length is not None and start + int(length) != size:
             own.unlink(missing_ok=True)
             raise StorageError(
-                f"{url} should have {size} bytes, the publisher offers {start + int(length)}; nothing was kept: "
-                "the publisher's file has changed"
+                f"{url} should have {size} bytes, the publisher offers {start + int(length)}: the file has "
+                "changed, nothing of it was kept"
             )
-        with own.open("r+b" if start else "wb") as file, _progress(own.name, size, start) as advance:
+        with own.open("r+b" if start else "wb") as file, _Progress(own.name, size, start) as advance:
             file.seek(start)
             _copy(response, file, size - start, advance)
     held = own.stat().st_size
     if held < size:
         raise OSError(f"{url} broke off after {held} of {size} bytes; the next call continues there")
-    return None
 
 
 def _first_byte(response: Any) -> int:
@@ -121,7 +121,7 @@ def _copy(response: Any, file: Any, size: int, advance: Callable[[int], None]) -
         os.fsync(file.fileno())
 
 
-class _progress:  # noqa: N801
+class _Progress:
     """A bar on the terminal's error stream; nothing where there is no terminal."""
 
     def __init__(self, name: str, size: int, start: int) -> None:

@@ -1,8 +1,8 @@
 """The image sets: as this project's npz archives, or as the publishers' own files, which can be downloaded.
 
-The publishers' sizes and checksums are those that several public projects record for these files; the README of
-the archives gives the same MD5 for MNIST's test images, and the batches of CIFAR-10 decoded from our archives have
-the checksums recorded for the batches inside the publisher's.
+The publishers' sizes and checksums are those that several public projects record for these files. The MD5 that
+one of them gives beside its checksum of MNIST's test images is the one our archive's README states, and the batches
+of CIFAR-10, packed again from our archives, have the checksums recorded for those inside the publisher's.
 """
 
 import numpy as np

@@ -96,8 +96,8 @@ def _read(name: str, form: Form, paths: Sequence[Path]) -> Raw:
     lengths = {part: len(pair[1]) for part, pair in held.items()}
     if shapes != form.shapes or lengths != {part: shape[0] for part, shape in form.shapes.items()}:
         raise StorageError(
-            f"{where} should hold {name!r} with inputs of the shapes {_shown(form.shapes)} and as many targets, "
-            f"got {_shown(shapes)} and {lengths}; remove it and fetch it again"
+            f"{where} should hold {name!r}, inputs {_shown(form.shapes)} and as many targets; got inputs "
+            f"{_shown(shapes)} and targets {lengths}; remove it and fetch it again"
         )
     if form.content is not None:
         _verify_content(name, form, paths, list(held.values()))
@@ -172,7 +172,8 @@ def _instructions(entry: Entry) -> Iterator[str]:
         for file in offered.files:
             yield f"  {file.url}\n    -> {place / file.path}"
         return
-    yield f"No publisher offers it in this form ({entry.source}). Put the prepared file in place, or below DUBITO_DATA:"
+    yield f"No publisher offers it in this form; it was prepared from: {entry.source}."
+    yield "Put the prepared files in place, there or below any folder of DUBITO_DATA:"
     for file in entry.forms[0].files:
         yield f"  {place / file.path} ({file.size} bytes, sha256 {file.sha256})"
 
@@ -184,7 +185,8 @@ class Listed:
     Attributes:
         name: what `load` knows it by.
         task: what its targets are.
-        rows: rows of all parts, in the form that is present or else the fullest.
+        rows: rows of all parts, in the form that is present or else the fullest; of a synthetic set, the
+            paper's points.
         licence: what is known of its licence.
         present: whether it can be loaded without a download; files are looked for, not yet checked.
     """

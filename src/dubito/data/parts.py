@@ -1,4 +1,4 @@
-"""What loading gives: parts of inputs and targets, the statistics that scaled them, and what they are called."""
+"""What loading gives: parts of inputs and targets, the statistics that scaled them, and their names."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -37,8 +37,8 @@ class Scaling(NamedTuple):
 class Data:
     """A data set, divided and scaled.
 
-    Class numbers are int64 [N] for "classification" and "binary" alike; real targets are [N, 1], in the units of
-    `target_scaling` in every part: `data.target_scaling.undo(data.test.targets)` are the original ones.
+    Class numbers are int64 [N] for "classification" and "binary" alike. Real targets are [N, 1], scaled alike in
+    every part: `data.target_scaling.undo(data.test.targets)` are in original units.
 
     Attributes:
         name: the name or path it was loaded by.

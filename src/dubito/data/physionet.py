@@ -1,9 +1,9 @@
 """The PhysioNet challenge of 2012: irregular observations of intensive care as hourly series.
 
 Each stay becomes [48 hours, channels]: per variable the mean of the hour's values, carried forward to hours
-without one, and a mask channel that says whether the hour had one; then what is known of the patient, the same in
-every hour. Before a variable's first value, and where a patient's is unknown, set a's mean stands in. Values are
-first clipped to set a's quantiles 0.001 and 0.999: the source holds a pH of 735 and temperatures of −18.
+without one, and a mask channel that says whether the hour had one; then what is known of the patient, the same
+in every hour. Before a variable's first value, and where a patient's is unknown, set a's mean stands in. Values
+are first clipped to set a's quantiles 0.001 and 0.999: the source holds a pH of 735 and temperatures of −18.
 """
 
 from collections.abc import Sequence

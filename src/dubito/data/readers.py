@@ -10,6 +10,7 @@ import numpy as np
 from .registry import Pair, Raw
 
 SIDE = 32  # CIFAR's height and width
+DECODED_AT_ONCE = 1000  # images whose working memory fits a processor's cache: twice as fast as all at once
 
 
 def arrays(path: Path) -> dict[str, np.ndarray]:
@@ -63,7 +64,7 @@ def npz_grey(paths: Sequence[Path]) -> Raw:
 
 
 def idx(path: Path) -> np.ndarray:
-    """One gzipped array in the format of the MNIST publishers: two zeros, a type, the axes, then the bytes."""
+    """One gzipped array in MNIST's format: two zeros, the type, the number of axes, their sizes, the bytes."""
     with gzip.open(path) as file:
         content = file.read()
     kind, num_axes = content[2], content[3]
@@ -93,6 +94,15 @@ def decoded(residuals: np.ndarray) -> np.ndarray:
     channels are red − green + 128, green, and blue − green + 128.
     """
     channels, height, width, num_data = residuals.shape
+    images = np.empty((num_data, channels, height, width), np.uint8)
+    for start in range(0, num_data, DECODED_AT_ONCE):
+        rows = slice(start, start + DECODED_AT_ONCE)
+        images[rows] = _decoded(residuals[..., rows])
+    return images
+
+
+def _decoded(residuals: np.ndarray) -> np.ndarray:
+    channels, height, width, num_data = residuals.shape
     padded = np.zeros((channels, height + 1, width + 1, num_data), np.int16)
     for diagonal in range(height + width - 1):
         i = np.arange(max(0, diagonal - width + 1), min(height, diagonal + 1))
@@ -106,7 +116,7 @@ def decoded(residuals: np.ndarray) -> np.ndarray:
     images = padded[:, 1:, 1:]
     images[[0, 2]] += images[1] - 128
     images &= 255
-    return np.ascontiguousarray(images.transpose(3, 0, 1, 2), np.uint8)
+    return images.transpose(3, 0, 1, 2)
 
 
 def residual_colour(statistics: Pair | None = None) -> Callable[[Sequence[Path]], Raw]:
@@ -128,7 +138,7 @@ def residual_colour(statistics: Pair | None = None) -> Callable[[Sequence[Path]]
 def binary_colour(
     train: Sequence[str], test: str, class_names: str, *, label_bytes: int, statistics: Pair | None = None
 ) -> Callable[[Sequence[Path]], Raw]:
-    """The reader of CIFAR's own archive: records of label bytes, the last of which counts, and 3·32·32 pixels."""
+    """The reader of CIFAR's own archive: records of labels, the last of which counts, and 3·32·32 pixels."""
 
     def read(paths: Sequence[Path]) -> Raw:
         with tarfile.open(paths[0]) as archive:

@@ -1,7 +1,7 @@
 """How a data set is described: its files, how they are read, and by which rule it is divided."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -98,7 +98,7 @@ class Entry:
         train_fraction: the share of its rows that a split trains on.
         tail: how many of the last training rows are the customary validation part.
         standardise: whether it is customary to standardise it.
-        options: names of further arguments of `load` that it takes.
+        sized: whether its number of points can be chosen.
         class_names: names of the classes, where no file brings them.
     """
 
@@ -115,5 +115,5 @@ class Entry:
     train_fraction: float = 0.8
     tail: int = 0
     standardise: bool = True
-    options: frozenset[str] = field(default_factory=frozenset)
+    sized: bool = False
     class_names: tuple[str, ...] = ()

@@ -57,10 +57,11 @@ def two_moons(stream: np.random.Generator, rows: int) -> Pair:
         raise ConfigError(
             "'two-moons' needs scikit-learn, which is not installed: pip install dubito[cli]"
         ) from error
-    return make_moons(n_samples=rows, noise=0.2, random_state=int(stream.integers(2**32)))
+    inputs, classes = make_moons(n_samples=rows, noise=0.2, random_state=int(stream.integers(2**32)))
+    return np.asarray(inputs), np.asarray(classes)
 
 
 def cubic(stream: np.random.Generator, rows: int) -> Pair:
-    """x ~ U(−4, 4), y ~ N(x³, 3²) [INF, Section 4.1]."""
+    """Cubic: x ~ U(−4, 4), y ~ N(x³, 3²) [INF, Section 4.1]."""
     x = stream.uniform(-4, 4, (rows, 1))
     return x, stream.normal(x**3, 3)

@@ -8,6 +8,9 @@ from torch import Tensor
 
 from dubito.errors import DataError, DubitoWarning
 
+TRUSTED_ERROR = 1e-2
+"""The largest relative error of a squared pivot, and so of a variance, that is let pass."""
+
 LinAlgError = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 
 
@@ -33,36 +36,45 @@ def float64_device(device: torch.device) -> torch.device:
 def cholesky(build: Callable[[torch.dtype, torch.device], Tensor], like: Tensor, *, remedy: str) -> Tensor:
     """The lower Cholesky factor of a matrix that is positive definite but for rounding.
 
-    Where it fails in the type of `like`, the matrix is built anew in float64, because the rounding
-    sits in its entries, and a `DubitoWarning` says so.
+    Where the factorisation fails or cannot be trusted in the type of `like`, the matrix is built anew in
+    float64, because the rounding sits in its entries, the factor stays in float64 (on the CPU where the
+    device has none), and a `DubitoWarning` says so.
 
     Args:
         build: gives the matrix in a type and on a device.
-        like: a tensor of the type and on the device of the result.
-        remedy: what to do if the matrix cannot be factorised at all.
+        like: a tensor of the type and on the device wanted.
+        remedy: what to do if the matrix cannot be factorised.
 
     Raises:
         DataError: if the factorisation fails in float64 too.
     """
     factor, info = torch.linalg.cholesky_ex(build(like.dtype, like.device))
-    if _sound(factor, info):
+    error = _relative_error(factor, info)
+    if error <= TRUSTED_ERROR:
         return factor
     if like.dtype != torch.float64:
         factor, info = torch.linalg.cholesky_ex(build(torch.float64, float64_device(like.device)))
-        if _sound(factor, info):
-            message = f"a Cholesky factorisation failed in {like.dtype} and was done in float64; {remedy}"
-            warnings.warn(message, DubitoWarning, stacklevel=3)
-            return factor.to(like)
-    size = factor.shape[-1]
+        if _relative_error(factor, info) <= TRUSTED_ERROR:
+            message = (
+                f"a {len(factor)} x {len(factor)} Cholesky factorisation cannot be trusted in {like.dtype} "
+                f"(relative error {error:.2g}) and is kept in float64, which is slower; {remedy}"
+            )
+            warnings.warn(message, DubitoWarning, stacklevel=4)
+            return factor
     raise DataError(
-        f"expected a positive definite matrix, but the Cholesky factorisation of a {size} x {size} one "
-        f"failed in float64 too; {remedy}"
+        f"expected a positive definite matrix, but the Cholesky factorisation of a {len(factor)} x "
+        f"{len(factor)} one fails even in float64; {remedy}"
     )
 
 
-def _sound(factor: Tensor, info: Tensor) -> bool:
+def _relative_error(factor: Tensor, info: Tensor) -> float:
+    """An estimate of the largest relative error of the squared pivots; infinite if there is no factor."""
     # Not every backend reports a NaN in `info`.
-    return bool(info == 0) and bool(factor.isfinite().all())
+    if int(info) != 0 or not bool(factor.isfinite().all()):
+        return float("inf")
+    # R_jj² = A_jj − Σ_k<j R_jk² is a difference of numbers of size A_jj = Σ_k≤j R_jk², each right to eps.
+    ratio = factor.detach().square().sum(1) / factor.detach().diagonal().square()
+    return torch.finfo(factor.dtype).eps * float(ratio.max())
 
 
 def eigh(matrix: Tensor, *, name: str = "matrix") -> tuple[Tensor, Tensor]:

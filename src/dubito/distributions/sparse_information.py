@@ -13,7 +13,7 @@ from torch.distributions.utils import lazy_property
 from dubito.errors import DataError, unknown_name
 
 from . import pair_products
-from .linalg import cholesky, kronecker_diagonal, sandwich
+from .linalg import cholesky, float64_device, kronecker_diagonal, sandwich
 from .structured import StructuredNormal, require_square
 
 Guard = Literal["congruence", "clamp"]
@@ -67,7 +67,8 @@ class SparseInformationNormal(StructuredNormal):
             raise DataError(
                 f"eigenvalues must be g x a with g from 1 to {m} and a to {n}, got {tuple(shape)}"
             )
-        require_square(eigenvalues.numel(), mean, "lower `rank` or set `max_size` in select")
+        # Eight bytes, as the factorisation may have to go through float64.
+        require_square(eigenvalues.numel(), 8, "lower `rank` or set `max_size` in select")
         self._require_vectors("output_vectors", output_vectors, (m, shape[0]))
         self._require_vectors("input_vectors", input_vectors, (n, shape[1]))
         self._require("eigenvalues", eigenvalues, shape, nonnegative=True)
@@ -111,17 +112,14 @@ class SparseInformationNormal(StructuredNormal):
 
     @lazy_property
     def cholesky(self) -> Tensor:
-        """The lower R of R Rᵀ = I + V_sᵀ V_s, where V_s = diag(s d^-½) V diag(l), [L, L]."""
-        weight = self._whitening.square()
-        parts = (self.output_vectors, self.input_vectors, weight, self.root_eigenvalues)
+        """The lower R of R Rᵀ = I + V_sᵀ V_s, where V_s = diag(s d^-½) V diag(l), [L, L].
 
-        def build(dtype: torch.dtype, device: torch.device) -> Tensor:
-            left, right, weight, scale = (part.to(device, dtype) for part in parts)
-            matrix = pair_products.unfold(pair_products.gram(left, right, weight), scale)
-            matrix.diagonal().add_(1.0)
-            return matrix
-
-        return cholesky(build, self._mean, remedy="raise prior_precision or lower num_data")
+        In float64, with a `DubitoWarning`, where the mean's type cannot resolve it; draws and `solve` then
+        go through float64 too.
+        """
+        return cholesky(
+            self._identity_plus_gram, self._mean, remedy="raise prior_precision or lower num_data"
+        )
 
     # What to report of a layer.
 
@@ -129,7 +127,7 @@ class SparseInformationNormal(StructuredNormal):
     def negative_share(self) -> float:
         """The share of weights whose correction D is negative by more than rounding."""
         rounding = torch.finfo(self._mean.dtype).eps * self.diagonal.max()
-        return float((self.correction < -rounding).double().mean())
+        return int((self.correction < -rounding).sum()) / self.correction.numel()
 
     @property
     def captured_trace(self) -> float:
@@ -141,17 +139,25 @@ class SparseInformationNormal(StructuredNormal):
     # The distribution.
 
     def _compute_variance(self) -> Tensor:
-        # diag P⁻¹ = (1 − (s²/d) diag(V l (I + M)⁻¹ l Vᵀ)) / d
-        pairs = pair_products.fold(torch.cholesky_inverse(self.cholesky), self.root_eigenvalues)
-        taken = pair_products.diagonal(self.output_vectors, self.input_vectors, pairs)
-        variance = (1 - self._whitening.square() * taken) / self.diagonal_precision
-        # Where the data say nearly everything the difference is rounding; (P⁻¹)_ii is at least 1/P_ii.
+        # diag P⁻¹ = (1 − (s²/d) diag(V l (I + M)⁻¹ l Vᵀ)) / d, a small difference of large numbers where the
+        # data say nearly everything: float32 would leave nothing of it.
+        factor = self.cholesky
+        if factor.dtype != torch.float64:
+            factor = torch.linalg.cholesky(
+                self._identity_plus_gram(torch.float64, float64_device(factor.device))
+            )
+        left, right, whitening, scale, root = self._parts_in(factor.dtype, factor.device)
+        pairs = pair_products.fold(torch.cholesky_inverse(factor), scale)
+        taken = pair_products.diagonal(left, right, pairs)
+        variance = (1 - whitening.square() * taken) * root.square()
+        # (P⁻¹)_ii is at least 1/P_ii
         own = self.num_data * self.congruence.square() * self.eigen_diagonal + self.diagonal_precision
-        return torch.maximum(variance, 1 / own)
+        return torch.maximum(variance.to(self._mean), 1 / own)
 
     def _compute_logdet(self) -> Tensor:
         # log|P| = Σ log d + 2 Σ log R_ii
-        return self.diagonal_precision.log().sum() + 2 * self.cholesky.diagonal().log().sum()
+        low_rank = 2 * self.cholesky.diagonal().log().sum()
+        return self.diagonal_precision.log().sum() + low_rank.to(self._mean)
 
     def precision_matmul(self, vectors: Tensor) -> Tensor:
         """P x for each matrix x of [..., m, n]."""
@@ -165,7 +171,8 @@ class SparseInformationNormal(StructuredNormal):
         """P⁻¹ x for each matrix x of [..., m, n]."""
         self._require_event("vectors", vectors)
         # P⁻¹ B = d^-½ ∘ (X − V_s (I + M)⁻¹ V_sᵀ X), X = d^-½ ∘ B
-        whitened = self.diagonal_precision.rsqrt() * vectors
+        *_, root = self._parts
+        whitened = root * vectors.to(self.cholesky)
         return self._downdate(whitened, self._gather(whitened))
 
     def quadratic_form(self, vectors: Tensor) -> Tensor:
@@ -180,24 +187,39 @@ class SparseInformationNormal(StructuredNormal):
 
     def _apply_root(self, *noise: Tensor) -> Tensor:
         # x = d^-½ ∘ (e₁ − V_s R⁻ᵀ R⁻¹ (V_sᵀ e₁ − e₂))
-        unit, low_rank_unit = noise
+        unit, low_rank_unit = (part.to(self.cholesky) for part in noise)
         return self._downdate(unit, self._gather(unit) - low_rank_unit)
 
+    @lazy_property
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self._parts_in(self.cholesky.dtype, self.cholesky.device)
+
+    def _parts_in(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+        """U_g, U_a, s d^-½, l and d^-½."""
+        # Cast first: what rounding does to s d^-½ must be the same in V_s and in M, or they do not cancel.
+        left, right = self.output_vectors.to(device, dtype), self.input_vectors.to(device, dtype)
+        root = self.diagonal_precision.to(device, dtype).rsqrt()
+        return left, right, self.congruence.to(root) * root, self.root_eigenvalues.to(root), root
+
     def _gather(self, vectors: Tensor) -> Tensor:
-        """V_sᵀ x, [..., g, a]."""
-        return self.root_eigenvalues * self._project(self._whitening * vectors)
+        """V_sᵀ x = l ∘ (U_gᵀ (s d^-½ ∘ x) U_a), [..., g, a]."""
+        left, right, whitening, scale, _ = self._parts
+        return scale * sandwich(left.mT, whitening * vectors, right)
 
     def _downdate(self, vectors: Tensor, low_rank: Tensor) -> Tensor:
         """d^-½ ∘ (x − V_s (I + M)⁻¹ y) for x of [..., m, n] and y of [..., g, a]."""
-        columns = low_rank.reshape(-1, self.eigenvalues.numel()).mT
+        left, right, whitening, scale, root = self._parts
+        columns = low_rank.reshape(-1, scale.numel()).mT
         solved = torch.cholesky_solve(columns, self.cholesky).mT.reshape(low_rank.shape)
-        spread = sandwich(self.output_vectors, self.root_eigenvalues * solved, self.input_vectors.mT)
-        return self.diagonal_precision.rsqrt() * (vectors - self._whitening * spread)
+        spread = sandwich(left, scale * solved, right.mT)  # V_s y = s d^-½ ∘ (U_g (l ∘ y) U_aᵀ)
+        return (root * (vectors - whitening * spread)).to(self._mean)
 
-    @lazy_property
-    def _whitening(self) -> Tensor:
-        """The row scale of V_s, s d^-½, [m, n]."""
-        return self.congruence * self.diagonal_precision.rsqrt()
+    def _identity_plus_gram(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """I + M, M = l ∘ (Vᵀ diag(s²/d) V) ∘ l, [L, L]."""
+        left, right, whitening, scale, _ = self._parts_in(dtype, device)
+        matrix = pair_products.unfold(pair_products.gram(left, right, whitening.square()), scale)
+        matrix.diagonal().add_(1.0)
+        return matrix
 
     def _project(self, vectors: Tensor) -> Tensor:
         """Vᵀ x, [..., g, a]."""

@@ -172,7 +172,9 @@ class StructuredNormal(Distribution, ABC):
 
     def _dense(self, product: Callable[[Tensor], Tensor]) -> Tensor:
         size = self._mean.numel()
-        require_square(size, self._mean, "use solve, variance or quadratic_form, which never form it")
+        require_square(
+            size, self._mean.element_size(), "use solve, variance or quadratic_form, which never form it"
+        )
         matrix = self._mean.new_empty(size, size)
         step = max(1, CHUNK // size)
         for start in range(0, size, step):
@@ -238,9 +240,9 @@ class StructuredNormal(Distribution, ABC):
             )
 
 
-def require_square(size: int, like: Tensor, remedy: str) -> None:
+def require_square(size: int, itemsize: int, remedy: str) -> None:
     """Refuse a dense square matrix that, with one copy of it, would take more than `DENSE_LIMIT` bytes."""
-    needed = 2 * size**2 * like.element_size()
+    needed = 2 * size**2 * itemsize
     if needed > DENSE_LIMIT:
         raise ConfigError(
             f"a dense {size} x {size} matrix and a copy of it would take {needed / 2**30:.1f} GiB, "

@@ -1,7 +1,6 @@
 """Laplace: a Gaussian around a trained network, as wide as the loss around it is flat."""
 
 import warnings
-from abc import ABC
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,14 +13,14 @@ from ..layers.taps import TAPPED, Tap
 from ..layers.trace import Layout, trace
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method, Prepared
-from ..networks import Subset, resolve
+from ..networks import Subset, resolve, with_flags
 from ..posterior import Posterior
 from ..sources import Source
 from ..training import Training
 from .point import MAP
 
 
-class Structure(ABC):
+class Structure:
     """How much of the curvature is kept."""
 
 
@@ -80,7 +79,8 @@ class Laplace(Method):
         taps, layouts, left_out = find_taps(network, prepared.example.inputs, names)
         if training is not None:
             point = MAP(prior_std=self.prior_precision**-0.5)._fit(prepared, training)
-            network, likelihood, history = point.network, point.likelihood, point.history
+            network = with_flags(point.network, point.trainable)
+            likelihood, history = point.likelihood, point.history
         elif isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None:
             likelihood = with_residual_noise(network, likelihood, prepared.source, self._size(prepared))
         if left_out:

@@ -15,7 +15,7 @@ from ..layers.sites import LAYERS, Site, find_sites
 from ..layers.trace import Layout, trace
 from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
-from ..networks import run
+from ..networks import run, with_flags
 from ..objective import Objective
 from ..posterior import Posterior
 
@@ -55,9 +55,8 @@ class MCDropoutPosterior(Posterior):
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         if not self.layouts:
             return super().fold(index, seed=seed)
-        return self._plain(
-            with_fixed_dropout(self.network, self.layouts, mask_seed(self.generator(seed, index)))
-        )
+        plain = with_fixed_dropout(self.network, self.layouts, mask_seed(self.generator(seed, index)))
+        return with_flags(plain, self.trainable)
 
     def holds(self, name: str) -> str:
         for site in self.sites:

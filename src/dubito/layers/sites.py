@@ -50,9 +50,10 @@ class Site:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Site":
         """The site behind `to_json`."""
-        return cls(
-            **{key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        )
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**fields)
 
 
 def find_sites(network: nn.Module) -> list[Site]:

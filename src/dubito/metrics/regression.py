@@ -96,7 +96,7 @@ def crps_gaussian(targets: Tensor, mean: Tensor, std: Tensor) -> float:
 def _expected_distance(mean: Tensor, variance: Tensor) -> Tensor:
     """A(m, v) = E|X| for X ~ N(m, v)."""
     std = variance.sqrt()
-    ratio = torch.where(variance > 0, mean / std, 0.0)
+    ratio = mean / std
     # A(m, σ²) = 2 σ φ(m/σ) + m (2 Φ(m/σ) - 1), and 2 Φ(z) - 1 = erf(z/√2);   A(m, 0) = |m|
     density = (-ratio.square() / 2).exp() / math.sqrt(2 * math.pi)
     distance = 2 * std * density + mean * torch.erf(ratio / math.sqrt(2))

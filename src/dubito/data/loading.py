@@ -1,0 +1,126 @@
+"""`load`: any data set by its name or path."""
+
+import os
+from numbers import Integral
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+
+from dubito.errors import ConfigError, require_count, require_fraction, unknown_name
+
+from . import tabular
+from .assemble import assembled
+from .catalogue import ENTRIES
+from .locate import obtain
+from .parts import Data, Scaling, Task
+from .registry import Entry
+
+OWN_SPLITS = 20
+
+
+def load(
+    name: str | os.PathLike[str],
+    split: int = 0,
+    *,
+    target: str | None = None,
+    task: Task | None = None,
+    standardise: bool | None = None,
+    validation: float | None = None,
+    num_data: int | None = None,
+    input_scaling: Scaling | None = None,
+    dtype: torch.dtype | None = None,
+    download: bool = True,
+) -> Data:
+    """A data set as training, validation and test tensors, scaled by the statistics of its training rows.
+
+    Named sets are those of `listing()`. Their files are looked for in the folders of the path list DUBITO_DATA,
+    then in the user's cache, then downloaded into it where the publisher's file can be checked. A path ending in
+    .csv, .parquet or .npz is read as a table of numbers of one's own.
+
+    Args:
+        name: a data set's name, or the path of a table.
+        split: which of the set's splits, or of a synthetic set's draws.
+        target: for a table of one's own, the name of the column (of an .npz file, the array) to predict.
+        task: for a table of one's own, what the target is; left out, it is detected and `Data.task_reason`
+            says why.
+        standardise: whether inputs and real targets are standardised; left out, all but synthetic sets are.
+        validation: the fraction of the training rows set aside to validate on, by a rule that depends on name
+            and split alone; 0 for none. Left out, what is customary: the last 10,000 training images of the sets
+            in MNIST's format and of CIFAR-100, the last 5,000 reviews of IMDB, PhysioNet's set b, else none.
+        num_data: for a synthetic set, the number of training points; left out, the paper's.
+        input_scaling: statistics to scale the inputs by instead of the training rows' own, such as those of
+            the data set that a network was trained on, when this one is to be foreign to it.
+        dtype: of inputs and real targets; left out, torch's default.
+        download: whether missing files may be downloaded.
+
+    Returns:
+        The data set.
+    """
+    _check(validation, dtype, input_scaling)
+    dtype = dtype or torch.get_default_dtype()
+    if not isinstance(name, str | os.PathLike):
+        raise unknown_name("data set", name, ENTRIES)
+    name = os.fspath(name)
+    own = Path(name).suffix.lower() in tabular.SUFFIXES
+    entry = None if own else _named(name)
+    splits = OWN_SPLITS if entry is None else entry.splits
+    if isinstance(split, bool) or not isinstance(split, Integral) or not 0 <= split < splits:
+        raise ConfigError(f"split of {name!r} must be a whole number from 0 to {splits - 1}, got {split!r}")
+    if num_data is not None and not (entry and entry.sized):
+        raise ConfigError(
+            f"num_data is for synthetic sets, whose size can be chosen; {name!r} has its own: leave it out"
+        )
+    if num_data is not None:
+        require_count(num_data=num_data)
+    common: dict[str, Any] = {
+        "name": name,
+        "split": int(split),
+        "standardise": standardise,
+        "validation": validation,
+        "input_scaling": input_scaling,
+        "dtype": dtype,
+    }
+    if entry is None:
+        table, entry = _own(name, target, task)
+        return assembled(table.raw, entry, task_reason=table.reason, **common)
+    if target is not None or task is not None:
+        raise ConfigError(f"target and task are for files of your own; {name!r} has its own: leave them out")
+    if entry.kind == "tokens" and input_scaling is not None:
+        raise ConfigError(
+            f"inputs of {name!r} are word numbers, which cannot be scaled: leave input_scaling out"
+        )
+    raw = entry.build(int(split), num_data) if entry.build else obtain(name, entry, download=download)
+    return assembled(raw, entry, task_reason="the data set's own", **common)
+
+
+def _check(validation: float | None, dtype: torch.dtype | None, input_scaling: Scaling | None) -> None:
+    if validation is not None:
+        require_fraction(validation=validation)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(f"dtype must be a floating point type such as torch.float32, got {dtype!r}")
+    if input_scaling is not None and not isinstance(input_scaling, Scaling):
+        raise ConfigError(
+            f"input_scaling must be a Scaling, such as another data set's input_scaling, got {input_scaling!r}"
+        )
+
+
+def _named(name: str) -> Entry:
+    if name in ENTRIES:
+        return ENTRIES[name]
+    suffix = Path(name).suffix
+    if suffix:
+        raise ConfigError(f"a table of your own must end in {', '.join(tabular.SUFFIXES)}, got {name!r}")
+    raise unknown_name("data set", name, ENTRIES)
+
+
+def _own(name: str, target: str | None, task: Task | None) -> tuple[tabular.Table, Entry]:
+    if target is None:
+        raise ConfigError(
+            f"a file of your own needs target=, the name of what to predict; got none for {name!r}"
+        )
+    if task is not None and task not in get_args(Task):
+        raise unknown_name("task", task, get_args(Task))
+    table = tabular.read(Path(name), target, task)
+    entry = Entry(task=table.task, licence="your own", source=name, target_name=target, splits=OWN_SPLITS)
+    return table, entry
