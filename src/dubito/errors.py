@@ -33,6 +33,18 @@ class StorageError(DubitoError, ValueError):
     """A file that is not what it should be."""
 
 
+class TrainingError(DubitoError, ArithmeticError):
+    """A run that cannot go on: a loss that is no longer a number."""
+
+
+class ProcessError(DubitoError, ConnectionError):
+    """A run whose other processes are gone."""
+
+
+class Interrupted(DubitoError, KeyboardInterrupt):
+    """A run ended by Ctrl-C, after its state was saved; the message says how to go on."""
+
+
 class DubitoWarning(UserWarning):
     """Something the user should know, though work goes on."""
 

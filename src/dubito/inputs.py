@@ -5,7 +5,8 @@ network likes; leaves that are neither tensors nor arrays are handed to the netw
 of such inputs with targets, a `Dataset`, or a `DataLoader`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -18,10 +19,19 @@ Inputs: TypeAlias = Any  # a tensor, or a tuple, list or dict of inputs
 
 
 class Batch(NamedTuple):
-    """Some rows: what the network reads and what it should answer."""
+    """Some rows: what the network reads and what it should answer.
+
+    Attributes:
+        inputs: what the network reads.
+        targets: what it should answer.
+        first: the number of the first row where these are part of a larger batch, whose noise they share.
+        total: the number of rows of that batch; None where these are all.
+    """
 
     inputs: Inputs
     targets: Tensor
+    first: int = 0
+    total: int | None = None
 
 
 class Place(NamedTuple):
@@ -33,10 +43,11 @@ class Place(NamedTuple):
     @classmethod
     def of(cls, module: nn.Module) -> "Place":
         """The place of a module's first floating-point tensor."""
-        tensors = [t for t in (*module.parameters(), *module.buffers()) if t.is_floating_point()]
-        if not tensors:
+        tensors = (t for t in chain(module.parameters(), module.buffers()) if t.is_floating_point())
+        first = next(tensors, None)
+        if first is None:
             return cls(torch.get_default_dtype(), torch.device("cpu"))
-        return cls(tensors[0].dtype, tensors[0].device)
+        return cls(first.dtype, first.device)
 
 
 def call(net: Callable[..., Any], inputs: Inputs) -> Tensor:
@@ -88,7 +99,7 @@ def take(inputs: Inputs, index: Any) -> Inputs:
 def to_tensors(inputs: Inputs, place: Place) -> Inputs:
     """Arrays become tensors, floats take the place's dtype, everything moves to its device."""
     if isinstance(inputs, np.ndarray):
-        inputs = torch.from_numpy(np.ascontiguousarray(inputs))
+        inputs = from_array(inputs)
     if isinstance(inputs, Tensor):
         return inputs.to(place.device, place.dtype if inputs.is_floating_point() else None)
     if isinstance(inputs, Mapping):
@@ -96,6 +107,18 @@ def to_tensors(inputs: Inputs, place: Place) -> Inputs:
     if isinstance(inputs, tuple | list):
         return tuple(to_tensors(value, place) for value in inputs)
     return inputs
+
+
+def from_array(array: np.ndarray) -> Tensor:
+    """The array as a tensor, sharing memory where it can be written to."""
+    # Tensors have no reversed strides, no foreign byte order, and no memory that is read only.
+    own = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+    try:
+        return torch.from_numpy(own)
+    except TypeError as error:
+        raise DataError(
+            f"arrays must hold numbers, got dtype {array.dtype}; encode text, dates and categories first"
+        ) from error
 
 
 def count_rows(inputs: Inputs) -> int:
@@ -120,10 +143,21 @@ def rows_of(inputs: Inputs) -> int:
     return len(next(tensor for _, tensor in named_tensors(inputs)))
 
 
-def check_finite(inputs: Inputs, name: str = "inputs", first_row: int = 0) -> None:
+#: Where a batch's rows stand in the user's data, for messages: the first one's number, or each one's own.
+RowNumbers: TypeAlias = int | Sequence[int]
+
+
+def row_number(row: int, rows: RowNumbers) -> int:
+    """The number in the user's data of a batch's row; a batch that `collate_fn` made longer counts its own."""
+    if isinstance(rows, int):
+        return rows + row
+    return rows[row] if row < len(rows) else row
+
+
+def check_finite(inputs: Inputs, name: str = "inputs", rows: RowNumbers = 0) -> None:
     """Refuse NaN and infinity, saying where the first one stands."""
     for where, tensor in named_tensors(inputs, name):
-        if not tensor.is_floating_point():
+        if not (tensor.is_floating_point() or tensor.is_complex()):
             continue
         for start in range(0, len(tensor), 65_536):  # in blocks, so that the mask stays small
             finite = torch.isfinite(tensor[start : start + 65_536])
@@ -132,7 +166,7 @@ def check_finite(inputs: Inputs, name: str = "inputs", first_row: int = 0) -> No
                 value = tensor[(start + row, *rest)].item()
                 column = f", position {tuple(rest)}" if rest else ""
                 raise DataError(
-                    f"{where} must be finite, got {value} at row {first_row + start + row}{column}; "
+                    f"{where} must be finite, got {value} at row {row_number(start + row, rows)}{column}; "
                     "remove or impute such values first"
                 )
 
@@ -145,8 +179,14 @@ def checked_inputs(inputs: Inputs, place: Place) -> Inputs:
     return inputs
 
 
-def checked_batch(batch: Any, place: Place, first_row: int = 0) -> Batch:
-    """A pair (inputs, targets) as tensors of the same length, finite, at `place`."""
+def checked_batch(batch: Any, place: Place, rows: RowNumbers = 0) -> Batch:
+    """A pair (inputs, targets) as tensors of the same length, finite, at `place`.
+
+    Args:
+        batch: what a user gave.
+        place: where the tensors should live.
+        rows: where the rows stand in the user's data.
+    """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         raise DataError(
             f"a batch must be a pair (inputs, targets), got {type(batch).__name__}"
@@ -155,13 +195,16 @@ def checked_batch(batch: Any, place: Place, first_row: int = 0) -> Batch:
         )
     inputs, targets = to_tensors(batch[0], place), to_tensors(batch[1], place)
     if not isinstance(targets, Tensor):
-        targets = to_tensors(np.asarray(targets), place)
-    rows = count_rows(inputs)
-    if targets.ndim == 0 or len(targets) != rows:
+        try:
+            targets = to_tensors(np.asarray(targets), place)
+        except ValueError as error:
+            raise DataError(f"targets must be a tensor, an array or a list of numbers: {error}") from error
+    count = count_rows(inputs)
+    if targets.ndim == 0 or len(targets) != count:
         got = "a scalar" if targets.ndim == 0 else len(targets)
-        raise DataError(f"inputs and targets must have the same length, got {rows} and {got}")
-    check_finite(inputs, first_row=first_row)
-    check_finite(targets, "targets", first_row)
+        raise DataError(f"inputs and targets must have the same length, got {count} and {got}")
+    check_finite(inputs, rows=rows)
+    check_finite(targets, "targets", rows)
     return Batch(inputs, targets)
 
 

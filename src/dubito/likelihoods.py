@@ -4,7 +4,6 @@
 `posterior.likelihood`, which holds what is learned (a Gaussian's noise), so two fits never share state.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .errors import ConfigError, DataError, NetworkError, require_positive
+from .inputs import RowNumbers, row_number
 from .prediction import (
     BernoulliPrediction,
     CategoricalPrediction,
@@ -23,6 +23,7 @@ from .prediction import (
     aligned,
     entropy,
     normal_log_prob,
+    not_binary,
     sum_events,
 )
 
@@ -52,8 +53,8 @@ class BuiltLikelihood(nn.Module, ABC):
         """Refuse outputs of a shape this likelihood cannot judge."""
 
     @abstractmethod
-    def check_targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The targets in the form `log_prob` takes, or an error that says what is wrong with them."""
+    def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
+        """The targets in the form `log_prob` takes, or an error that says what is wrong with which row."""
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
@@ -88,6 +89,13 @@ class Categorical(Likelihood):
 
     class_axis: int = 1
 
+    def __post_init__(self) -> None:
+        whole = isinstance(self.class_axis, int) and not isinstance(self.class_axis, bool)
+        if not whole or self.class_axis == 0:
+            raise ConfigError(
+                f"class_axis must be a whole number other than 0, the axis of rows, got {self.class_axis!r}"
+            )
+
     def build(
         self, example_outputs: Tensor | None, example_targets: Tensor | None = None
     ) -> "BuiltLikelihood":
@@ -100,27 +108,30 @@ class CategoricalLikelihood(BuiltLikelihood):
     settings: Categorical
 
     def check_outputs(self, outputs: Tensor) -> None:
-        if outputs.ndim < 2 or self._axis(outputs) == 0 or outputs.shape[self._axis(outputs)] < 2:
+        axis = self.settings.class_axis
+        exists = -outputs.ndim < axis < outputs.ndim  # neither beyond the last axis nor that of the rows
+        if not exists or outputs.shape[axis] < 2 or not outputs.is_floating_point():
             raise NetworkError(
-                f"Categorical needs outputs [B, C, ...] with at least 2 classes on axis "
-                f"{self.settings.class_axis}, got shape {tuple(outputs.shape)}; for one logit use Bernoulli()"
+                f"Categorical needs real outputs [B, C, ...] with at least 2 classes on axis {axis}, "
+                f"got {outputs.dtype}, {tuple(outputs.shape)}; for one logit use Bernoulli()"
             )
 
-    def check_targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
         if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
             raise DataError(f"Categorical targets must be whole numbers, got {targets.dtype}; use y.long()")
         axis = self._axis(outputs)
         expected = outputs.shape[:axis] + outputs.shape[axis + 1 :]
         if targets.shape[1:] != expected[1:]:
+            remedy = "y.squeeze(-1)" if targets.shape[-1] == 1 else f"one-hot targets: y.argmax({axis})"
             raise DataError(
                 f"targets must have shape [B{''.join(f', {n}' for n in expected[1:])}], "
-                f"got {tuple(targets.shape)}; one-hot targets become labels by argmax"
+                f"got {tuple(targets.shape)}; {remedy}"
             )
         classes = outputs.shape[axis]
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= classes:
             wrong = high if high >= classes else low
-            row = int((targets == wrong).nonzero()[0][0])
+            row = row_number(int((targets == wrong).nonzero()[0][0]), rows)
             raise DataError(f"labels must lie in 0..{classes - 1} (the network has {classes} outputs), "
                             f"got {wrong} at row {row}")  # fmt: skip
         return targets.long()
@@ -152,7 +163,11 @@ class CategoricalLikelihood(BuiltLikelihood):
                 kept.append(one)
             count += 1
         samples = torch.stack(kept) if kept else None
-        return CategoricalPrediction(log_probs - math.log(count), aleatoric / count, axis, samples)
+        if count > 1:
+            log_probs = log_probs.log_softmax(
+                axis
+            )  # Σ_c Σ_s p_sc = S: this divides by S, and ends at 1 exactly
+        return CategoricalPrediction(log_probs, aleatoric / count, axis, samples)
 
     def _axis(self, outputs: Tensor) -> int:
         return self.settings.class_axis % outputs.ndim
@@ -176,16 +191,17 @@ class BernoulliLikelihood(BuiltLikelihood):
     """See `Bernoulli`."""
 
     def check_outputs(self, outputs: Tensor) -> None:
-        if outputs.ndim < 1:
-            raise NetworkError("Bernoulli needs outputs [B] or [B, ...], got a scalar")
+        if outputs.ndim < 1 or not outputs.is_floating_point():
+            raise NetworkError(
+                f"Bernoulli needs real outputs [B] or [B, ...], got {outputs.dtype}, {tuple(outputs.shape)}"
+            )
 
-    def check_targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
         values = aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
-        wrong = (values != 0) & (values != 1)
-        if wrong.any():
-            where = wrong.nonzero()[0]
+        wrong = not_binary(values)
+        if wrong is not None:
             raise DataError(
-                f"Bernoulli targets must be 0 or 1, got {values[tuple(where)].item():g} at row {int(where[0])}"
+                f"Bernoulli targets must be 0 or 1, got {values[wrong].item():g} at row {row_number(wrong[0], rows)}"
             )
         return values
 
@@ -196,8 +212,9 @@ class BernoulliLikelihood(BuiltLikelihood):
         return (torch.special.ndtr(noise) < outputs.detach().sigmoid()).to(outputs.dtype)
 
     def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
-        probs = outputs.detach().sigmoid()
-        root = (probs * (1 - probs)).sqrt()  # −d² log p / df² = p(1 − p), outputs independent
+        logits = outputs.detach()
+        # −d² log p / df² = p(1 − p) = σ(f) σ(−f), which keeps its digits where p is close to 1
+        root = (logits.sigmoid() * (-logits).sigmoid()).sqrt()
         return root.reshape(len(root), -1).diag_embed()
 
     def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
@@ -213,9 +230,10 @@ class BernoulliLikelihood(BuiltLikelihood):
             if logits.ndim > 2 or (logits.ndim == 2 and logits.shape[1] > 1):
                 kept.append(logits)
             count += 1
+        if count > 1:
+            no, yes = torch.stack([no, yes]).log_softmax(0)  # Σ_s p_s + Σ_s (1 − p_s) = S: this divides by S
         samples = torch.stack(kept) if kept else None
-        shift = math.log(count)
-        return BernoulliPrediction(yes - shift, aleatoric / count, no - shift, samples)
+        return BernoulliPrediction(yes, aleatoric / count, no, samples)
 
 
 @dataclass(frozen=True)
@@ -234,28 +252,27 @@ class Gaussian(Likelihood):
         if self.std is not None and self.covariance is not None:
             raise ConfigError("Gaussian takes std or covariance, got both")
         if self.std is not None:
-            values = self.std if isinstance(self.std, tuple | list) else (self.std,)
-            require_positive(**{f"std[{i}]" if len(values) > 1 else "std": v for i, v in enumerate(values)})
-            if not isinstance(self.std, float | int):
-                object.__setattr__(self, "std", tuple(float(value) for value in values))
+            if isinstance(self.std, tuple | list):
+                if not self.std:
+                    raise ConfigError("std must be a number, or one per output, got none")
+                require_positive(**{f"std[{i}]": value for i, value in enumerate(self.std)})
+                object.__setattr__(self, "std", tuple(map(float, self.std)))
+            else:
+                require_positive(std=self.std)
+                object.__setattr__(self, "std", float(self.std))
         if self.covariance is not None:
-            rows = tuple(tuple(float(value) for value in row) for row in self.covariance)
-            object.__setattr__(self, "covariance", rows)
-            full = torch.tensor(rows, dtype=torch.float64)
-            if full.ndim != 2 or full.shape[0] != full.shape[1] or not full.equal(full.T):
-                raise ConfigError(f"covariance must be a symmetric matrix, got {rows}")
-            if torch.linalg.cholesky_ex(full).info:
-                raise ConfigError(f"covariance must be positive definite, got {rows}")
+            object.__setattr__(self, "covariance", checked_covariance(self.covariance))
 
     def build(
         self, example_outputs: Tensor | None, example_targets: Tensor | None = None
     ) -> "GaussianLikelihood":
-        like = torch.empty(0) if example_outputs is None else example_outputs
+        # Without outputs the noise keeps all its digits, until it is moved to where the network lives.
+        like = torch.empty(0, dtype=torch.float64) if example_outputs is None else example_outputs
         if self.covariance is not None:
             full = torch.tensor(self.covariance, dtype=torch.float64)
             return GaussianLikelihood(self, scale_tril=torch.linalg.cholesky(full).to(like))
         if self.std is not None:
-            return GaussianLikelihood(self, noise_std=torch.tensor(self.std).to(like))
+            return GaussianLikelihood(self, noise_std=torch.tensor(self.std, dtype=torch.float64).to(like))
         if example_outputs is None:
             return GaussianLikelihood(self, raw_std=nn.UninitializedParameter())
         start = torch.ones(noise_shape(example_outputs)).to(like)
@@ -306,6 +323,11 @@ class GaussianLikelihood(BuiltLikelihood):
         assert isinstance(self.noise_std, Tensor)
         return self._of(self.noise_std, draw)
 
+    def _std_for(self, outputs: Tensor, draw: int = 0) -> Tensor:
+        """Standard deviations in a shape that meets the outputs: positions after the output axis share one."""
+        std = self.std(draw)
+        return std.reshape(-1, *[1] * (outputs.ndim - 2)) if std.ndim == 1 else std
+
     def check_outputs(self, outputs: Tensor) -> None:
         if outputs.ndim < 1 or not outputs.is_floating_point():
             raise NetworkError(
@@ -313,14 +335,16 @@ class GaussianLikelihood(BuiltLikelihood):
             )
         if isinstance(self.raw_std, nn.UninitializedParameter):
             return
-        shape = tuple(self.std().shape)
-        if shape not in ((), tuple(noise_shape(outputs))):
+        shape = tuple(self._std_for(outputs).shape)
+        dense = self.scale_tril is not None and outputs.ndim != 2
+        if dense or shape not in ((), tuple(noise_shape(outputs))):
+            kind = "covariance" if self.scale_tril is not None else "std"
             raise NetworkError(
-                f"the noise is given for outputs of shape [B, {', '.join(map(str, shape))}], "
-                f"but the network's have shape {tuple(outputs.shape)}"
+                f"the noise's {kind} is for {shape[0]} outputs, "
+                f"but the network's outputs have shape {tuple(outputs.shape)}"
             )
 
-    def check_targets(self, outputs: Tensor, targets: Tensor) -> Tensor:
+    def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
         return aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
 
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
@@ -328,12 +352,12 @@ class GaussianLikelihood(BuiltLikelihood):
             self._materialise(outputs)
         if self.scale_tril is not None:
             return normal_log_prob(targets - outputs, scale_tril=self._of(self.scale_tril, draw))
-        return sum_events(normal_log_prob(targets - outputs, std=self.std(draw)), 1)
+        return sum_events(normal_log_prob(targets - outputs, std=self._std_for(outputs, draw)), 1)
 
     def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
         if self.scale_tril is not None:
             return outputs.detach() + noise @ self._of(self.scale_tril, draw).mT
-        return outputs.detach() + noise * self.std(draw).detach()
+        return outputs.detach() + noise * self._std_for(outputs, draw).detach()
 
     def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
         if self.scale_tril is not None:
@@ -341,7 +365,7 @@ class GaussianLikelihood(BuiltLikelihood):
             eye = torch.eye(len(tril), dtype=tril.dtype, device=tril.device)
             root = torch.linalg.solve_triangular(tril, eye, upper=False).mT  # Σ⁻¹ = L⁻ᵀ L⁻¹
             return root.expand(len(outputs), *root.shape)
-        inverse = (1 / self.std(draw).detach()).expand_as(outputs)
+        inverse = (1 / self._std_for(outputs, draw).detach()).expand_as(outputs)
         return inverse.reshape(len(outputs), -1).diag_embed()
 
     def predictive(self, draws: Iterable[Tensor]) -> RealPrediction:
@@ -354,7 +378,7 @@ class GaussianLikelihood(BuiltLikelihood):
             return stacked if len(values) == 1 else torch.cat([stacked] * times)[: len(means)]
 
         with torch.no_grad():
-            variances = per_draw([self.std(draw).square().expand(means.shape[2:]) for draw in each])
+            variances = per_draw([self._std_for(means[0], s).square().expand(means.shape[2:]) for s in each])
             full = None
             if self.scale_tril is not None:
                 trils = [self._of(self.scale_tril, draw) for draw in each]
@@ -381,6 +405,22 @@ class GaussianLikelihood(BuiltLikelihood):
         self.raw_std.materialize(noise_shape(outputs), device=outputs.device, dtype=outputs.dtype)
         with torch.no_grad():
             self.raw_std.copy_(inverse_softplus(torch.ones_like(self.raw_std)))
+
+
+def checked_covariance(rows: Any) -> tuple[tuple[float, ...], ...]:
+    """A covariance as nested tuples, after checking that it is one."""
+    try:
+        full = torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"covariance must be a matrix of numbers [C, C], got {rows!r}") from error
+    if full.ndim != 2 or full.shape[0] != full.shape[1] or not full.isfinite().all():
+        raise ConfigError(f"covariance must be a square matrix of finite numbers, got {rows!r}")
+    if not torch.allclose(full, full.mT):
+        raise ConfigError(f"covariance must be symmetric, got {rows!r}")
+    full = (full + full.mT) / 2  # of matrices that are symmetric but for rounding
+    if torch.linalg.cholesky_ex(full).info:
+        raise ConfigError(f"covariance must be positive definite, got {rows!r}")
+    return tuple(map(tuple, full.tolist()))
 
 
 def noise_shape(outputs: Tensor) -> torch.Size:

@@ -77,7 +77,9 @@ class Method(ABC):
             progress: show a progress bar; None shows it on terminals only.
         """
         prepared = prepare(net, data, likelihood, validation, num_data, checkpoint, seed, progress, training)
-        return self._fit(prepared, training)
+        # Loaders and networks may draw from the global state: they find a derived one, the user's stays as it was.
+        with seeds.forked(seed, "fit", device=Place.of(prepared.network).device):
+            return self._fit(prepared, training)
 
     @abstractmethod
     def _fit(self, prepared: Prepared, training: Training | None) -> Posterior:
@@ -97,9 +99,8 @@ class TrainedMethod(Method):
             num_data: the number of training rows.
         """
         network = copied(net).eval()
-        return self._objective(
-            network, settings_of(likelihood).build(None), num_data, frozen_modes(net), seed=0
-        )
+        built = settings_of(likelihood).build(None)
+        return self._objective(network, built, num_data, frozen_modes(net), seed=0)
 
     def _fit(self, prepared: Prepared, training: Training | None) -> Posterior:
         run = prepared.run
@@ -147,14 +148,15 @@ def prepare(
     place = Place.of(network)
     source = as_source(data, place)
     watched = None if validation is None else as_source(validation, place, "validation")
-    example = source.example()
+    with seeds.forked(seed, "example"):
+        example = source.example()
     outputs = probe(network, example.inputs)
     seen = source.batch.targets if isinstance(source, TensorSource) else example.targets
     plain = settings.build(outputs)
     plain.check_outputs(outputs)
     for each in (source, watched):
         if each is not None:
-            each.check_targets(lambda targets: plain.check_targets(outputs, targets))
+            each.check_targets(lambda targets, rows: plain.check_targets(outputs, targets, rows))
     built = settings.build(outputs, seen)
     count = num_data or source.num_data
     if count is None:

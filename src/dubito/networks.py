@@ -86,18 +86,33 @@ def resolve(subset: Subset, network: nn.Module) -> tuple[str, ...]:
         raise NetworkError("the network must have trainable parameters, but all have requires_grad=False")
     if subset is None:
         return tuple(names)
+    if isinstance(subset, str):
+        raise ConfigError(f"subset must be a list of names or a predicate, got {subset!r}; give [{subset!r}]")
     if callable(subset):
         chosen = tuple(name for name, parameter in names.items() if subset(name, parameter))
     else:
-        for wanted in subset:
-            if not any(name == wanted or name.startswith(f"{wanted}.") for name in names):
-                raise unknown_name("parameter or module", wanted, names)
-        chosen = tuple(
-            name for name in names if any(name == want or name.startswith(f"{want}.") for want in subset)
-        )
+        wanted = {name: _held(name, network) for name in subset}
+        for want, held in wanted.items():
+            if not held:
+                raise unknown_name("parameter or module", want, names)
+            if not held & names.keys():
+                raise ConfigError(
+                    f"subset names {want!r}, which is frozen; set requires_grad=True on it first"
+                )
+        chosen = tuple(name for name in names if any(name in held for held in wanted.values()))
     if not chosen:
         raise ConfigError(f"subset must pick at least one parameter, got none of {list(names)}")
     return chosen
+
+
+def _held(wanted: str, network: nn.Module) -> set[str]:
+    """The parameters that a name, or a module's name, stands for, by their first name: tied ones have several."""
+    first = {id(parameter): name for name, parameter in network.named_parameters()}
+    return {
+        first[id(parameter)]
+        for name, parameter in network.named_parameters(remove_duplicate=False)
+        if name == wanted or name.startswith(f"{wanted}.")
+    }
 
 
 def with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:

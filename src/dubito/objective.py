@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from .errors import NetworkError, require_count
 from .inputs import Batch, Inputs, Place, call, checked_batch
+from .likelihoods import at_least_float
 from .networks import training_mode
 from .posterior import Posterior, detached
+from .training import GradientStepper, Plan, Processes, Stepper, Training
 
 
 @dataclass(frozen=True)
@@ -42,18 +44,27 @@ class Objective(nn.Module, ABC):
         super().__init__()
         require_count(num_data=num_data)
         self.draft = draft
+        place = Place.of(draft.network)
+        draft.likelihood.to(place.device, place.dtype)  # built without outputs, it may lie elsewhere
         self.num_data = num_data
         self.modes = dict(modes or {})
         for parameter in draft.structure.parameters():
             parameter.requires_grad_(True)
 
+    #: Whether `outputs` draws from its generator.
+    noisy: bool = True
+
     @abstractmethod
-    def outputs(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
-        """Outputs of the network in training mode, with the method's noise in it."""
+    def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        """Outputs of the network in training mode, with the method's noise in it.
+
+        Noise per example is drawn for the whole batch that the rows belong to, and sliced.
+        """
 
     def kl(self) -> Tensor:
         """Divergence from the prior in nats; 0 for methods without one."""
-        return torch.zeros((), device=Place.of(self.draft.network).device)
+        place = Place.of(self.draft.network)
+        return torch.zeros((), dtype=place.dtype, device=place.device)
 
     def bind(self, inputs: Inputs) -> None:
         """Learn from a first batch what only a run of the network tells; called before every loss."""
@@ -76,14 +87,14 @@ class Objective(nn.Module, ABC):
         """
         batch = checked_batch((inputs, targets), Place.of(self.draft.network))
         self.bind(batch.inputs)
-        return self.batch_loss(batch, kl_weight, generator, checked=False)
+        with training_mode(self.draft.network, self.modes):
+            return self.batch_loss(batch, kl_weight, generator, checked=False)
 
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
     ) -> Loss:
-        """The loss of a batch whose tensors were checked when the data came in."""
-        with training_mode(self.draft.network, self.modes):
-            outputs = self.outputs(batch.inputs, generator)
+        """The loss of a batch whose tensors were checked when the data came in, in training mode."""
+        outputs = at_least_float(self.outputs(batch, generator))  # autocast may have lowered them
         likelihood = self.draft.likelihood
         targets = batch.targets
         if not checked:
@@ -93,11 +104,14 @@ class Objective(nn.Module, ABC):
         kl = self.kl()
         return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)
 
-    def parameter_groups(self, lr: float, *, weight_decay: float = 0.0) -> list[dict[str, Any]]:
+    def parameter_groups(
+        self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
         """Groups for an optimiser: the network's weights, and what the method learns beside them.
 
         Args:
-            lr: learning rate.
+            lr: learning rate of the weights.
+            variational_lr: of the rest; None takes `lr`.
             weight_decay: for the weights; never for the rest.
         """
         weights = [p for p in self.draft.network.parameters() if p.requires_grad]
@@ -105,9 +119,13 @@ class Objective(nn.Module, ABC):
                   if p.requires_grad]  # fmt: skip
         groups = [
             {"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay},
-            {"name": "variational", "params": beside, "lr": lr, "weight_decay": 0.0},
+            {"name": "variational", "params": beside, "lr": variational_lr or lr, "weight_decay": 0.0},
         ]
         return [group for group in groups if group["params"]]
+
+    def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> Stepper:
+        """The update rule of the library's loop; methods with one of their own override it."""
+        return GradientStepper(self, training, plan, processes, seed)
 
     def posterior(self) -> Posterior:
         """The posterior as it stands now; further training does not change it."""
@@ -120,5 +138,7 @@ class Objective(nn.Module, ABC):
 class PlainObjective(Objective):
     """The network as it is, with no noise of ours."""
 
-    def outputs(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
-        return call(self.draft.network, inputs)
+    noisy = False
+
+    def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        return call(self.draft.network, batch.inputs)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from . import seeds, storage
-from .errors import DataError, DubitoError, require_count
+from .errors import DataError, DubitoError, NetworkError, require_count
 from .evaluation import evaluate
-from .inputs import Inputs, Place, checked_inputs, chunks, count_rows, named_tensors
+from .inputs import Inputs, Place, checked_inputs, chunks, named_tensors, rows_of
 from .likelihoods import BuiltLikelihood
 from .networks import run, with_flags, with_weights
 from .prediction import Prediction
@@ -29,7 +29,8 @@ class NamedTensors(nn.Module):
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         super().__init__()
-        self.names = {name: name.replace(".", "/") for name in tensors}
+        # The slash in front keeps them apart from a module's attributes (`items`), doubled ones from dots.
+        self.names = {name: "/" + name.replace("/", "//").replace(".", "/") for name in tensors}
         for name, tensor in tensors.items():
             value = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
             self.register_parameter(self.names[name], value)
@@ -163,11 +164,13 @@ class Posterior(nn.Module, ABC):
         require_count(num_samples=num_samples, max_rows=max_rows)
         source = as_source(data, Place.of(self.network))
         batches = [source.batch] if isinstance(source, TensorSource) else source.batches(max_rows)
-        predictions, targets = [], []
-        for batch in batches:
-            shape = next(self._outputs(batch.inputs, 1, seed, 1, rows=1))
-            targets.append(self.likelihood.check_targets(shape, batch.targets))
-            predictions.append(self.predict(batch.inputs, num_samples, seed=seed, max_rows=max_rows))
+        predictions, targets, first_row = [], [], 0
+        with seeds.forked(seed, "evaluate"):  # loaders draw from the global state
+            for batch in batches:
+                shape = next(self._outputs(batch.inputs, 1, seed, 1, rows=1))
+                targets.append(self.likelihood.check_targets(shape, batch.targets, first_row))
+                predictions.append(self.predict(batch.inputs, num_samples, seed=seed, max_rows=max_rows))
+                first_row += len(batch.targets)
         return evaluate(type(predictions[0]).cat(predictions), torch.cat(targets))
 
     def applied(
@@ -202,30 +205,35 @@ class Posterior(nn.Module, ABC):
         rows: int | None = None,
     ) -> Iterator[Tensor]:
         """Outputs [B, ...] of one draw after the other."""
-        inputs = checked_inputs(inputs, Place.of(self.network))
+        place = Place.of(self.network)
+        inputs = checked_inputs(inputs, place)
         if rows is not None:
             inputs = next(iter(chunks(inputs, rows)))
         for index in range(num_samples):
             with (
                 torch.set_grad_enabled(keep_graph),
+                seeds.forked(seed, "network", index, device=place.device),  # noise of the network's own
                 self.applied(index, self.generator(seed, index)) as function,
             ):
                 pieces = [self._read(function, piece) for piece in chunks(inputs, max_rows)]
-            outputs = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            if len(outputs) != count_rows(inputs):
-                raise DataError(f"the network answered {count_rows(inputs)} rows with {len(outputs)}; "
-                                "outputs must keep rows on their first axis")  # fmt: skip
-            yield outputs
+            yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     @staticmethod
     def _read(function: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
         try:
-            return function(inputs)
+            outputs = function(inputs)
         except (DubitoError, torch.OutOfMemoryError):
             raise
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
             shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(inputs)}
             raise DataError(f"the network cannot read inputs of shape {shapes}: {error}") from error
+        rows = rows_of(inputs)
+        if outputs.ndim == 0 or len(outputs) != rows:
+            raise NetworkError(
+                f"the network must answer {rows} rows with {rows} rows of outputs on the first axis, "
+                f"got shape {tuple(outputs.shape)}"
+            )
+        return outputs
 
     # -- size and storage ----------------------------------------------------------------------------------
 
@@ -257,13 +265,12 @@ class Posterior(nn.Module, ABC):
             "details": self.details,
             "history": self.history,
         }
-        storage.write(path, "posterior", self._stored(), content)
+        storage.write(path, "posterior", self.stored(), content)
 
-    def _stored(self) -> dict[str, Tensor]:
+    def stored(self) -> dict[str, Tensor]:
         """Every tensor under the name it has in a file: tied ones once, the user's names kept."""
-        network = {**dict(self.network.named_parameters()), **persistent_buffers(self.network)}
         return {
-            **{f"network.{name}": tensor for name, tensor in network.items()},
+            **{f"network.{name}": tensor for name, tensor in stored_tensors(self.network).items()},
             **{f"{key}.{name}": t for key in self.structure for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
@@ -272,10 +279,11 @@ class Posterior(nn.Module, ABC):
         return [self.group(key) for key in self.structure]
 
 
-def persistent_buffers(network: nn.Module) -> dict[str, Tensor]:
-    """The buffers a state dict would hold."""
+def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
+    """The parameters, and the buffers a state dict would hold, by their first names."""
     kept = network.state_dict(keep_vars=True)
-    return {name: tensor for name, tensor in network.named_buffers() if name in kept}
+    buffers = {name: tensor for name, tensor in network.named_buffers() if name in kept}
+    return {**dict(network.named_parameters()), **buffers}
 
 
 def detached(posterior: Posterior) -> Posterior:

@@ -4,6 +4,8 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
+from numbers import Integral
+from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
 import torch
@@ -33,7 +35,8 @@ class Prediction(ABC):
 
     def __getitem__(self, index: Any) -> Self:
         """The prediction for some rows; a single number keeps the row axis."""
-        if isinstance(index, int):
+        if isinstance(index, Integral) or (isinstance(index, Tensor) and index.ndim == 0):
+            index = int(index)
             if not -len(self) <= index < len(self):  # also what ends a plain `for row in prediction`
                 raise IndexError(f"row {index} of a prediction with {len(self)} rows")
             index = slice(index, index + 1 or None)
@@ -166,11 +169,13 @@ class CategoricalPrediction(ClassPrediction):
     def sets(self, level: float = 0.95) -> Tensor:
         require_fraction(zero=False, one=True, level=level)
         ordered, order = self.probs.sort(dim=self.class_axis, descending=True, stable=True)
-        before = ordered.cumsum(self.class_axis) - ordered  # mass of the classes that come before
-        return torch.zeros_like(before, dtype=torch.bool).scatter(self.class_axis, order, before < level)
+        enough = ordered.cumsum(self.class_axis) >= level
+        inside = ~enough.roll(1, self.class_axis)  # the classes before it do not yet hold the level
+        inside.select(self.class_axis, 0).fill_(True)
+        return torch.zeros_like(inside).scatter(self.class_axis, order, inside)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        targets = targets.to(self.log_probs.device)
+        targets = torch.as_tensor(targets, device=self.log_probs.device)
         if self.sample_log_probs is None:
             return gathered(self.log_probs, targets, self.class_axis)
         draws = torch.stack([gathered(one, targets, self.class_axis) for one in self.sample_log_probs])
@@ -203,11 +208,15 @@ class BernoulliPrediction(ClassPrediction):
 
     def sets(self, level: float = 0.95) -> Tensor:
         require_fraction(zero=False, one=True, level=level)
-        pair = torch.stack([self.log_complements, self.log_probs], -1).exp()  # [..., (no, yes)]
-        return (pair == pair.amax(-1, keepdim=True)) | (pair.amax(-1, keepdim=True) < level)
+        likeliest = torch.nn.functional.one_hot(self.labels, 2).bool()  # [..., (no, yes)]
+        return likeliest | (self.confidence < level).unsqueeze(-1)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        yes = aligned(targets, self.log_probs).bool()
+        values = aligned(targets, self.log_probs)
+        wrong = not_binary(values)
+        if wrong is not None:
+            raise DataError(f"targets must be 0 or 1, got {values[wrong].item():g} at row {wrong[0]}")
+        yes = values.bool()
         if self.sample_logits is None:
             return sum_events(torch.where(yes, self.log_probs, self.log_complements), 1)
         signed = torch.where(yes, self.sample_logits, -self.sample_logits)
@@ -269,20 +278,26 @@ class RealPrediction(Prediction):
 
     def quantile(self, q: float | Tensor) -> Tensor:
         """Quantiles of each output's marginal mixture, by root finding; the axes of `q` come first."""
-        levels = torch.as_tensor(q, dtype=self.means.dtype, device=self.means.device)
+        levels = torch.as_tensor(q, dtype=torch.float64, device="cpu")
         if not ((levels > 0) & (levels < 1)).all():
             raise ConfigError(f"quantile levels must lie strictly between 0 and 1, got {q}")
         if levels.ndim:
             return torch.stack([self.quantile(level) for level in levels.unbind()])
-        std = self.variances.sqrt()
+        # The nearer tail keeps its digits: the q-quantile of y is minus the (1 - q)-quantile of -y.
+        tail, sign = (float(levels), 1) if levels <= 0.5 else (float(1 - levels), -1)
+        means, std = sign * self.means, self.variances.sqrt()
         # Every component's own quantile brackets the mixture's: F(min) <= q <= F(max).
-        own = self.means + std * torch.special.ndtri(levels)
+        own = means + std * NormalDist().inv_cdf(tail)
         low, high = own.amin(0), own.amax(0)
-        for _ in range(-int(math.log2(torch.finfo(own.dtype).eps)) + 4):  # one bit of the bracket each
+        # A step gains one bit; those of the dtype are counted from the narrowest component on.
+        width = (high - low) / std.amin(0)
+        bits = math.log2(float(width.max()) / torch.finfo(own.dtype).eps + 1) if width.numel() else 0
+        for _ in range(math.ceil(bits)):
             middle = (low + high) / 2
-            below = torch.special.ndtr((middle - self.means) / std).mean(0) < levels
+            # F(y) = 1/S Σ_s Φ((y - mean_s) / std_s) with Φ(z) = ½ erfc(-z / √2), exact in the lower tail
+            below = torch.erfc((means - middle) / (std * math.sqrt(2))).mean(0) < 2 * tail
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-        return (low + high) / 2
+        return sign * (low + high) / 2
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Central interval of each output's marginal mixture that holds `level` of it."""
@@ -291,8 +306,7 @@ class RealPrediction(Prediction):
 
     def rescaled(self, shift: Any, scale: Any) -> Self:
         """The prediction of `shift + scale · y`: back from standardised targets to original units."""
-        shift = torch.as_tensor(shift, dtype=self.means.dtype, device=self.means.device)
-        scale = torch.as_tensor(scale, dtype=self.means.dtype, device=self.means.device)
+        shift, scale = self._per_output("shift", shift), self._per_output("scale", scale)
         if not (scale > 0).all():
             raise ConfigError(f"scale must be above 0, got {scale.tolist()}")
         full = self.covariances
@@ -300,6 +314,20 @@ class RealPrediction(Prediction):
             per_output = scale.expand(full.shape[-1])
             full = full * per_output[:, None] * per_output
         return type(self)(self.means * scale + shift, self.variances * scale**2, full)
+
+    def _per_output(self, name: str, value: Any) -> Tensor:
+        """A finite number, or numbers that broadcast to a row's outputs and never to the rows themselves."""
+        value = torch.as_tensor(value, dtype=self.means.dtype, device=self.means.device)
+        value = value.reshape(()) if value.numel() == 1 else value
+        row = tuple(self.means.shape[2:])
+        fits = all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(row), strict=False))
+        if value.ndim > len(row) or not fits:
+            raise ConfigError(
+                f"{name} must be one number or fit a row's outputs {row}, got {tuple(value.shape)}"
+            )
+        if not value.isfinite().all():
+            raise ConfigError(f"{name} must be finite, got {value.tolist()}")
+        return value
 
 
 def with_rows(tensor: Tensor, rows: int) -> Tensor:
@@ -335,7 +363,7 @@ def gathered(log_probs: Tensor, targets: Tensor, class_axis: int) -> Tensor:
 
 def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
     """Targets in the shape, device and dtype of the outputs; a missing or extra axis of size 1 is mended."""
-    targets = targets.to(outputs.device, outputs.dtype)
+    targets = torch.as_tensor(targets, device=outputs.device).to(outputs.dtype)
     if targets.shape == outputs.shape:
         return targets
     if targets.ndim + 1 == outputs.ndim and outputs.shape[-1] == 1 and targets.shape == outputs.shape[:-1]:
@@ -345,6 +373,12 @@ def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
     raise DataError(
         f"targets must have the outputs' shape {tuple(outputs.shape)}, got {tuple(targets.shape)}"
     )
+
+
+def not_binary(values: Tensor) -> tuple[int, ...] | None:
+    """Where the first value stands that is neither 0 nor 1, if there is one."""
+    wrong = (values != 0) & (values != 1)
+    return tuple(wrong.nonzero()[0].tolist()) if wrong.any() else None
 
 
 def normal_log_prob(errors: Tensor, *, std: Tensor | None = None, scale_tril: Tensor | None = None) -> Tensor:

@@ -1,6 +1,7 @@
 """Prior standard deviations of weights."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -55,3 +56,8 @@ def normal_kl(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
     """KL( N(mean, std²) ‖ N(0, prior_std²) ), summed: Σ log(s/σ) + (σ² + μ²) / 2s² − ½."""
     quadratic = torch.linalg.vector_norm(mean).square() + torch.linalg.vector_norm(std).square()
     return quadratic / (2 * prior_std**2) - std.log().sum() + std.numel() * (math.log(prior_std) - 0.5)
+
+
+def normal_penalty(parameters: Iterable[Tensor], prior_std: float) -> Tensor:
+    """−log N(w | 0, prior_std²) up to its constant, summed: Σ w² / 2s²."""
+    return torch.stack([parameter.square().sum() for parameter in parameters]).sum() / (2 * prior_std**2)

@@ -21,10 +21,11 @@ from .likelihoods import (
     CategoricalLikelihood,
     Gaussian,
     GaussianLikelihood,
+    Likelihood,
 )
 from .method import Method
 from .networks import copied
-from .posterior import Posterior, persistent_buffers
+from .posterior import Posterior, stored_tensors
 from .priors import He
 
 
@@ -84,6 +85,8 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
     try:
         method = storage.decode(content["method"], SETTINGS)
         settings = storage.decode(content["likelihood"], SETTINGS)
+        if not isinstance(method, Method) or not isinstance(settings, Likelihood):
+            raise StorageError(f"{path} is altered: {method!r} and {settings!r} are no method and likelihood")
         groups, details = content["structure"], content["details"]
         history, components = content["history"], content["num_noise_components"]
     except KeyError as error:
@@ -117,7 +120,7 @@ def _required(tensors: dict[str, torch.Tensor], name: str, path: Any) -> torch.T
 
 def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> None:
     """Put stored weights and buffers into the network, after checking that the architectures agree."""
-    own = {**dict(network.named_parameters()), **persistent_buffers(network)}
+    own = stored_tensors(network)
     for name in [*own, *stored]:
         if name not in stored or name not in own:
             lacks, has = ("the network", "the file") if name in stored else ("the file", "the network")
@@ -128,4 +131,8 @@ def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> Non
                 f"in the file and {tuple(own[name].shape)} in the network"
             )
     for name, tensor in own.items():
+        if tensor.is_floating_point() and tensor.dtype != stored[name].dtype:
+            network.to(stored[name].dtype)  # buffers that are not stored go along, as they do in posterior.to
+            break
+    for name, tensor in stored_tensors(network).items():
         tensor.data = stored[name]  # takes the stored dtype; tied tensors are one object and stay tied

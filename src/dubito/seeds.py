@@ -2,7 +2,8 @@
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from .errors import ConfigError
 
 def derived(seed: int, *path: int | str) -> int:
     """A seed of 63 bits from `seed` and `path`: other labels give independent streams."""
-    if isinstance(seed, bool) or not isinstance(seed, int):
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
         raise ConfigError(f"seed must be a whole number, got {seed!r}")
     text = "/".join(map(str, (seed, *path)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
@@ -70,4 +71,7 @@ def reseed(seed: int, device: torch.device) -> None:
     """Seed the global state of the CPU and of `device` alone; `torch.manual_seed` would reach every device."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
-        torch.get_device_module(device).manual_seed(seed)
+        module = torch.get_device_module(device)
+        # `manual_seed` reaches the current device, which need not be this one; MPS knows a single device.
+        with module.device(device) if hasattr(module, "device") else nullcontext():
+            module.manual_seed(seed)

@@ -1,9 +1,10 @@
 """Where training and evaluation rows come from: one interface over tensors, datasets and loaders."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -16,9 +17,12 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from . import seeds
+from . import seeds, storage
 from .errors import DataError
-from .inputs import Batch, Place, checked_batch, take
+from .inputs import Batch, Place, RowNumbers, checked_batch, named_tensors, take
+
+#: From targets, and where they stand in the user's data, to targets in the likelihood's form.
+TargetCheck: TypeAlias = Callable[[Tensor, RowNumbers], Tensor]
 
 
 class Source(ABC):
@@ -27,26 +31,30 @@ class Source(ABC):
     Attributes:
         num_data: the number of rows, or None where only reading tells.
         batch_size: the user's own batch size, or None where there is none.
+        drop_last: whether the user's loader leaves out a short last batch.
     """
 
     num_data: int | None
     batch_size: int | None = None
-    #: Whether `batches` follows a given order; a loader with a sampler of its own keeps its own.
-    ordered: bool = True
+    drop_last: bool = False
     #: Brings targets into the likelihood's form or refuses them; set by `check_targets`.
-    _check: Callable[[Tensor], Tensor] | None = None
+    _check: TargetCheck | None = None
 
     @abstractmethod
-    def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[Batch]:
-        """All rows once, `batch_size` at a time, in the given order of row numbers."""
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        """All rows once, in the source's own order."""
 
-    def check_targets(self, check: Callable[[Tensor], Tensor]) -> None:
+    @abstractmethod
+    def digest(self) -> str:
+        """A fingerprint of the rows, as far as it can be had without reading all of them from disk."""
+
+    def check_targets(self, check: TargetCheck) -> None:
         """Pass all targets through `check`: at once where they are in memory, else batch by batch."""
         self._check = check
 
-    def _checked(self, raw: Any, place: Place, first_row: int) -> Batch:
-        batch = checked_batch(raw, place, first_row)
-        return Batch(batch.inputs, self._check(batch.targets)) if self._check else batch
+    def _checked(self, raw: Any, place: Place, rows: RowNumbers) -> Batch:
+        batch = checked_batch(raw, place, rows)
+        return Batch(batch.inputs, self._check(batch.targets, rows)) if self._check else batch
 
     def example(self, rows: int = 8) -> Batch:
         """The first rows, to learn shapes from."""
@@ -56,71 +64,88 @@ class Source(ABC):
         return Batch(take(batch.inputs, slice(rows)), batch.targets[:rows])
 
 
-class TensorSource(Source):
+class OrderedSource(Source):
+    """A source whose rows can be read by number, in any order."""
+
+    num_data: int  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @abstractmethod
+    def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
+        """One batch for each group of row numbers; None for an empty group."""
+
+
+class TensorSource(OrderedSource):
     """Rows held whole as tensors; checked once, up front."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
         self.num_data = len(batch.targets)
 
-    def check_targets(self, check: Callable[[Tensor], Tensor]) -> None:
-        self.batch = Batch(self.batch.inputs, check(self.batch.targets))
+    def check_targets(self, check: TargetCheck) -> None:
+        self.batch = Batch(self.batch.inputs, check(self.batch.targets, 0))
 
-    def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[Batch]:
-        inputs, targets = self.batch
-        if order is not None:
-            order = order.to(targets.device)
-        for rows in split(len(targets) if order is None else len(order), batch_size):
-            index = rows if order is None else order[rows]
-            yield Batch(take(inputs, index), targets[index])
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        for rows in split(self.num_data, batch_size):
+            yield Batch(take(self.batch.inputs, rows), self.batch.targets[rows])
+
+    def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
+        inputs, targets = self.batch.inputs, self.batch.targets
+        for group in groups:
+            index = group.to(targets.device)
+            yield Batch(take(inputs, index), targets[index]) if len(index) else None
+
+    def digest(self) -> str:
+        return storage.checksum(dict(named_tensors((self.batch.inputs, self.batch.targets), "data")))
 
 
-class DatasetSource(Source):
+class DatasetSource(OrderedSource):
     """A map-style dataset, read by our order through a loader; checked batch by batch."""
 
     def __init__(self, dataset: Dataset, place: Place, loader: DataLoader | None = None) -> None:
         self.dataset, self.place = dataset, place
         self.num_data = len(dataset)  # pyright: ignore[reportArgumentType]
-        self.batch_size = loader.batch_size if loader else None
-        self.drop_last = loader.drop_last if loader else False
         self.options: dict[str, Any] = {}
         if loader:
+            assert isinstance(loader.batch_sampler, BatchSampler)  # see `reads_all_rows`
+            self.batch_size, self.drop_last = loader.batch_sampler.batch_size, loader.batch_sampler.drop_last
             names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
             self.options = {name: getattr(loader, name) for name in names}
             self.options["multiprocessing_context"] = loader.multiprocessing_context
         if self.num_data == 0:
             raise DataError("data must hold at least one row, got an empty dataset")
 
-    def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[Batch]:
-        rows = len(self.dataset)  # pyright: ignore[reportArgumentType]
-        numbers = torch.arange(rows) if order is None else order
-        groups = [numbers[rows].tolist() for rows in split(len(numbers), batch_size)]
-        if order is not None and self.drop_last and len(groups) > 1 and len(groups[-1]) < batch_size:
-            groups.pop()
-        # The loader's own generator only seeds its workers; without one it would draw from the global state.
-        generator = seeds.generator(int(numbers[0]), "workers", rows)
-        loader = DataLoader(self.dataset, batch_sampler=groups, generator=generator, **self.options)
-        first_row = 0
-        for raw in loader:
-            batch = self._checked(raw, self.place, first_row)
-            first_row += len(batch.targets)
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        numbers = torch.arange(self.num_data)
+        for batch in self.read([numbers[rows] for rows in split(self.num_data, batch_size)]):
+            assert batch is not None
             yield batch
+
+    def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
+        numbers = [group.tolist() for group in groups]
+        filled = [group for group in numbers if group]
+        # The loader's own generator only seeds its workers; without one it would draw from the global state.
+        generator = seeds.generator(filled[0][0] if filled else 0, "workers", self.num_data)
+        loader = iter(DataLoader(self.dataset, batch_sampler=filled, generator=generator, **self.options))
+        for group in numbers:
+            yield self._checked(next(loader), self.place, group) if group else None
+
+    def digest(self) -> str:
+        example = self.example()
+        first = storage.checksum(dict(named_tensors((example.inputs, example.targets), "data")))
+        return f"{self.num_data} rows, first {first}"
 
 
 class LoaderSource(Source):
     """A loader whose order is its own (a sampler of the user's, an iterable dataset), read as it is."""
 
-    ordered = False
-
     def __init__(self, loader: DataLoader, place: Place) -> None:
         self.loader, self.place = loader, place
         self.batch_size = loader.batch_size
         self.num_data = None
-        if not isinstance(loader.dataset, IterableDataset):
-            sampler = loader.batch_sampler if loader.batch_size is None else loader.sampler
-            self.num_data = len(sampler) if loader.batch_size is not None else None  # pyright: ignore
+        if loader.batch_size is not None and hasattr(loader.sampler, "__len__"):
+            self.num_data = len(loader.sampler)  # pyright: ignore[reportArgumentType]
 
-    def batches(self, batch_size: int, order: Tensor | None = None) -> Iterator[Batch]:
+    def batches(self, batch_size: int) -> Iterator[Batch]:
         first_row = 0
         for raw in self.loader:
             batch = self._checked(raw, self.place, first_row)
@@ -128,6 +153,9 @@ class LoaderSource(Source):
             yield batch
         if first_row == 0:
             raise DataError("data must hold at least one row, got a loader without batches")
+
+    def digest(self) -> str:
+        return f"{self.num_data} rows in an order of their own"
 
 
 def split(rows: int, batch_size: int) -> Sequence[slice]:
@@ -141,16 +169,21 @@ def split(rows: int, batch_size: int) -> Sequence[slice]:
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True)]
 
 
+def reads_all_rows(loader: DataLoader) -> bool:
+    """Whether the loader reads each row of its dataset once, so that its order may be ours."""
+    if isinstance(loader.dataset, IterableDataset) or type(loader.batch_sampler) is not BatchSampler:
+        return False
+    sampler = loader.batch_sampler.sampler  # not `loader.sampler`, which a given batch sampler leaves unused
+    if type(sampler) is RandomSampler:
+        return not sampler.replacement and len(sampler) == len(loader.dataset)  # pyright: ignore
+    return type(sampler) is SequentialSampler and len(sampler) == len(loader.dataset)  # pyright: ignore
+
+
 def as_source(data: Any, place: Place, name: str = "data") -> Source:
     """The source for a pair (inputs, targets), a `Dataset` or a `DataLoader`."""
     if isinstance(data, DataLoader):
-        plain = isinstance(data.sampler, RandomSampler | SequentialSampler)
-        plain = plain and type(data.batch_sampler) is BatchSampler
-        replacing = isinstance(data.sampler, RandomSampler) and data.sampler.replacement
-        if plain and not replacing and not isinstance(data.dataset, IterableDataset):
-            return DatasetSource(data.dataset, place, data)
-        return LoaderSource(data, place)
-    if isinstance(data, TensorDataset) and len(data.tensors) == 2:
+        return DatasetSource(data.dataset, place, data) if reads_all_rows(data) else LoaderSource(data, place)
+    if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may change what an item is
         data = tuple(data.tensors)
     if isinstance(data, tuple | list):
         if len(data) != 2:
@@ -161,7 +194,8 @@ def as_source(data: Any, place: Place, name: str = "data") -> Source:
         return TensorSource(checked_batch(data, place))
     if isinstance(data, IterableDataset):
         return LoaderSource(DataLoader(data, batch_size=128), place)
-    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, dict | Tensor):
+    known = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if known and not isinstance(data, Mapping | Tensor | np.ndarray | str | bytes):
         return DatasetSource(data, place)
     raise DataError(
         f"{name} must be a pair (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}"

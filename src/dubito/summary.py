@@ -1,6 +1,7 @@
 """What a posterior holds, as data and as a table."""
 
 from dataclasses import dataclass
+from io import StringIO
 
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +48,8 @@ class Summary:
             table.add_row(
                 row.name, "×".join(map(str, row.shape)) or "scalar", row.holds, f"{row.num_parameters:,}"
             )
-        console = Console(width=110, record=False, color_system=None)
-        with console.capture() as capture:
-            console.print(table)
-        return capture.get()
+        # Into a file of its own, and with names as they are: `[0]` or `:x:` in them is no markup.
+        text = StringIO()
+        console = Console(file=text, width=110, color_system=None, markup=False, emoji=False)
+        console.print(table)
+        return text.getvalue()

@@ -6,14 +6,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds
-from ..inputs import Batch, call, rows_of
+from ..errors import NetworkError
+from ..inputs import Batch, call, map_tensors, rows_of
 from ..layers.taps import Tap, tapped
 from ..layers.trace import Layout
 from ..likelihoods import BuiltLikelihood
 from ..sources import Source
 from .kinds import Curvature
 
-#: Numbers one block of per-example gradients may hold: examples are taken in blocks that stay below it.
+#: Numbers one block of per-example gradients or label noise may hold: rows come in blocks that stay below it.
 BLOCK = 1 << 22
 
 
@@ -59,8 +60,10 @@ class LabelNoise:
         """For rows from `first_row` on: a function from the number of the draw to its noise."""
 
         def drawn(number: int) -> Tensor:
-            stream = self._streams.setdefault(number, seeds.RowNoise(self.seed, "labels", number))
-            return stream.rows(first_row, outputs)
+            if number not in self._streams:
+                block = max(1, min(1024, BLOCK // outputs[0].numel()))  # the same whatever the batch size
+                self._streams[number] = seeds.RowNoise(self.seed, "labels", number, block=block)
+            return self._streams[number].rows(first_row, outputs)
 
         return drawn
 
@@ -78,10 +81,18 @@ def _add_batch(
 ) -> None:
     rows = rows_of(batch.inputs)
     with torch.enable_grad(), tapped(network, taps, layouts):
-        outputs = call(network, batch.inputs)
+        outputs = call(network, map_tensors(Tensor.detach, batch.inputs))
         noise = label_noise.at(first_row, outputs.detach())
         for weight, gradient in kind.seeds(likelihood, outputs.detach(), batch.targets, noise):
-            outputs.backward(gradient, retain_graph=True)
+            if outputs.requires_grad:
+                outputs.backward(gradient, retain_graph=True)
+            unreached = [tap.weight for tap in taps if not tap.reached]
+            if unreached:
+                raise NetworkError(
+                    f"the curvature needs gradients of the outputs at every layer, but none reach "
+                    f"{', '.join(unreached)}: the network cuts the graph there (torch.no_grad, detach) or does "
+                    "not use these layers; leave them out with subset= or set requires_grad=False on them"
+                )
             with torch.no_grad():
                 for tap in taps:
                     _add_tap(sums, tap, rows, weight)
@@ -89,14 +100,13 @@ def _add_batch(
 
 def _add_tap(sums: dict[str, Tensor], tap: Tap, rows: int, weight: float) -> None:
     pairs = list(tap.pairs(rows))
-    if not pairs:
-        return
     # Positions of all calls of a shared layer add up inside an example, before squaring.
-    inputs = torch.cat([a for a, _ in pairs], 1) if len(pairs) > 1 else pairs[0][0]  # [B, T, G, n]
-    gradients = torch.cat([g for _, g in pairs], 1) if len(pairs) > 1 else pairs[0][1]  # [B, T, G, m]
+    inputs = torch.cat([a for a, _, _ in pairs], 1) if len(pairs) > 1 else pairs[0][0]  # [B, T, G, n]
+    gradients = torch.cat([g for _, g, _ in pairs], 1) if len(pairs) > 1 else pairs[0][1]  # [B, T, G, m]
     target = sums[tap.weight]
     if tap.bias is not None:
-        sums[tap.bias].add_(gradients.sum(1).square().sum(0).reshape(-1), alpha=weight)
+        own = sum(g.sum(1) for _, g, biased in pairs if biased)  # [B, G, m]
+        sums[tap.bias].add_(torch.as_tensor(own).square().sum(0).reshape(-1), alpha=weight)
     positions, groups, width = inputs.shape[1:]
     if positions == 1:
         # One position: (g aᵀ)^∘2 = g^∘2 (a^∘2)ᵀ, so the sum over examples is one product.

@@ -81,7 +81,8 @@ ENTRIES: dict[str, Entry] = {
         task="binary",
         kind="tokens",
         licence="none stated; cite Maas et al. 2011",
-        source="Large Movie Review Dataset v1.0 (aclImdb), the last 80 words, 20,000 words known",
+        source="Large Movie Review Dataset v1.0 (https://ai.stanford.edu/~amaas/data/sentiment), the last 80 words "
+        "of each review, 20,000 words known",
         target_name="sentiment",
         tail=5_000,
         class_names=("negative", "positive"),
@@ -103,7 +104,8 @@ ENTRIES: dict[str, Entry] = {
         task="binary",
         kind="series",
         licence="ODC-By 1.0",
-        source="PhysioNet/CinC Challenge 2012: set a trains, b validates, c tests",
+        source="PhysioNet/CinC Challenge 2012 (https://physionet.org/content/challenge-2012): set a trains, "
+        "b validates, c tests",
         target_name="in_hospital_death",
         class_names=("survived", "died"),
         forms=(

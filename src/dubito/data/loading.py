@@ -7,7 +7,7 @@ from typing import Any, get_args
 
 import torch
 
-from dubito.errors import ConfigError, require_count, require_fraction, unknown_name
+from dubito.errors import ConfigError, UnknownNameError, require_count, require_fraction, unknown_name
 
 from . import tabular
 from .assemble import assembled
@@ -111,6 +111,10 @@ def _named(name: str) -> Entry:
     suffix = Path(name).suffix
     if suffix:
         raise ConfigError(f"a table of your own must end in {', '.join(tabular.SUFFIXES)}, got {name!r}")
+    if name.lower() in ENTRIES:  # nothing else is near enough in capitals
+        raise UnknownNameError(
+            f"unknown data set {name!r}, did you mean {name.lower()!r}? Names are lower case"
+        )
     raise unknown_name("data set", name, ENTRIES)
 
 

@@ -1,4 +1,4 @@
-"""Gram matrices and diagonals in a Kronecker basis V = U_g ⊗ U_a, without ever forming V.
+"""The Gram matrix of a Kronecker basis V = U_g ⊗ U_a, without ever forming V.
 
 Column (ζ, β) of V is the outer product of column ζ of U_g [m, g] and column β of U_a [n, a]. Products of
 two columns of V are products of pairs of columns of U_g and of U_a, and a pair is the same both ways round:
@@ -34,20 +34,6 @@ def gram(left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
     return pairs
 
 
-def diagonal(left: Tensor, right: Tensor, pairs: Tensor) -> Tensor:
-    """diag(V C Vᵀ) as an [m, n] matrix, from a symmetric C folded into pairs."""
-    if _right_first(left, right):
-        return diagonal(right, left, pairs.mT).mT
-    result = left.new_zeros(len(left), len(right))
-    step = _step(left, right)
-    for rows, left_products in _pair_products(left, step):
-        half = left.new_zeros(left_products.shape[1], len(right))  # [pairs of g, n]
-        for columns, right_products in _pair_products(right, step):
-            half = half + pairs[rows, columns] @ right_products.mT
-        result = result + left_products @ half
-    return result
-
-
 def unfold(pairs: Tensor, scale: Tensor) -> Tensor:
     """The full matrix diag(l) M₀ diag(l) [L, L] from the pairs of M₀, with l = `scale` [g, a]."""
     g, a = scale.shape
@@ -57,21 +43,6 @@ def unfold(pairs: Tensor, scale: Tensor) -> Tensor:
         block = pairs[left_pair[row]].index_select(1, right_pair).view(g, a, a)  # [ζ', β, β']
         full[row] = scale[row, :, None, None] * block.transpose(0, 1) * scale
     return full.view(g * a, g * a)
-
-
-def fold(matrix: Tensor, scale: Tensor) -> Tensor:
-    """Sums of diag(l) C diag(l) over both orders of each pair, for a symmetric C [L, L]."""
-    g, a = scale.shape
-    i, j = torch.triu_indices(a, a, device=matrix.device)
-    # x ↦ Σ_ββ' C_ββ' x_β x_β' needs C_ββ' + C_β'β for β < β', once C_ββ.
-    weight = torch.where(i == j, 0.5, 1.0).to(matrix)
-    rows = []
-    for row, block in enumerate(matrix.view(g, a, g, a)):
-        block = (scale[row, :, None, None] * block * scale)[:, row:].transpose(0, 1)  # [ζ' ≥ ζ, β, β']
-        summed = (block + block.mT)[:, i, j] * weight
-        # (ζ, ζ') and (ζ', ζ) give the same sum.
-        rows.append(torch.cat([summed[:1], 2 * summed[1:]]))
-    return torch.cat(rows)
 
 
 def _count(basis: Tensor) -> int:

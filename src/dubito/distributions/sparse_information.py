@@ -139,20 +139,23 @@ class SparseInformationNormal(StructuredNormal):
     # The distribution.
 
     def _compute_variance(self) -> Tensor:
-        # diag P⁻¹ = (1 − (s²/d) diag(V l (I + M)⁻¹ l Vᵀ)) / d, a small difference of large numbers where the
-        # data say nearly everything: float32 would leave nothing of it.
+        # diag P⁻¹ = (1 − ‖R⁻¹ V_sᵀ e_i‖²) / d, a small difference where the data say nearly everything, of
+        # which float32 would leave nothing. A sum of squares, as (I + M)⁻¹ written out would lose far more.
         factor = self.cholesky
         if factor.dtype != torch.float64:
             factor = torch.linalg.cholesky(
                 self._identity_plus_gram(torch.float64, float64_device(factor.device))
             )
         left, right, whitening, scale, root = self._parts_in(factor.dtype, factor.device)
-        pairs = pair_products.fold(torch.cholesky_inverse(factor), scale)
-        taken = pair_products.diagonal(left, right, pairs)
-        variance = (1 - whitening.square() * taken) * root.square()
+        identity = torch.eye(len(factor)).to(factor)
+        rows = torch.linalg.solve_triangular(factor, identity, upper=False).view(-1, *scale.shape) * scale
+        taken = torch.zeros_like(root)
+        for part in rows.split(max(1, pair_products.CHUNK // taken.numel())):
+            taken = taken + (whitening * sandwich(left, part, right.mT)).square().sum(0)
+        variance = ((1 - taken) * root.square()).to(self._mean)
         # (P⁻¹)_ii is at least 1/P_ii
         own = self.num_data * self.congruence.square() * self.eigen_diagonal + self.diagonal_precision
-        return torch.maximum(variance.to(self._mean), 1 / own)
+        return torch.maximum(variance, 1 / own)
 
     def _compute_logdet(self) -> Tensor:
         # log|P| = Σ log d + 2 Σ log R_ii

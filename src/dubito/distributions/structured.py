@@ -37,9 +37,10 @@ class StructuredNormal(Distribution, ABC):
         prior_precision: float | Tensor,
         validate_args: bool | None = None,
     ) -> None:
-        if mean.ndim != 2 or not mean.is_floating_point() or mean.numel() == 0:
+        if mean.ndim != 2 or mean.numel() == 0 or mean.dtype not in (torch.float32, torch.float64):
             raise DataError(
-                f"mean must be a real m x n matrix, got {mean.dtype} of shape {tuple(mean.shape)}"
+                f"mean must be an m x n matrix of float32 or float64, got {mean.dtype} of shape "
+                f"{tuple(mean.shape)}; reshape a layer's weight to outputs x inputs and cast it"
             )
         self._mean = mean
         self.num_data = num_data

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from ..curvature import Curvature, Fisher, diagonal
 from ..errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
-from ..inputs import call
+from ..inputs import Batch, call, take
 from ..layers.taps import TAPPED, Tap
 from ..layers.trace import Layout, trace
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
-from ..method import Method, Prepared
+from ..method import Method, Prepared, probe
 from ..networks import Subset, resolve, with_flags
 from ..posterior import Posterior
 from ..sources import Source
@@ -77,6 +77,10 @@ class Laplace(Method):
         network, likelihood, history = prepared.network, prepared.likelihood, []
         names = resolve(self.subset, network)
         taps, layouts, left_out = find_taps(network, prepared.example.inputs, names)
+        # A curvature that cannot treat such outputs says so before any work starts.
+        first = Batch(take(prepared.example.inputs, slice(1)), prepared.example.targets[:1])
+        outputs = probe(network, first.inputs)
+        next(self.curvature.seeds(likelihood, outputs, first.targets, lambda _: torch.zeros_like(outputs)))
         if training is not None:
             point = MAP(prior_std=self.prior_precision**-0.5)._fit(prepared, training)
             network = with_flags(point.network, point.trainable)
@@ -88,7 +92,7 @@ class Laplace(Method):
                 f"these parameters stay point estimates, because Diagonal() covers Linear and Conv2d layers: "
                 f"{', '.join(left_out)}; name what to cover with subset= to say so",
                 DubitoWarning,
-                stacklevel=4,
+                stacklevel=3,
             )
         curvature = diagonal(
             network,
@@ -125,22 +129,30 @@ def find_taps(
         if isinstance(module, TAPPED) and type(module).forward in (nn.Linear.forward, nn.Conv2d.forward)
     }
     visits = trace(network, inputs, modules)
+    layouts = {path: visit.layout for path, visit in visits.items() if visit.layout is not Layout.UNKNOWN}
     known = {id(parameter): name for name, parameter in network.named_parameters()}
-    taps: dict[str, Tap] = {}
-    layouts: dict[str, Layout] = {}
-    for path, visit in visits.items():
-        module = modules[path]
-        weight, bias = known.get(id(module.weight)), known.get(id(module.bias))
-        if weight is None or visit.layout is Layout.UNKNOWN or not {weight, bias} & set(names):
-            continue
-        layouts[path] = visit.layout
-        tap = taps.setdefault(weight, Tap(weight, bias, [], []))
-        tap.layers.append(module)
-        tap.names.append(path)
-    reached = {name for tap in taps.values() for name in (tap.weight, tap.bias)}
+    owners: dict[str, set[str]] = {}
+    for path, module in network.named_modules(remove_duplicate=False):
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(known[id(parameter)], set()).add(path)
+    users: dict[str, list[str]] = {}
+    for path in layouts:
+        weight = known.get(id(modules[path].weight))
+        if weight is not None:  # else computed from other parameters
+            users.setdefault(weight, []).append(path)
+    taps = []
+    for weight, paths in users.items():
+        if not owners[weight] <= layouts.keys():
+            continue  # shared with a layer that no tap sees: a part of the curvature is not the whole
+        biases = {known.get(id(modules[path].bias)) for path in paths} - {None}
+        bias = biases.pop() if len(biases) == 1 else None
+        bias = bias if bias is not None and owners[bias] <= set(paths) else None
+        if {weight, bias} & set(names):
+            taps.append(Tap(weight, bias, paths))
+    reached = {name for tap in taps for name in (tap.weight, tap.bias)}
     if not reached & set(names):
         raise NetworkError(f"Laplace needs a Linear or Conv2d layer among {list(names)}, found none")
-    return list(taps.values()), layouts, [name for name in names if name not in reached]
+    return taps, layouts, [name for name in names if name not in reached]
 
 
 @torch.no_grad()

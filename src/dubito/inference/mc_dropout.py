@@ -8,16 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NetworkError, require_fraction, require_positive
-from ..inputs import Inputs, call, rows_of
+from ..inputs import Batch, Inputs, call, rows_of
 from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
 from ..layers.node_noise import bernoulli_factors, factors_on_inputs, per_example, read_first
 from ..layers.sites import LAYERS, Site, find_sites
 from ..layers.trace import Layout, trace
 from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
-from ..networks import run, with_flags
+from ..networks import resolve, run, trainable, with_flags
 from ..objective import Objective
 from ..posterior import Posterior
+from ..priors import normal_penalty
 
 
 class MCDropoutPosterior(Posterior):
@@ -78,9 +79,15 @@ class MCDropoutObjective(Objective):
         if rate is None:
             names = find_dropouts(draft.network)
             visits = trace(draft.network, inputs, names)
+            if not visits:
+                raise NetworkError(
+                    f"rate=None uses the network's own dropout layers, but its forward pass calls none of {names}; "
+                    "give a rate, as in MCDropout(rate=0.1), to put dropout on its layers' inputs"
+                )
             draft.details = {"dropouts": {name: visit.layout.value for name, visit in visits.items()}}
             return
-        layers = [name for name, module in draft.network.named_modules() if isinstance(module, LAYERS)]
+        modules = draft.network.named_modules(remove_duplicate=False)
+        layers = [name for name, module in modules if isinstance(module, LAYERS)]
         visits = trace(draft.network, inputs, layers)
         first = read_first(visits)
         # A recurrent layer that reads the inputs still has inner layers and a recurrent kernel to perturb.
@@ -93,11 +100,12 @@ class MCDropoutObjective(Objective):
         draft.shared = {site.parameter for site in draft.sites if not per_example(site, visits)}
         draft.details = {"sites": [site.to_json() for site in draft.sites], "shared": sorted(draft.shared)}
 
-    def outputs(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
-        draft, rate = self.draft, self.draft.method.rate
+    def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        draft, rate, inputs = self.draft, self.draft.method.rate, batch.inputs
         if rate is None:
             return call(draft.network, inputs)  # its own dropout layers are at work in training mode
         rows, weights = rows_of(inputs), draft.weights()
+        own_rows = slice(batch.first, batch.first + rows)
         own: dict[Site, Tensor] = {}
         folded: dict[str, Tensor] = {}
         for site in draft.sites:
@@ -107,7 +115,8 @@ class MCDropoutObjective(Objective):
                     weight, bernoulli_factors(site.shape, rate, weight, generator)
                 )
             else:
-                own[site] = bernoulli_factors((rows, *site.shape), rate, weight, generator)
+                whole = bernoulli_factors((batch.total or rows, *site.shape), rate, weight, generator)
+                own[site] = whole[own_rows]
         with factors_on_inputs(draft.network, own):
             return run(draft.network, folded, inputs) if folded else call(draft.network, inputs)
 
@@ -116,8 +125,7 @@ class MCDropoutObjective(Objective):
         std = self.draft.method.prior_std
         if std is None:
             return super().kl()
-        squares = [p.square().sum() for p in self.draft.network.parameters() if p.requires_grad]
-        return torch.stack(squares).sum() / (2 * std**2)
+        return normal_penalty(trainable(self.draft.network).values(), std)
 
     def posterior(self) -> Posterior:
         if not self.draft.details:
@@ -156,6 +164,7 @@ class MCDropout(TrainedMethod):
         *,
         seed: int,
     ) -> MCDropoutObjective:
+        resolve(None, network)  # refuses a network whose parameters are all frozen
         if self.rate is None and not find_dropouts(network):
             raise NetworkError(
                 "rate=None uses the network's own dropout layers, but it has none with a rate above 0; "

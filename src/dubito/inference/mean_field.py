@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import require_positive
-from ..inputs import Inputs
+from ..inputs import Batch
 from ..likelihoods import BuiltLikelihood, inverse_softplus
 from ..method import TrainedMethod
 from ..networks import Subset, resolve, run
@@ -37,8 +37,8 @@ class MeanFieldObjective(Objective):
 
     draft: MeanFieldPosterior
 
-    def outputs(self, inputs: Inputs, generator: torch.Generator | None) -> Tensor:
-        return run(self.draft.network, self.draft.draw(0, generator), inputs)
+    def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        return run(self.draft.network, self.draft.draw(0, generator), batch.inputs)
 
     def kl(self) -> Tensor:
         prior_std, weights = self.draft.method.prior_std, self.draft.weights()

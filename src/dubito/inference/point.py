@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from ..errors import require_positive
 from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
-from ..networks import trainable
+from ..networks import resolve, trainable
 from ..objective import PlainObjective
 from ..posterior import Posterior
+from ..priors import normal_penalty
 
 
 class PointPosterior(Posterior):
@@ -36,8 +37,7 @@ class MAPObjective(PlainObjective):
         """−log p(w) up to its constant: Σ w² / 2σ²; 0 under a flat prior."""
         if self.prior_std is None:
             return super().kl()
-        squares = [parameter.square().sum() for parameter in trainable(self.draft.network).values()]
-        return torch.stack(squares).sum() / (2 * self.prior_std**2)
+        return normal_penalty(trainable(self.draft.network).values(), self.prior_std)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,5 +65,6 @@ class MAP(TrainedMethod):
         *,
         seed: int,
     ) -> MAPObjective:
+        resolve(None, network)  # refuses a network whose parameters are all frozen
         draft = PointPosterior(network, likelihood, method=self)
         return MAPObjective(draft, self.prior_std, num_data=num_data, modes=modes)

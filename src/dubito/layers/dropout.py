@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import seeds
-from .trace import Layout
+from .trace import Layout, unnested
 
 #: The value SELU saturates at, which alpha dropout puts in place of dropped units.
 SELU_FLOOR = -1.7580993408473766
@@ -31,6 +31,8 @@ class FixedDropout(nn.Module):
         self.channels = isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout)
         self.alpha = isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout)
         self.calls = 0
+        # Attention blocks skip their dropout layers in evaluation mode, unless one of them has a hook.
+        self.register_forward_pre_hook(_heed)
 
     def forward(self, inputs: Tensor) -> Tensor:
         shape = list(inputs.shape)
@@ -43,6 +45,8 @@ class FixedDropout(nn.Module):
         mask = torch.bernoulli(keep, generator=generator)
         if not self.alpha:
             return inputs * mask / max(1 - self.rate, torch.finfo(inputs.dtype).tiny)
+        if self.rate == 1:
+            return inputs * 0
         # Alpha dropout keeps mean 0 and variance 1: a = (q + α'² q (1 − q))^-½, b = −a α' (1 − q)
         q = 1 - self.rate
         scale = (q + SELU_FLOOR**2 * q * (1 - q)) ** -0.5
@@ -57,9 +61,14 @@ def find_dropouts(network: nn.Module) -> list[str]:
 def with_fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> nn.Module:
     """A copy of the network whose dropout layers have the masks of one draw."""
     plain = copy.deepcopy(network)
-    for name, fixed in _fixed(plain, layouts, seed).items():
-        path, _, last = name.rpartition(".")
-        setattr(plain.get_submodule(path), last, fixed)
+    fixed = {plain.get_submodule(name): mask for name, mask in _fixed(plain, layouts, seed).items()}
+    for name, module in list(plain.named_modules(remove_duplicate=False)):  # one layer may have two names
+        if module in fixed:
+            path, _, last = name.rpartition(".")
+            setattr(plain.get_submodule(path), last, fixed[module])
+    for module in plain.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # nested tensors are for layers without hooks
     plain.register_forward_pre_hook(_restart)
     return plain
 
@@ -77,7 +86,8 @@ def fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: int) 
         for name, mask in fixed.items():
             handles.append(network.get_submodule(name).register_forward_hook(hook(mask)))
         handles.append(network.register_forward_pre_hook(lambda *_: _rewind(fixed.values())))
-        yield
+        with unnested(network):
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -89,6 +99,10 @@ def _fixed(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> dict
         name: FixedDropout(network.get_submodule(name), seeds.derived(seed, name), axes.get(layout, 0))
         for name, layout in layouts.items()
     }
+
+
+def _heed(layer: nn.Module, _: object) -> None:
+    pass
 
 
 def _restart(network: nn.Module, _: object) -> None:

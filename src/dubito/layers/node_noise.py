@@ -30,8 +30,10 @@ def factors_on_inputs(network: nn.Module, factors: Mapping[Site, Tensor]) -> Ite
     hooked: set[int] = set()
 
     def hook(site: Site, values: Tensor):
-        def multiply(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            return (site.on_input(args[0], values), *args[1:])
+        def multiply(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]):
+            if args:
+                return (site.on_input(args[0], values), *args[1:]), kwargs
+            return args, {**kwargs, "input": site.on_input(kwargs["input"], values)}
 
         return multiply
 
@@ -40,7 +42,9 @@ def factors_on_inputs(network: nn.Module, factors: Mapping[Site, Tensor]) -> Ite
             for name in site.modules:
                 if id(modules[name]) not in hooked:  # one module under two names is hooked once
                     hooked.add(id(modules[name]))
-                    handles.append(modules[name].register_forward_pre_hook(hook(site, values)))
+                    handles.append(
+                        modules[name].register_forward_pre_hook(hook(site, values), with_kwargs=True)
+                    )
         yield
     finally:
         for handle in handles:

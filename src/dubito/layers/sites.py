@@ -1,7 +1,7 @@
 """Sites: weight tensors and the nodes that feed them, so that node factors can be folded into weights."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -60,19 +60,25 @@ def find_sites(network: nn.Module) -> list[Site]:
     """All sites of a network, in the order of its modules; a shared weight is one site."""
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     sites: dict[str, Site] = {}
+    users: dict[str, list[tuple[str, Site | None]]] = {}
     for path, module in network.named_modules(remove_duplicate=False):
-        for weight, site in _of_module(path, module):
-            name = names.get(id(weight))
-            if name is None:  # a weight computed from others (a parametrisation) cannot be folded
-                continue
-            known = sites.get(name)
-            if known is None:
-                sites[name] = Site(name, *site)
-            elif path not in known.modules:
-                modules = (*known.modules, path)
-                hooked = known.hooked and site[4]
-                sites[name] = Site(name, modules, known.shape, known.view, known.factor_view, hooked,
-                                   known.channel_axis)  # fmt: skip
+        # A weight computed from others (a parametrisation) has no name of its own and cannot be folded.
+        own = {
+            names[id(w)]: Site(names[id(w)], *site) for w, site in _of_module(path, module) if id(w) in names
+        }
+        for name in dict.fromkeys(names[id(parameter)] for parameter in module.parameters(recurse=False)):
+            users.setdefault(name, []).append((path, own.get(name)))
+            if name in own:
+                sites.setdefault(name, own[name])
+    for name, site in sites.items():
+        modules = tuple(path for path, _ in users[name])
+        # On the input only where all modules use the weight alike: an embedding tied to a linear layer, or a
+        # convolution tied to a transposed one, would see other factors in training than in a folded weight.
+        alike = all(
+            user is not None and replace(user, modules=()) == replace(site, modules=())
+            for _, user in users[name]
+        )
+        sites[name] = replace(site, modules=modules, hooked=site.hooked and alike)
     return list(sites.values())
 
 

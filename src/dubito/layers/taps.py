@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .trace import Layout
+from .trace import Layout, unnested
 
 TAPPED = (nn.Linear, nn.Conv2d)
 
@@ -41,28 +41,31 @@ class Tap:
     Attributes:
         weight: the user's name of the weight.
         bias: the user's name of the bias, or None.
-        layers: the modules that use them, several where they are shared.
-        names: the names of those modules.
+        names: the modules that use them, several where they are shared; each has this bias or none.
     """
 
     weight: str
     bias: str | None
-    layers: list[nn.Module]
     names: list[str]
     _inputs: list[tuple[nn.Module, Layout, Tensor]] = field(default_factory=list)
     _gradients: list[Tensor | None] = field(default_factory=list)
 
-    def pairs(self, rows: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """(a, g) of every call: a [B, T, G, n], g [B, T, G, m]: T positions of an example, G groups.
+    @property
+    def reached(self) -> bool:
+        """Whether the last backward pass brought a gradient to one of its calls."""
+        return any(gradient is not None for gradient in self._gradients)
 
-        A row's gradient with respect to the weight is Σ_calls Σ_t g_t a_tᵀ.
+    def pairs(self, rows: int) -> Iterator[tuple[Tensor, Tensor, bool]]:
+        """(a, g, biased) of every call: a [B, T, G, n], g [B, T, G, m]: T positions of an example, G groups.
+
+        A row's gradient with respect to the weight is Σ_calls Σ_t g_t a_tᵀ; with respect to the bias it is
+        Σ_t g_t over the calls of layers that have it.
         """
         for (layer, layout, inputs), gradient in zip(self._inputs, self._gradients, strict=True):
             if gradient is not None:
-                yield (
-                    _patches(layer, rows_first(inputs, layout, rows)),
-                    _outputs(layer, rows_first(gradient, layout, rows)),
-                )
+                a = rows_first(_patches(layer, inputs), layout, rows)
+                g = rows_first(_outputs(layer, gradient), layout, rows)
+                yield by_position(a), by_position(g), layer.bias is not None
 
 
 @contextmanager
@@ -73,8 +76,8 @@ def tapped(network: nn.Module, taps: list[Tap], layouts: Mapping[str, Layout]) -
     handles = []
 
     def hook(tap: Tap, layout: Layout):
-        def record(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            tap._inputs.append((layer, layout, args[0].detach()))
+        def record(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
+            tap._inputs.append((layer, layout, (args[0] if args else kwargs["input"]).detach()))
             tap._gradients.append(None)
             return _Anchor.apply(anchor.to(output), output, tap._gradients, len(tap._gradients) - 1)  # pyright: ignore
 
@@ -91,8 +94,12 @@ def tapped(network: nn.Module, taps: list[Tap], layouts: Mapping[str, Layout]) -
             for name in tap.names:
                 if id(modules[name]) not in seen:
                     seen.add(id(modules[name]))
-                    handles.append(modules[name].register_forward_hook(hook(tap, layouts[name])))
-        yield
+                    record = hook(tap, layouts[name])
+                    # Before hooks of the user's own, which may change what the layer answers.
+                    handle = modules[name].register_forward_hook(record, with_kwargs=True, prepend=True)
+                    handles.append(handle)
+        with unnested(network):
+            yield
     finally:
         for handle in handles:
             handle.remove()
@@ -115,19 +122,24 @@ def rows_first(tensor: Tensor, layout: Layout, rows: int) -> Tensor:
 
 
 def _patches(layer: nn.Module, inputs: Tensor) -> Tensor:
-    """Inputs as [B, T, G, n]: positions of a linear layer, unfolded patches of a convolution."""
+    """Inputs as [..., G, n]: positions of a linear layer, unfolded patches [N, T, G, n] of a convolution."""
     if isinstance(layer, nn.Conv2d):
         inputs = padded(layer, inputs)
         columns = F.unfold(inputs, layer.kernel_size, dilation=layer.dilation, stride=layer.stride)
         return columns.unflatten(1, (layer.groups, -1)).permute(0, 3, 1, 2)  # [B, G, n, T] -> [B, T, G, n]
-    return inputs.reshape(len(inputs), -1, 1, inputs.shape[-1])
+    return inputs.unsqueeze(-2)
 
 
 def _outputs(layer: nn.Module, gradient: Tensor) -> Tensor:
-    """Gradients as [B, T, G, m]."""
+    """Gradients as [..., G, m]."""
     if isinstance(layer, nn.Conv2d):
         return gradient.flatten(2).unflatten(1, (layer.groups, -1)).permute(0, 3, 1, 2)
-    return gradient.reshape(len(gradient), -1, 1, gradient.shape[-1])
+    return gradient.unsqueeze(-2)
+
+
+def by_position(tensor: Tensor) -> Tensor:
+    """[B, ..., G, n] -> [B, T, G, n]: all axes between rows and groups are positions."""
+    return tensor.reshape(len(tensor), -1, *tensor.shape[-2:])
 
 
 def padded(layer: nn.Conv2d, inputs: Tensor) -> Tensor:

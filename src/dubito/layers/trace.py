@@ -1,13 +1,15 @@
 """A dry run that tells, for every layer, in which order it is called and which axis holds the rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
 import torch
 from torch import Tensor, nn
 
-from ..inputs import Inputs, call, count_rows, map_tensors, named_tensors, take
+from .. import seeds
+from ..inputs import Inputs, Place, call, count_rows, map_tensors, named_tensors, take
 
 
 class Layout(Enum):
@@ -26,7 +28,8 @@ class Visit:
 
     Attributes:
         layout: where its inputs hold the rows.
-        reads_input: whether it reads the network's own inputs, untouched but for views.
+        reads_input: whether it reads the network's own inputs, untouched but for views, or what the first
+            named module reads (inputs that the network only prepared).
         calls: how often one forward pass calls it.
     """
 
@@ -55,6 +58,23 @@ def trace(network: nn.Module, inputs: Inputs, names: Iterable[str]) -> dict[str,
     return visits
 
 
+@contextmanager
+def unnested(network: nn.Module) -> Iterator[None]:
+    """While open, encoders keep padded batches as they are.
+
+    In evaluation mode they would turn them into nested tensors, which layers with hooks cannot read.
+    """
+    encoders = [module for module in network.modules() if isinstance(module, nn.TransformerEncoder)]
+    nested = [encoder.use_nested_tensor for encoder in encoders]
+    try:
+        for encoder in encoders:
+            encoder.use_nested_tensor = False
+        yield
+    finally:
+        for encoder, before in zip(encoders, nested, strict=True):
+            encoder.use_nested_tensor = before
+
+
 def _record(
     network: nn.Module, inputs: Inputs, names: list[str]
 ) -> tuple[dict[str, list[Tensor]], list[str], set[str]]:
@@ -62,15 +82,18 @@ def _record(
     seen: dict[str, list[Tensor]] = {}
     reading: set[str] = set()
     storages = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
-    modules = dict(network.named_modules())
+    modules = dict(network.named_modules(remove_duplicate=False))
     handles = []
 
     def hook(name: str):
         def record(_: nn.Module, args: tuple, kwargs: dict) -> None:
             tensors = [t for _, t in named_tensors((args, kwargs))]
             if tensors:
+                storage = tensors[0].untyped_storage().data_ptr()
+                if not seen:  # kept alive in `seen`, so that its storage is not given to a later tensor
+                    storages.add(storage)
                 seen.setdefault(name, []).append(tensors[0].detach())
-                if tensors[0].untyped_storage().data_ptr() in storages:
+                if storage in storages:
                     reading.add(name)
 
         return record
@@ -78,7 +101,7 @@ def _record(
     try:
         for name in names:
             handles.append(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
-        with torch.no_grad():
+        with torch.no_grad(), unnested(network), seeds.forked(0, "trace", device=Place.of(network).device):
             call(network, inputs)
     finally:
         for handle in handles:
@@ -90,8 +113,12 @@ def _layout(many: Tensor, one: Tensor, rows: int) -> Layout:
     """Where `one`, the run of the first row, stands in `many`, the run of `rows` rows."""
 
     def same(part: Tensor) -> bool:
+        if part.shape != one.shape or not one.is_floating_point():
+            return torch.equal(part, one)
         # Rounding differs a little between batch sizes; other rows differ a lot.
-        return part.shape == one.shape and torch.allclose(part.float(), one.float(), rtol=1e-3, atol=1e-4)
+        rtol = max(1e-3, 8 * torch.finfo(one.dtype).eps)
+        atol = 0.1 * rtol * float(one.abs().max()) if one.numel() else 0.0
+        return torch.allclose(part.float(), one.float(), rtol=rtol, atol=atol)
 
     if one.ndim and many.ndim == one.ndim:
         if one.shape[0] == 1 and many.shape[0] == rows and same(many[:1]):
@@ -99,8 +126,7 @@ def _layout(many: Tensor, one: Tensor, rows: int) -> Layout:
         if one.ndim > 1 and one.shape[1] == 1 and many.shape[1] == rows and same(many[:, :1]):
             return Layout.SECOND
         if many.shape[0] == rows * one.shape[0]:
-            if same(many[: len(one)]):
-                return Layout.FLAT
-            if same(many[::rows]):
-                return Layout.FLAT_SECOND
+            together, apart = same(many[: len(one)]), same(many[::rows])
+            if together != apart:  # both hold where all positions are alike: then nothing can be told
+                return Layout.FLAT if together else Layout.FLAT_SECOND
     return Layout.UNKNOWN

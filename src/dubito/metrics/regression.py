@@ -66,6 +66,7 @@ def crps_mixture_per_example(targets: Tensor, means: Tensor, stds: Tensor) -> Te
     if stds.min() < 0:
         raise DataError(f"stds must be at least 0, got a least value of {float(stds.min()):.6g}")
     variances = stds.square()
+    # torchmetrics has the CRPS of points alone; this is that of the mixture itself:
     # CRPS = 1/S Σ_s A(y - m_s, σ_s²) - 1/(2 S²) Σ_s Σ_t A(m_s - m_t, σ_s² + σ_t²)   [Grimit et al. 2006]
     spread = torch.zeros_like(means[0])
     for s in range(len(means)):  # one s at a time holds at most S·B numbers, not S²·B

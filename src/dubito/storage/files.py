@@ -32,28 +32,41 @@ def write(
         content: anything JSON can hold.
     """
     path = Path(path)
+    if path.is_dir():
+        raise StorageError(f"cannot write {path}: it is a folder; give the name of a file in it")
     if not path.parent.is_dir():
         raise StorageError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    try:
+        content = json.loads(json.dumps(content))  # as a reader will find it
+    except (TypeError, ValueError) as error:
+        raise StorageError(f"cannot write {path}: its content is not plain JSON ({error})") from error
     header = {
         "format": FORMAT,
         "version": __version__,
         "kind": kind,
         "sha256": checksum(plain),
+        "content_sha256": content_checksum(content),
         "shapes": {name: list(tensor.shape) for name, tensor in plain.items()},
         "content": content,
     }
+    try:
+        _write_whole(path, plain, json.dumps(header))
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error}") from error
+
+
+def _write_whole(path: Path, tensors: dict[str, Tensor], header: str) -> None:
+    """Write beside the file and put it in its place in one move."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     try:
-        save_file(plain, temporary, metadata={KEY: json.dumps(header, allow_nan=True)})
+        save_file(tensors, temporary, metadata={KEY: header})
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(
-            temporary, 0o666 & ~umask
-        )  # mkstemp gives 0600; a saved file should be as readable as others
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp gives 0600; a saved file is as readable as others
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -68,25 +81,34 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], di
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copies: the file is mapped into memory, and what happens to it later must not reach the tensors.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise StorageError(f"{path} is truncated or not a safetensors file: {error}") from error
     if KEY not in metadata:
         raise StorageError(f"{path} was not written by dubito: its metadata has no key {KEY!r}")
     try:
         header = json.loads(metadata[KEY])
-        found = {name: header[name] for name in ("format", "kind", "sha256", "content")}
-    except (ValueError, KeyError, TypeError) as error:
+        if header["format"] != FORMAT:
+            raise StorageError(
+                f"{path} has format {header['format']}, this version reads {FORMAT}; upgrade dubito"
+            )
+        names = ("kind", "sha256", "content_sha256", "content")
+        found_kind, tensors_sha256, content_sha256, content = (header[name] for name in names)
+    except (json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
         raise StorageError(f"{path} is altered: its metadata cannot be read ({error})") from error
-    if found["format"] != FORMAT:
-        raise StorageError(
-            f"{path} has format {found['format']}, this version reads {FORMAT}; upgrade dubito"
-        )
-    if found["kind"] != kind:
-        raise StorageError(f"{path} holds a {found['kind']}, expected a {kind}")
-    if found["sha256"] != checksum(tensors):
+    if found_kind != kind:
+        raise StorageError(f"{path} holds a {found_kind}, expected a {kind}")
+    if tensors_sha256 != checksum(tensors):
         raise StorageError(f"{path} is altered: the sha256 of its tensors is not the one it was written with")
-    return tensors, found["content"]
+    if content_sha256 != content_checksum(content):
+        raise StorageError(f"{path} is altered: the sha256 of its content is not the one it was written with")
+    return tensors, content
+
+
+def content_checksum(content: Any) -> str:
+    """sha256 over JSON content, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

@@ -2,9 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping
+from numbers import Integral, Real
 from typing import Any
 
-from ..errors import DubitoError, StorageError
+from ..errors import StorageError
 
 
 def encode(value: Any) -> Any:
@@ -16,21 +17,26 @@ def encode(value: Any) -> Any:
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [encode(item) for item in value]
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, bool | str):
         return value
+    if isinstance(value, Integral):  # NumPy's numbers pass as settings too
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)
     raise StorageError(f"cannot store a setting of type {type(value).__name__}: {value!r}")
 
 
 def decode(value: Any, known: Mapping[str, type]) -> Any:
     """The value behind `encode`; a class that is not in `known` is refused."""
     if isinstance(value, dict) and "type" in value:
-        if value["type"] not in known:
-            raise StorageError(f"the file names unknown settings {value['type']!r}; known: {sorted(known)}")
+        name = str(value["type"])
+        if name not in known:
+            raise StorageError(f"the file names unknown settings {name!r}; known: {sorted(known)}")
         fields = {key: decode(item, known) for key, item in value.items() if key != "type"}
         try:
-            return known[value["type"]](**fields)
-        except (TypeError, DubitoError) as error:
-            raise StorageError(f"the file's settings of {value['type']} do not fit: {error}") from error
+            return known[name](**fields)
+        except Exception as error:  # settings check themselves, and a file may hold anything
+            raise StorageError(f"the file's settings of {name} do not fit: {error}") from error
     if isinstance(value, dict):
         return {key: decode(item, known) for key, item in value.items()}
     if isinstance(value, list):

@@ -2,4 +2,19 @@
 
 from .loop import Run as Run
 from .loop import train as train
+from .optimizers import SGD as SGD
+from .optimizers import Adam as Adam
+from .optimizers import AdamW as AdamW
+from .processes import Processes as Processes
+from .processes import current as current
+from .schedules import Constant as Constant
+from .schedules import Cosine as Cosine
+from .schedules import Linear as Linear
+from .schedules import Step as Step
+from .settings import KL as KL
+from .settings import EarlyStopping as EarlyStopping
 from .settings import Training as Training
+from .steps import GradientStepper as GradientStepper
+from .steps import Plan as Plan
+from .steps import Record as Record
+from .steps import Stepper as Stepper

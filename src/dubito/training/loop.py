@@ -1,18 +1,36 @@
-"""The training loop."""
+"""The one training loop: order, progress, validation, checkpoints and processes around a method's steps."""
 
 import os
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import signal
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from .. import seeds
-from ..inputs import Place
-from ..sources import Source
+from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
+from ..inputs import Batch, Place, map_tensors
+from ..networks import training_mode
+from ..sources import OrderedSource, Source, split
+from . import checkpoint
+from .processes import Processes, current
+from .progress import Bar
 from .settings import Training
+from .steps import Plan, Record, plan_run
 
 if TYPE_CHECKING:
     from ..objective import Objective
+
+#: A gradient norm this many times the usual one is reported.
+EXPLOSION = 1e3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,34 +42,309 @@ class Run:
         progress: show a bar; None on terminals only.
         checkpoint: a file to go on from.
         validation: rows that watch over training.
+        processes: the processes that share the run; None asks `torchrun`.
     """
 
     seed: int = 0
     progress: bool | None = None
     checkpoint: str | os.PathLike[str] | None = None
     validation: Source | None = None
+    processes: Processes | None = None
+
+
+@dataclass
+class Progress:
+    """How far a run has come: plain facts that a checkpoint keeps.
+
+    Attributes:
+        step: steps made.
+        epoch: epochs completed.
+        passes: passes made in the present epoch.
+        sums: terms of the loss, times rows, of the present epoch.
+        rows: rows seen in it.
+        history: one record per epoch.
+        best: the lowest validation loss.
+        waited: epochs since then.
+        done: whether the run has ended.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    passes: int = 0
+    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
+    rows: int = 0
+    history: list[dict[str, float]] = field(default_factory=list)
+    best: float | None = None
+    waited: int = 0
+    done: bool = False
 
 
 def train(objective: "Objective", source: Source, training: Training, run: Run) -> list[dict[str, float]]:
-    """Minimise the objective's loss; returns one record per epoch."""
-    device = Place.of(objective.draft).device
-    optimizer = torch.optim.Adam(objective.parameter_groups(training.lr))
-    batch_size = training.batch_size or source.batch_size or 128
-    history: list[dict[str, float]] = []
-    step = 0
-    with seeds.forked(run.seed, "training", device=device):
-        for epoch in range(training.epochs):
-            order = torch.randperm(objective.num_data, generator=seeds.generator(run.seed, "order", epoch))
-            total = count = 0.0
-            for batch in source.batches(batch_size, order if source.ordered else None):
-                seeds.reseed(seeds.derived(run.seed, "network", step), device)
-                generator = seeds.generator(run.seed, "noise", step, device=device)
-                loss = objective.batch_loss(batch, 1.0, generator)
-                optimizer.zero_grad()
-                loss.total.backward()
-                optimizer.step()
-                total += float(loss.total.detach()) * len(batch.targets)
-                count += len(batch.targets)
-                step += 1
-            history.append({"epoch": epoch + 1, "loss": total / count})
-    return history
+    """Train an objective in place; returns one record per epoch.
+
+    The same seed, data and settings give the same result, also when the run was interrupted and started again
+    with its checkpoint.
+    """
+    if training.early_stopping is not None and run.validation is None:
+        raise ConfigError("early_stopping needs validation data: pass validation= to fit")
+    return Loop(objective, source, training, run).run_to_end()
+
+
+class Loop:
+    """One run; see `train`."""
+
+    def __init__(self, objective: "Objective", source: Source, training: Training, run: Run) -> None:
+        self.objective, self.source, self.training, self.run = objective, source, training, run
+        self.device = Place.of(objective.draft).device
+        self.processes = run.processes or current(training.timeout, self.device)
+        self.plan = self._planned()
+        self.stepper = objective.stepper(training, self.plan, self.processes, run.seed)
+        self.progress = Progress()
+        self.best_state: dict[str, Tensor] = {}
+        self.norms: list[float] = []
+        self.warned = self.interrupted = False
+        self.saved_at = time.monotonic()
+        self.expected: dict[str, Any] = {}
+
+    def run_to_end(self) -> list[dict[str, float]]:
+        """Go on from the checkpoint, if there is one, to the end."""
+        network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
+        if self.run.checkpoint is not None:
+            digest = self.source.digest()
+            self.expected = checkpoint.fingerprint(self.objective, self.training, self.run.seed, digest)
+            self._resume()
+        bar = Bar(self.plan.total, self.run.progress if self.processes.first else False, title)
+        with (
+            seeds.forked(self.run.seed, "training", device=self.device),
+            prepared(network, self.training),
+            interruptible(self._interrupt),
+            bar.open(),
+        ):
+            while not self.progress.done:
+                self._epoch(bar)
+        if self.best_state:
+            checkpoint.put(self.objective.draft.stored(), self.best_state)
+        self.processes.broadcast(list(self.objective.draft.stored().values()))
+        return self.progress.history
+
+    # -- one epoch -----------------------------------------------------------------------------------------
+
+    def _epoch(self, bar: Bar) -> None:
+        state = self.progress
+        with training_mode(self.objective.draft.network, self.objective.modes):
+            for passes, rows in self._steps():
+                seeds.reseed(seeds.derived(self.run.seed, "network", state.step), self.device)
+                record = self.stepper.step(state.step, passes, rows, self.interrupted)
+                self._account(record, len(passes), bar)
+                if record.stop:
+                    self._save()
+                    raise Interrupted(self._farewell())
+                if state.step == self.training.iterations:
+                    break
+                self._save_if_due()
+        self._close_epoch()
+
+    def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:
+        """The passes of each step that is left in this epoch, with the rows all processes see in it."""
+        passes = self._passes()
+        while chunk := list(islice(passes, self.training.accumulate)):
+            yield [batch for batch, _ in chunk], sum(rows for _, rows in chunk)
+
+    def _passes(self) -> Iterator[tuple[Batch | None, int]]:
+        done = self.progress.passes
+        if not isinstance(self.source, OrderedSource):
+            for batch in islice(self.source.batches(self.plan.batch_size), done, None):
+                yield self._part(batch), len(batch.targets)
+            return
+        stream = seeds.generator(self.run.seed, "order", self.progress.epoch)
+        order = torch.randperm(self.source.num_data, generator=stream)
+        groups = [order[rows] for rows in self._slices()][done:]
+        shares = [self.processes.share(len(group)) for group in groups]
+        own = self.source.read([group[a:b] for group, (a, b) in zip(groups, shares, strict=True)])
+        for batch, group, (first, _) in zip(own, groups, shares, strict=True):
+            yield batch and batch._replace(first=first, total=len(group)), len(group)
+
+    def _part(self, batch: Batch) -> Batch | None:
+        """This process's rows of a batch that every process has read."""
+        first, end = self.processes.share(len(batch.targets))
+        if first == end:
+            return None
+        inputs = map_tensors(lambda tensor: tensor[first:end], batch.inputs)
+        return Batch(inputs, batch.targets[first:end], first, len(batch.targets))
+
+    def _slices(self) -> Sequence[slice]:
+        assert self.source.num_data is not None
+        slices = split(self.source.num_data, self.plan.batch_size)
+        whole = slices[-1].stop - slices[-1].start >= self.plan.batch_size
+        return slices if whole or not self.source.drop_last or len(slices) == 1 else slices[:-1]
+
+    def _account(self, record: Record, passes: int, bar: Bar) -> None:
+        state = self.progress
+        total, nll, kl = terms = record.terms.tolist()
+        for name, value in zip(("nll", "kl", "loss"), (nll, kl, total), strict=True):
+            if not abs(value) < float("inf"):
+                raise TrainingError(self._diagnosis(name, value, record))
+        if record.norm is not None:
+            self._watch(float(record.norm), record.step)
+        state.sums = [old + record.rows * new for old, new in zip(state.sums, terms, strict=True)]
+        state.rows += record.rows
+        state.passes += passes
+        state.step += 1
+        bar.update(state.step, total, nll, kl, record.lr)
+
+    def _close_epoch(self) -> None:
+        state, stopping = self.progress, self.training.early_stopping
+        state.epoch += 1
+        loss, nll, kl = (value / state.rows for value in state.sums)
+        entry: dict[str, float] = {
+            "epoch": state.epoch,
+            "step": state.step,
+            "loss": loss,
+            "nll": nll,
+            "kl": kl,
+        }
+        if self.run.validation is not None:
+            entry["validation_nll"] = score = self._validate(stopping.num_samples if stopping else 8)
+            if stopping and (state.best is None or score < state.best - stopping.margin):
+                state.best, state.waited = score, 0
+                stored = self.objective.draft.stored()
+                self.best_state = {name: tensor.detach().clone() for name, tensor in stored.items()}
+            elif stopping:
+                state.waited += 1
+        state.history.append(entry)
+        state.passes, state.sums, state.rows = 0, [0.0, 0.0, 0.0], 0
+        over = state.epoch == self.training.epochs or state.step == self.training.iterations
+        state.done = over or bool(stopping and state.waited >= stopping.patience)
+        self._save() if state.done else self._save_if_due()
+
+    @torch.no_grad()
+    def _validate(self, num_samples: int) -> float:
+        """Mean negative log-likelihood of the mixture over draws on the validation rows."""
+        assert self.run.validation is not None
+        draft, total, rows = self.objective.draft, 0.0, 0
+        for batch in self.run.validation.batches(1024):
+            prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
+            total -= float(prediction.log_prob(batch.targets).sum())
+            rows += len(batch.targets)
+        return total / rows
+
+    # -- what may go wrong ---------------------------------------------------------------------------------
+
+    def _watch(self, norm: float, step: int) -> None:
+        """One warning where gradient norms explode without ever turning into a NaN."""
+        usual = statistics.median(self.norms) if len(self.norms) >= 5 else None
+        if usual and norm > EXPLOSION * usual and not self.warned and self.processes.first:
+            self.warned = True
+            warnings.warn(
+                f"the gradient's norm at step {step} is {norm:.3g}, usually {usual:.3g}: noise with heavy tails "
+                "trains to chance without a NaN; clip it with Training(clip_norm=...) or bound the noise",
+                DubitoWarning,
+                stacklevel=6,
+            )
+        self.norms = [*self.norms[-63:], norm]
+
+    def _diagnosis(self, term: str, value: float, record: Record) -> str:
+        kept = ""
+        if self.run.checkpoint is not None:
+            kept = f"; the last good checkpoint is kept at {self.run.checkpoint}"
+        return (
+            f"the {term} became {value} at step {record.step} (learning rate {record.lr:g}); lower lr, add "
+            f"warmup or clip_norm, or standardise the data{kept}"
+        )
+
+    def _interrupt(self) -> None:
+        self.interrupted = True
+
+    def _farewell(self) -> str:
+        where = f"step {self.progress.step} of {self.plan.total or 'an open number'}"
+        if self.run.checkpoint is None:
+            return f"interrupted after {where}; nothing was saved, give checkpoint= to be able to go on"
+        return f"interrupted after {where}; make the same call with checkpoint={str(self.run.checkpoint)!r} to go on"
+
+    # -- checkpoints ---------------------------------------------------------------------------------------
+
+    def _save_if_due(self) -> None:
+        if time.monotonic() - self.saved_at >= 60 * self.training.checkpoint_minutes:
+            self._save()
+
+    def _save(self) -> None:
+        self.saved_at = time.monotonic()
+        if self.run.checkpoint is None or not self.processes.first:
+            return
+        tensors, facts = self.stepper.state()
+        everything = {
+            **{f"draft/{name}": tensor for name, tensor in self.objective.draft.stored().items()},
+            **{f"stepper/{name}": tensor for name, tensor in tensors.items()},
+            **{f"best/{name}": tensor for name, tensor in self.best_state.items()},
+        }
+        content = {"fingerprint": self.expected, "progress": vars(self.progress), "stepper": facts}
+        checkpoint.save(self.run.checkpoint, everything, content)
+
+    def _resume(self) -> None:
+        """Process 0 reads the checkpoint and the others receive it, so that only one needs the file."""
+        assert self.run.checkpoint is not None
+        found = checkpoint.load(self.run.checkpoint, self.expected) if self.processes.first else None
+        tensors, content = found or ({}, None)
+        content = self.processes.broadcast_json(content, self.device)
+        if content is None:
+            return
+        shapes = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
+        for name, (dtype, shape) in self.processes.broadcast_json(shapes, self.device).items():
+            value = tensors.get(name, torch.empty(shape, dtype=getattr(torch, dtype))).to(self.device)
+            self.processes.broadcast([value])
+            tensors[name] = value
+        self.progress = Progress(**content["progress"])
+        checkpoint.put(self.objective.draft.stored(), checkpoint.part(tensors, "draft"))
+        self.stepper.restore(checkpoint.part(tensors, "stepper"), content["stepper"])
+        self.best_state = checkpoint.part(tensors, "best")
+
+    def _planned(self) -> Plan:
+        source, training = self.source, self.training
+        batch_size = training.batch_size or source.batch_size or 128
+        if isinstance(source, OrderedSource):
+            self.plan = plan_run(training, source.num_data, None, batch_size)
+            return plan_run(training, source.num_data, len(self._slices()), batch_size)
+        if training.batch_size is not None and training.batch_size != source.batch_size:
+            raise ConfigError(
+                f"this loader's order is its own, so its batch size {source.batch_size} cannot become "
+                f"{training.batch_size}; leave batch_size out, or give the dataset instead of the loader"
+            )
+        try:
+            passes = len(source.loader)  # pyright: ignore[reportAttributeAccessIssue]
+        except TypeError:
+            passes = None
+        return plan_run(training, source.num_data, passes, batch_size)
+
+
+@contextmanager
+def prepared(network: nn.Module, training: Training) -> Iterator[None]:
+    """The network in the memory format and compiled as asked, and as it was afterwards."""
+    if training.channels_last:
+        network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    if training.compile:
+        network.compile()
+    try:
+        yield
+    finally:
+        network._compiled_call_impl = None
+        if training.channels_last:
+            network.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
+
+
+@contextmanager
+def interruptible(ask: Callable[[], None]) -> Iterator[None]:
+    """While open, Ctrl-C asks the run to end at its next step; a second one ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def asked(*_: Any) -> None:
+        signal.signal(signal.SIGINT, before)
+        ask()
+
+    signal.signal(signal.SIGINT, asked)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,81 @@
+"""Checkpoints: the whole state of a run in one file, refused where it belongs to another run."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import storage
+from ..errors import StorageError
+
+if TYPE_CHECKING:
+    from ..objective import Objective
+    from .settings import Training
+
+KIND = "checkpoint"
+
+
+def fingerprint(objective: "Objective", training: "Training", seed: int, digest: str) -> dict[str, Any]:
+    """What makes two runs the same run; the number of processes does not."""
+    draft = objective.draft
+    settings = storage.encode(training)
+    for name in ("timeout", "checkpoint_minutes"):  # they change nothing in the result
+        settings.pop(name)
+    return {
+        "method": storage.encode(draft.method),
+        "likelihood": storage.encode(draft.likelihood.settings),
+        "training": settings,
+        "seed": seed,
+        "num_data": objective.num_data,
+        "data": digest,
+        "network": {name: [str(t.dtype), *t.shape] for name, t in draft.stored().items()},
+    }
+
+
+def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], content: dict[str, Any]) -> None:
+    """Write a checkpoint in one piece."""
+    storage.write(path, KIND, tensors, content)
+
+
+def load(
+    path: str | os.PathLike[str], expected: dict[str, Any]
+) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    """The checkpoint at `path`, None where there is none yet, an error where it belongs to another run."""
+    if not Path(path).exists():
+        return None
+    tensors, content = storage.read(path, KIND)
+    difference = first_difference(content["fingerprint"], expected)
+    if difference is not None:
+        name, was, now = difference
+        raise StorageError(
+            f"the checkpoint {path} belongs to another run: {name} was {was!r} there and is {now!r} here; "
+            "give the same settings, data and network to go on, or another path to start anew"
+        )
+    return tensors, content
+
+
+def first_difference(was: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
+    """The first entry in which two nested plain values differ, with both values."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in [*was, *(key for key in now if key not in was)]:
+            inner = f"{name}.{key}" if name else key
+            found = first_difference(was.get(key, "absent"), now.get(key, "absent"), inner)
+            if found:
+                return found
+        return None
+    return None if was == now else (name, was, now)
+
+
+def part(tensors: Mapping[str, Tensor], key: str) -> dict[str, Tensor]:
+    """The tensors whose names begin with `key/`, without it."""
+    return {name[len(key) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{key}/")}
+
+
+@torch.no_grad()
+def put(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    """Copy values into tensors of the same names."""
+    for name, tensor in own.items():
+        tensor.copy_(values[name])

@@ -1,0 +1,94 @@
+"""Several processes as one: shares of rows, sums of gradients, and an end when a peer is gone."""
+
+import atexit
+import json
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import ProcessError
+
+
+class Processes:
+    """The processes of a run; a run of its own has one.
+
+    Args:
+        rank: this process's number.
+        count: how many there are.
+    """
+
+    def __init__(self, rank: int = 0, count: int = 1) -> None:
+        self.rank, self.count = rank, count
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes files and shows progress."""
+        return self.rank == 0
+
+    def share(self, rows: int) -> tuple[int, int]:
+        """This process's part of `rows` rows: all parts together are the rows, none is padded."""
+        return rows * self.rank // self.count, rows * (self.rank + 1) // self.count
+
+    def sum(self, tensors: list[Tensor]) -> None:
+        """Add up the tensors of all processes, in place, in one message."""
+        if self.count == 1:
+            return
+        flat = torch.cat([tensor.reshape(-1).to(tensors[0]) for tensor in tensors])
+        self._guarded(dist.all_reduce, flat)
+        start = 0
+        for tensor in tensors:
+            tensor.copy_(flat[start : start + tensor.numel()].view_as(tensor))
+            start += tensor.numel()
+
+    def broadcast(self, tensors: list[Tensor], source: int = 0) -> None:
+        """Give every process the tensors of process `source`, in place."""
+        if self.count == 1:
+            return
+        for tensor in tensors:
+            whole = tensor.detach().contiguous()
+            self._guarded(dist.broadcast, whole, source)
+            if whole.data_ptr() != tensor.data_ptr():
+                tensor.detach().copy_(whole)
+
+    def broadcast_json(self, value: Any, device: torch.device) -> Any:
+        """The plain value of process 0, as JSON, so that nothing is unpickled."""
+        if self.count == 1:
+            return value
+        raw = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=device)
+        size = torch.tensor([len(raw)], device=device)
+        self.broadcast([size])
+        if not self.first:
+            raw = torch.empty(int(size), dtype=torch.uint8, device=device)
+        self.broadcast([raw])
+        return json.loads(bytes(raw.tolist()).decode())
+
+    def _guarded(self, operation: Any, *arguments: Any) -> None:
+        try:
+            operation(*arguments)
+        except (RuntimeError, ValueError) as error:
+            raise ProcessError(
+                f"process {self.rank} of {self.count} lost its peers: one has died or did not answer in time "
+                f"({str(error).splitlines()[0]}); start the run again with the same checkpoint= to go on"
+            ) from error
+
+
+def current(timeout: float, device: torch.device) -> Processes:
+    """The processes that `torchrun` started, joined on first use; without it this one alone."""
+    if not dist.is_available():
+        return Processes()
+    if not dist.is_initialized():
+        if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
+            return Processes()
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        atexit.register(_leave)
+    return Processes(dist.get_rank(), dist.get_world_size())
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,204 @@
+import sys
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from dubito.data import load
+from dubito.data.tabular import detected
+from dubito.errors import ConfigError, DataError, StorageError, UnknownNameError
+
+STREAM = np.random.default_rng(0)
+
+
+def write(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def table(tmp_path):
+    frame = pandas.DataFrame(
+        {"a": STREAM.normal(5, 3, 40), "b": STREAM.integers(0, 9, 40), "flag": STREAM.random(40) < 0.5}
+    )
+    frame["y"] = 2 * frame.a - frame.b + 0.5
+    path = tmp_path / "own.csv"
+    frame.to_csv(path, index=False)
+    return path, frame
+
+
+def test_a_csv_becomes_parts(table):
+    path, frame = table
+    data = load(path, target="y", dtype=torch.float64)
+    assert data.task == "regression"
+    assert data.task_reason == "'y' holds fractions"
+    assert data.feature_names == ("a", "b", "flag")
+    assert (len(data.train.targets), len(data.test.targets)) == (32, 8)
+    rows = np.random.RandomState(1).permutation(40)
+    expected = frame[["a", "b", "flag"]].to_numpy(float)[rows]
+    mean, std = expected[:32].mean(0), expected[:32].std(0)
+    np.testing.assert_allclose(data.train.inputs, (expected[:32] - mean) / std, atol=1e-12)
+    np.testing.assert_allclose(data.test.inputs, (expected[32:] - mean) / std, atol=1e-12)
+    assert data.target_scaling is not None
+    original = data.target_scaling.undo(data.test.targets)[:, 0]
+    np.testing.assert_allclose(original, frame["y"].to_numpy()[rows[32:]], rtol=1e-12)
+
+
+def test_missing_target_columns_name_the_nearest(table):
+    with pytest.raises(UnknownNameError, match=r"own.csv: 'flg', did you mean 'flag'\? Known: a, b, flag, y"):
+        load(table[0], target="flg")
+    with pytest.raises(ConfigError, match="needs target="):
+        load(table[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "a,b,y\n1,2,3\n4,x,6\n7,8,9\n",
+            r"column 'b' of .*own.csv must hold finite numbers, got 'x' in row 2",
+        ),
+        ("a,b,y\n1,2,3\n4,,6\n7,8,9\n", r"column 'b' .*, got nothing in row 2"),
+        ("a,b,y\n1,2,3\n4,5,6\ninf,8,9\n", r"column 'a' .*, got .*inf.* in row 3"),
+        ("a,b,y\n1,2,3\n4,5,x\n7,8,9\n", r"column 'y' .* finite numbers, got 'x' in row 2"),
+        ("a,b,y\n1,2,u\n4,5,\n7,8,v\n", r"column 'y' .* words, got nothing in row 2"),
+        ("a,b,y\n1,2,3\n4,5,6\n", "at least 3 rows"),
+        ("y\n1\n2\n3\n", "columns beside the target"),
+    ],
+)
+def test_what_is_not_a_number_is_named_by_row_and_column(tmp_path, text, message):
+    with pytest.raises(DataError, match=message):
+        load(write(tmp_path / "own.csv", text), target="y")
+
+
+def test_files_that_are_no_tables_are_refused(tmp_path):
+    with pytest.raises(StorageError, match=r"should be a csv table"):
+        load(write(tmp_path / "empty.csv", ""), target="y")
+    with pytest.raises(StorageError, match="npz archive of plain arrays"):
+        load(write(tmp_path / "own.npz", "rubbish"), target="y")
+    with pytest.raises(DataError, match="there is no file"):
+        load(tmp_path / "absent.csv", target="y")
+    with pytest.raises(ConfigError, match=r"must end in .csv, .parquet, .npz"):
+        load(tmp_path / "table.tsv", target="y")
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        (np.repeat([0.0, 1.0], 5), "binary"),
+        (np.repeat([-1.0, 4.0], 5), "binary"),
+        (np.repeat([0.0, 1.0, 2.0], 5), "classification"),
+        (np.array([0.0, 1.0, 2.0] * 4), "regression"),
+        (np.repeat(np.arange(20.0), 5), "classification"),
+        (np.repeat(np.arange(21.0), 5), "regression"),
+        (np.repeat([0.0, 0.5], 50), "regression"),
+        (np.array(["no", "yes", "no"]), "binary"),
+        (np.array(["a", "b", "c"]), "classification"),
+    ],
+)
+def test_the_task_is_detected_by_rule(values, task):
+    found, reason = detected(values, "y")
+    assert found == task
+    assert reason.startswith("'y' holds ")
+
+
+def csv_of(path, targets):
+    pandas.DataFrame({"x": np.arange(len(targets)), "y": targets}).to_csv(path, index=False)
+    return path
+
+
+def test_classes_are_numbered_in_sorted_order(tmp_path):
+    path = csv_of(tmp_path / "own.csv", ["wolf", "cat", "dog", "cat", "dog"] * 3)
+    data = load(path, target="y", dtype=torch.float64, standardise=False)
+    assert data.class_names == ("cat", "dog", "wolf")
+    assert (data.task, data.num_outputs, data.num_classes) == ("classification", 3, 3)
+    kinds = np.array([2, 0, 1, 0, 1] * 3)
+    assert data.train.targets.dtype == torch.int64
+    assert data.train.targets.tolist() == kinds[data.train.inputs[:, 0].long()].tolist()
+    path = csv_of(tmp_path / "own.csv", [7, 3, 3, 7, 7] * 3)
+    data = load(path, target="y")
+    assert (data.task, data.class_names, data.num_outputs) == ("binary", ("3", "7"), 1)
+    assert data.target_scaling is None
+
+
+def test_a_task_asked_for_wins_and_is_checked(tmp_path):
+    path = csv_of(tmp_path / "own.csv", [1, 2, 3] * 5)
+    data = load(path, target="y", task="regression")
+    assert (data.task, data.task_reason) == ("regression", "task='regression' was asked for")
+    assert data.train.targets.shape == (12, 1)
+    with pytest.raises(DataError, match="must hold 2 classes for binary, got 3"):
+        load(path, target="y", task="binary")
+    with pytest.raises(UnknownNameError, match="did you mean 'regression'"):
+        load(path, target="y", task="regresion")
+    with pytest.raises(
+        DataError, match=r"must hold whole numbers or words for classification, got 1.5 in row 2"
+    ):
+        load(csv_of(path, [1, 1.5, 2, 2]), target="y", task="classification")
+    with pytest.raises(DataError, match="must hold numbers for regression, got 'u'"):
+        load(csv_of(path, ["u", "v", "w"]), target="y", task="regression")
+
+
+def test_times_are_not_taken_for_numbers(monkeypatch, tmp_path):
+    frame = pandas.DataFrame({"when": pandas.to_datetime(["2020-01-01"] * 4), "y": [1.5, 2, 3, 4]})
+    monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
+    with pytest.raises(DataError, match=r"column 'when' .* finite numbers, got '2020-01-01.*' in row 1"):
+        load(write(tmp_path / "own.parquet", ""), target="y")
+
+
+def test_parquet_files(table, tmp_path):
+    pytest.importorskip("pyarrow")
+    path = tmp_path / "own.parquet"
+    table[1].to_parquet(path)
+    one, other = load(path, target="y"), load(table[0], target="y")
+    assert one.train.inputs.equal(other.train.inputs)
+    assert one.train.targets.equal(other.train.targets)
+
+
+@pytest.mark.parametrize(("module", "suffix"), [("pandas", "csv"), ("pyarrow", "parquet")])
+def test_missing_packages_are_named(monkeypatch, tmp_path, module, suffix):
+    monkeypatch.setitem(sys.modules, module, None)
+    if module == "pyarrow":
+        monkeypatch.setitem(sys.modules, "fastparquet", None)
+    with pytest.raises(
+        ConfigError, match=rf"needs {module}, which is not installed: pip install dubito\[tabular\]"
+    ):
+        load(write(tmp_path / f"own.{suffix}", "a,y\n1,2\n"), target="y")
+
+
+def test_npz_of_one_array_keeps_its_shape(tmp_path):
+    images = STREAM.random((10, 2, 3, 3))
+    np.savez(tmp_path / "own.npz", images=images, y=np.arange(10) * 0.5)
+    data = load(tmp_path / "own.npz", target="y", dtype=torch.float64)
+    rows = np.random.RandomState(1).permutation(10)[:8]
+    expected = (images[rows] - images[rows].mean(0)) / images[rows].std(0)
+    np.testing.assert_allclose(data.train.inputs, expected, atol=1e-12)
+
+
+def test_npz_of_several_arrays_joins_columns(tmp_path):
+    np.savez(tmp_path / "own.npz", a=np.arange(5), b=np.arange(10).reshape(5, 2), y=np.array(list("uvuvu")))
+    data = load(tmp_path / "own.npz", target="y", standardise=False)
+    assert data.feature_names == ("a", "b[0]", "b[1]")
+    assert data.class_names == ("u", "v")
+    assert sorted(data.train.inputs.tolist() + data.test.inputs.tolist()) == [
+        [float(i), 2.0 * i, 2.0 * i + 1] for i in range(5)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"a": np.arange(4), "y": np.arange(5)}, r"array 'a' .* one row for each of the 5 targets.*\[4\]"),
+        ({"a": np.zeros((5, 2, 2)), "b": np.zeros(5), "y": np.arange(5)}, "one or two axes"),
+        ({"a": np.array(list("uvwxy")), "y": np.arange(5)}, "array 'a' .* must hold numbers"),
+        ({"a": np.array([[1, 2], [3, np.nan]] * 3), "y": np.arange(6)}, r"got nan in row 2, position \[1\]"),
+        ({"a": np.arange(5), "y": np.zeros((5, 2))}, r"must be of shape \[N\], got \[5, 2\]"),
+        ({"y": np.arange(5)}, "arrays beside the target"),
+    ],
+)
+def test_npz_arrays_that_do_not_fit_are_refused(tmp_path, arrays, message):
+    np.savez(tmp_path / "own.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        load(tmp_path / "own.npz", target="y")
+    with pytest.raises(UnknownNameError, match="target array of"):
+        load(tmp_path / "own.npz", target="z")

@@ -1,0 +1,220 @@
+"""The dry run: where rows lie, in which order layers are called, which of them read the inputs."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dubito.layers.trace import Layout, Visit, trace
+
+
+class Through(nn.Module):
+    """A linear layer between two changes of shape: `there` on the way in, `back` on the way out."""
+
+    def __init__(self, there: Callable[[Tensor], Tensor], width: int = 4) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.layer = nn.Linear(width, 5)
+        self.there = there
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(inputs))
+        self.layer(self.there(hidden))
+        return hidden
+
+
+def rows(count: int, *shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
+
+
+def seen(network: nn.Module, inputs: object, kind: type | tuple[type, ...] = nn.Linear) -> dict[str, Visit]:
+    names = [name for name, m in network.named_modules(remove_duplicate=False) if isinstance(m, kind)]
+    return trace(network.eval(), inputs, names)
+
+
+LAYOUTS = {
+    "rows first": (lambda h: h, Layout.ROWS),
+    "time-major": (lambda h: h.transpose(0, 1), Layout.SECOND),
+    "row by row": (lambda h: h.flatten(0, 1), Layout.FLAT),
+    "position by position": (lambda h: h.transpose(0, 1).flatten(0, 1), Layout.FLAT_SECOND),
+    "mean over positions": (lambda h: h.mean(1), Layout.ROWS),
+    "rows last": (lambda h: h.permute(1, 2, 0).sum(-1), Layout.UNKNOWN),
+    "rows mixed": (lambda h: h - h.mean(0), Layout.UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layout_of_a_hidden_layer(name: str, count: int) -> None:
+    there, expected = LAYOUTS[name]
+    visits = seen(Through(there), rows(count, 3, 4))  # as many positions as rows of the dry run
+    if name == "rows mixed" and count == 1:
+        # The only row is run twice beside itself, and the mean of equal rows is that row.
+        expected = Layout.ROWS
+    assert visits["layer"].layout is expected
+    assert visits["first"].layout is Layout.ROWS
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("name", ["row by row", "position by position"])
+def test_layout_does_not_depend_on_the_scale_of_activations(name: str, scale: float) -> None:
+    there, expected = LAYOUTS[name]
+    network = Through(there)
+    with torch.no_grad():
+        network.first.weight.mul_(0).add_(torch.eye(4))
+        network.first.bias.zero_()
+    network.there = lambda hidden: there(torch.atanh(hidden.double().clamp(-0.999, 0.999)).float() * scale)
+    assert seen(network, rows(3, 5, 4))["layer"].layout is expected
+
+
+def test_positions_that_are_all_alike_tell_nothing() -> None:
+    there, _ = LAYOUTS["position by position"]
+    alike = rows(1, 1, 4).expand(3, 5, 4).contiguous()
+    assert seen(Through(there), alike)["layer"].layout is Layout.UNKNOWN
+
+
+def test_one_position_flattened_is_rows_first() -> None:
+    assert seen(Through(lambda h: h.flatten(0, 1)), rows(3, 1, 4))["layer"].layout is Layout.ROWS
+
+
+def test_low_precision_is_recognised() -> None:
+    there, expected = LAYOUTS["row by row"]
+    network = Through(there, width=64).to(torch.bfloat16)
+    assert seen(network, rows(3, 5, 64).to(torch.bfloat16))["layer"].layout is expected
+
+
+class Tokens(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(60_000, 4)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.embedding(ids.T.flatten()).unflatten(0, ids.T.shape).mean(0)
+
+
+def test_neighbouring_token_numbers_are_told_apart() -> None:
+    ids = 50_000 + torch.arange(12).reshape(3, 4)  # within a thousandth of each other
+    assert seen(Tokens(), ids, nn.Embedding)["embedding"].layout is Layout.FLAT_SECOND
+
+
+class Calls(nn.Module):
+    """Called in another order than registered; one layer twice, one never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 2)
+        self.never = nn.Linear(4, 4)
+        self.twice = nn.Linear(4, 4)
+        self.alias = self.twice
+        self.stem = nn.Linear(3, 4)
+
+    def forward(self, *, left: Tensor, right: Tensor) -> Tensor:
+        hidden = self.stem(input=left * right)
+        return self.head(self.alias(torch.tanh(self.twice(hidden))))
+
+
+def test_order_counts_aliases_and_modules_never_called() -> None:
+    network = Calls()
+    visits = seen(network, {"left": rows(5, 3), "right": rows(5, 3, seed=1)})
+    assert list(visits) == ["stem", "twice", "alias", "head"]
+    assert {name: visit.calls for name, visit in visits.items()} == {"stem": 1, "twice": 2, "alias": 2, "head": 1}
+    assert {visit.layout for visit in visits.values()} == {Layout.ROWS}
+
+
+def test_calls_that_disagree_are_unknown() -> None:
+    class Both(Through):
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden = super().forward(inputs)
+            self.layer(hidden)
+            return hidden
+
+    assert seen(Both(lambda h: h.transpose(0, 1)), rows(3, 5, 4))["layer"].layout is Layout.UNKNOWN
+
+
+def test_one_call_per_row_is_unknown() -> None:
+    class Loop(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return torch.stack([self.layer(row) for row in inputs])
+
+    visit = seen(Loop(), rows(3, 4))["layer"]
+    assert visit.layout is Layout.UNKNOWN
+    assert visit.calls == 3
+
+
+class Branches(nn.Module):
+    def __init__(self, prepare: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.prepare = prepare
+        self.left, self.right, self.head = nn.Linear(2, 4), nn.Linear(2, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        prepared = self.prepare(inputs)
+        hidden = torch.relu(self.left(prepared[:, :2]))
+        return self.head(hidden + self.right(prepared[:, 2:]))
+
+
+@pytest.mark.parametrize("prepare", [lambda x: x, lambda x: (x - 1) / 2], ids=["as they come", "normalised"])
+def test_every_branch_that_reads_the_inputs_is_found(prepare: Callable[[Tensor], Tensor]) -> None:
+    visits = seen(Branches(prepare), rows(5, 4))
+    assert {name: visit.reads_input for name, visit in visits.items()} == {
+        "left": True,
+        "right": True,
+        "head": False,
+    }
+
+
+def test_several_inputs_are_all_inputs() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokens, self.numbers, self.head = nn.Embedding(9, 4), nn.Linear(3, 4), nn.Linear(4, 2)
+
+        def forward(self, ids: Tensor, numbers: Tensor) -> Tensor:
+            return self.head(self.tokens(ids).mean(1) + self.numbers(numbers))
+
+    ids = torch.randint(9, (4, 6), generator=torch.Generator().manual_seed(0))
+    visits = seen(Pair(), (ids, rows(4, 3)), (nn.Linear, nn.Embedding))
+    assert {name for name, visit in visits.items() if visit.reads_input} == {"tokens", "numbers"}
+
+
+def test_padded_encoders_are_seen_through() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
+    network = nn.TransformerEncoder(layer, 2).eval()
+    mask = torch.tensor([[False, False, True]]).expand(4, 3).contiguous()
+    names = [f"layers.{i}.linear1" for i in range(2)]
+    visits = trace(network, {"src": rows(4, 3, 8), "src_key_padding_mask": mask}, names)
+    assert [visits[name].layout for name in names] == [Layout.ROWS, Layout.ROWS]
+    assert network.use_nested_tensor
+
+
+class Failing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.layer(inputs)
+        raise RuntimeError("broken")
+
+
+def test_an_error_leaves_no_hooks() -> None:
+    network = Failing()
+    with pytest.raises(RuntimeError, match="broken"):
+        seen(network, rows(3, 4))
+    assert not network.layer._forward_pre_hooks
+
+
+def test_random_networks_leave_the_global_state_alone() -> None:
+    class Noisy(Through):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return super().forward(nn.functional.dropout(inputs, 0.5, training=True))
+
+    network = Noisy(lambda h: h)
+    before = torch.get_rng_state()
+    seen(network, rows(3, 5, 4))
+    assert torch.equal(torch.get_rng_state(), before)
