@@ -10,9 +10,13 @@ from .errors import ConfigError as ConfigError
 from .errors import DataError as DataError
 from .errors import DubitoError as DubitoError
 from .errors import DubitoWarning as DubitoWarning
+from .errors import Interrupted as Interrupted
 from .errors import NetworkError as NetworkError
+from .errors import ProcessError as ProcessError
 from .errors import StorageError as StorageError
+from .errors import TrainingError as TrainingError
 from .errors import UnknownNameError as UnknownNameError
+from .inference.deep_ensemble import DeepEnsemble as DeepEnsemble
 from .inference.laplace import Diagonal as Diagonal
 from .inference.laplace import Laplace as Laplace
 from .inference.mc_dropout import MCDropout as MCDropout

@@ -46,7 +46,26 @@ def copied(net: nn.Module) -> nn.Module:
 
 def run(network: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
     """The network's outputs with `weights` in place of its own; tied tensors stay tied."""
-    return call(lambda *args, **kwargs: functional_call(network, dict(weights), args, kwargs), inputs)
+    tensors = _everywhere(network, weights)
+    return call(
+        lambda *args, **kwargs: functional_call(network, tensors, args, kwargs, tie_weights=False), inputs
+    )
+
+
+def _everywhere(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`weights` under the names of all modules that hold them, each module under one name only.
+
+    Left to tie them itself, `functional_call` replaces the tensors of a module with two names twice, and
+    afterwards puts back as the module's own what it had put in first.
+    """
+    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
+    values = {id(own[name]): value for name, value in weights.items()}
+    return {
+        f"{path}.{key}" if path else key: values[id(tensor)]
+        for path, module in network.named_modules()
+        for key, tensor in (*module._parameters.items(), *module._buffers.items())
+        if id(tensor) in values
+    }
 
 
 @contextmanager

@@ -27,21 +27,25 @@ MAX_ROWS = 1024
 class NamedTensors(nn.Module):
     """Tensors under the user's dotted parameter names, which `nn.ParameterDict` does not allow."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], *, buffers: bool = False) -> None:
         super().__init__()
         # The slash in front keeps them apart from a module's attributes (`items`), doubled ones from dots.
         self.names = {name: "/" + name.replace("/", "//").replace(".", "/") for name in tensors}
         for name, tensor in tensors.items():
-            value = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
-            self.register_parameter(self.names[name], value)
+            if buffers:
+                self.register_buffer(self.names[name], tensor)
+            else:
+                whole = isinstance(tensor, nn.Parameter)
+                value = tensor if whole else nn.Parameter(tensor, requires_grad=False)
+                self.register_parameter(self.names[name], value)
 
-    def __getitem__(self, name: str) -> nn.Parameter:
-        return self._parameters[self.names[name]]  # pyright: ignore[reportReturnType]
+    def __getitem__(self, name: str) -> Tensor:
+        return getattr(self, self.names[name])
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
 
-    def items(self) -> Iterator[tuple[str, nn.Parameter]]:
+    def items(self) -> Iterator[tuple[str, Tensor]]:
         """Pairs of the user's name and the tensor."""
         return ((name, self[name]) for name in self.names)
 
@@ -53,7 +57,8 @@ class Posterior(nn.Module, ABC):
         network: a copy of the user's network, in evaluation mode, that holds the centre of the distribution.
         likelihood: the built likelihood, with its learned noise.
         method: the settings that made this posterior.
-        structure: what the method keeps beside the weights, as groups of tensors by parameter name.
+        structure: what the method keeps beside the weights, as groups of tensors by parameter name; the group
+            "statistics" holds what is not a parameter.
         details: the plain facts the method needs to read its structure.
         history: what training recorded, one dict per epoch.
         trainable: the parameters that required gradients in the user's network, as they do again after `fold`.
@@ -78,7 +83,9 @@ class Posterior(nn.Module, ABC):
         self.network = network
         self.likelihood = likelihood
         self.method = method
-        self.structure = nn.ModuleDict({key: NamedTensors(group) for key, group in (structure or {}).items()})
+        groups = (structure or {}).items()
+        named = {key: NamedTensors(group, buffers=key == "statistics") for key, group in groups}
+        self.structure = nn.ModuleDict(named)
         self.details = dict(details or {})
         self.history = list(history or [])
         self.trainable = {name for name, p in network.named_parameters() if p.requires_grad}
@@ -251,7 +258,8 @@ class Posterior(nn.Module, ABC):
         """Which layer holds what: one row per parameter."""
         rows = []
         for name, parameter in self.network.named_parameters():
-            kept = sum(group[name].numel() for group in self._groups() if name in group)
+            groups = (self.group(key) for key in self.structure if key != "statistics")
+            kept = sum(group[name].numel() for group in groups if name in group)
             rows.append(SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + kept))
         return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
 
@@ -274,9 +282,6 @@ class Posterior(nn.Module, ABC):
             **{f"{key}.{name}": t for key in self.structure for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
-
-    def _groups(self) -> list[NamedTensors]:
-        return [self.group(key) for key in self.structure]
 
 
 def stored_tensors(network: nn.Module) -> dict[str, Tensor]:

@@ -9,6 +9,7 @@ from torch import nn
 from . import storage
 from .curvature import GGN, Empirical, Fisher
 from .errors import StorageError, unknown_name
+from .inference.deep_ensemble import DeepEnsemble
 from .inference.laplace import Diagonal, Laplace
 from .inference.mc_dropout import MCDropout
 from .inference.mean_field import MeanField
@@ -42,6 +43,7 @@ def methods() -> Methods:
         {
             "map": MAP(),
             "mc-dropout": MCDropout(),
+            "deep-ensemble": DeepEnsemble(),
             "mean-field": MeanField(),
             "laplace-diag": Laplace(structure=Diagonal()),
         }
@@ -54,6 +56,7 @@ SETTINGS: dict[str, type] = {
     for cls in (
         MAP,
         MCDropout,
+        DeepEnsemble,
         MeanField,
         Laplace,
         Diagonal,

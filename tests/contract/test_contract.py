@@ -15,7 +15,7 @@ from .cases import METHODS, NETWORKS, QUICK, fitted, make, rows
 
 every_method = pytest.mark.parametrize("method", METHODS)
 every_network = pytest.mark.parametrize("network", NETWORKS)
-POINTS = {"map"}  # methods whose draws are all the same
+ATOMS = {"map": 1, "deep-ensemble": 4}  # methods with finitely many draws
 
 
 @every_method
@@ -35,9 +35,10 @@ def test_shapes_samples_and_untouched_network(method: str, network: str):
     assert outputs.shape == (5, 12, 3)
     assert outputs.isfinite().all() and not outputs.requires_grad
     different = len({tuple(one.flatten().tolist()) for one in outputs})
-    assert different == (1 if method in POINTS else 5)
+    atoms = ATOMS.get(method)
+    assert different == (atoms or 5) and posterior.num_atoms == atoms
     prediction = posterior.predict(case.inputs, 5, seed=1)
-    torch.testing.assert_close(prediction.probs, outputs.softmax(-1).mean(0))
+    torch.testing.assert_close(prediction.probs, outputs[:atoms].softmax(-1).mean(0))
     torch.testing.assert_close(prediction.total, prediction.aleatoric + prediction.epistemic)
     assert (prediction.epistemic >= 0).all() and (prediction.aleatoric >= 0).all()
     assert prediction[3:5].probs.shape == (2, 3)
@@ -78,7 +79,7 @@ def test_same_seed_same_numbers_whatever_the_chunks(method: str, network: str):
     torch.testing.assert_close(whole, first.sample_outputs(case.inputs, 4, seed=9, max_rows=5))
     torch.testing.assert_close(whole[:2], first.sample_outputs(case.inputs, 2, seed=9))
     torch.testing.assert_close(whole[:, 3:4], first.sample_outputs(take(case.inputs, slice(3, 4)), 4, seed=9))
-    if method not in POINTS:
+    if method not in ATOMS:
         assert not torch.equal(whole, first.sample_outputs(case.inputs, 4, seed=10))
     assert torch.equal(torch.get_rng_state(), state)  # the global state is left alone
 

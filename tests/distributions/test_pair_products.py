@@ -31,6 +31,16 @@ def test_gram_is_that_of_the_dense_basis(monkeypatch, shape, chunk):
     torch.testing.assert_close(found, truth, atol=1e-12, rtol=1e-12)
 
 
+@pytest.mark.parametrize("chunk", [1, 30, 2**22])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_squared_norms_are_those_of_the_dense_product(monkeypatch, shape, chunk):
+    monkeypatch.setattr(pair_products, "CHUNK", chunk)
+    left, right, weight, scale = bases(*shape)
+    rows = torch.randn(6, *scale.shape, generator=generator(1), dtype=torch.float64)
+    truth = (rows.flatten(1) @ torch.kron(left, right).mT).square().sum(0).view(weight.shape)
+    torch.testing.assert_close(pair_products.squared_norms(left, right, rows), truth, atol=1e-12, rtol=1e-12)
+
+
 class LargestTensor(TorchDispatchMode):
     """Remembers the largest tensor that any operation returned."""
 

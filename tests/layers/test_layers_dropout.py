@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dubito.layers.dropout import FixedDropout, find_dropouts, fixed_dropout, with_fixed_dropout
-from dubito.layers.trace import Layout, trace
+from dubito.layers.trace import Layout, trace, unnested
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -114,7 +114,7 @@ def test_folded_copy_and_open_context_agree_whatever_the_chunks(network: Net) ->
     inputs = normal(7, 3, 5)
     layouts = layouts_of(network, inputs)
     assert layouts["alpha"] is Layout.SECOND
-    layouts["twice"] = Layout.ROWS  # [B, T, F] and [B, F]: rows come first in both calls
+    assert layouts["twice"] is Layout.ROWS  # [B, T, F] and [B, F]: rows come first in both calls
     plain = with_fixed_dropout(network, layouts, seed=5)
     with fixed_dropout(network, layouts, seed=5):
         whole = network(inputs)
@@ -155,7 +155,8 @@ def test_attention_blocks_do_not_pass_their_dropout_by() -> None:
     layouts = layouts_of(network, inputs)
     assert len(layouts) == 6
     with torch.no_grad():
-        quiet = network(**inputs)
+        with unnested(network):
+            quiet = network(**inputs)
         with fixed_dropout(network, layouts, seed=0):
             expected = network(**inputs)
         folded = with_fixed_dropout(network, layouts, seed=0)(**inputs)

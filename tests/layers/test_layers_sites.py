@@ -19,7 +19,9 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(actual, expected, rtol=TOLERANCE[expected.dtype], atol=TOLERANCE[expected.dtype])
+    torch.testing.assert_close(
+        actual, expected, rtol=TOLERANCE[expected.dtype], atol=TOLERANCE[expected.dtype]
+    )
 
 
 DIRECT = {
@@ -31,11 +33,19 @@ DIRECT = {
     "conv2d grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2, dilation=(1, 2), bias=False), (4, 4, 8, 9), 1),
     "conv2d same": (lambda: nn.Conv2d(3, 5, (1, 3), padding="same"), (4, 3, 5, 6), 1),
     "conv2d circular": (lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), (4, 3, 5, 6), 1),
-    "conv2d reflect": (lambda: nn.Conv2d(4, 2, 3, padding=(1, 2), padding_mode="reflect", groups=2), (4, 4, 5, 6), 1),
+    "conv2d reflect": (
+        lambda: nn.Conv2d(4, 2, 3, padding=(1, 2), padding_mode="reflect", groups=2),
+        (4, 4, 5, 6),
+        1,
+    ),
     "conv3d": (lambda: nn.Conv3d(4, 6, (1, 2, 3), groups=2, padding=(0, 1, 1)), (4, 4, 3, 4, 5), 1),
     "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), (4, 4, 7), 1),
     "transposed 2d": (lambda: nn.ConvTranspose2d(3, 5, (2, 3), stride=2, output_padding=1), (4, 3, 4, 5), 1),
-    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, (1, 2, 2), padding=(0, 1, 1), dilation=2), (4, 2, 3, 4, 4), 1),
+    "transposed 3d": (
+        lambda: nn.ConvTranspose3d(2, 3, (1, 2, 2), padding=(0, 1, 1), dilation=2),
+        (4, 2, 3, 4, 4),
+        1,
+    ),
 }
 
 
@@ -78,7 +88,9 @@ def test_factors_of_one_keep_the_weight_bit_by_bit(name: str) -> None:
 
 
 def lstm_step(x: Tensor, state: tuple[Tensor, Tensor], w: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    i, f, g, o = (F.linear(x, w["ih"], w["bih"]) + F.linear(state[0] * w["s_hh"], w["hh"], w["bhh"])).chunk(4, -1)
+    i, f, g, o = (F.linear(x, w["ih"], w["bih"]) + F.linear(state[0] * w["s_hh"], w["hh"], w["bhh"])).chunk(
+        4, -1
+    )
     cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell
 
@@ -176,7 +188,10 @@ def test_attention_folds_its_output_projection() -> None:
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double()
     site = next(site for site in find_sites(layer) if site.parameter == "out_proj.weight")
     x, factors = normal(2, 4, 8), normal(8, seed=1)
-    identity = {"out_proj.weight": torch.eye(8, dtype=torch.float64), "out_proj.bias": torch.zeros(8).double()}
+    identity = {
+        "out_proj.weight": torch.eye(8, dtype=torch.float64),
+        "out_proj.bias": torch.zeros(8).double(),
+    }
     heads = functional_call(layer, identity, (x, x, x))[0]
     expected = F.linear(heads * factors, layer.out_proj.weight, layer.out_proj.bias)
     weights = {"out_proj.weight": site.fold(layer.out_proj.weight, factors)}
@@ -238,4 +253,4 @@ def test_sites_survive_json() -> None:
     sites = find_sites(network)
     restored = [Site.from_json(json.loads(json.dumps(site.to_json()))) for site in sites]
     assert restored == sites
-    assert {site: 1 for site in restored} == {site: 1 for site in sites}  # hashable again
+    assert dict.fromkeys(restored, 1) == dict.fromkeys(sites, 1)  # hashable again

@@ -118,7 +118,12 @@ def test_order_counts_aliases_and_modules_never_called() -> None:
     network = Calls()
     visits = seen(network, {"left": rows(5, 3), "right": rows(5, 3, seed=1)})
     assert list(visits) == ["stem", "twice", "alias", "head"]
-    assert {name: visit.calls for name, visit in visits.items()} == {"stem": 1, "twice": 2, "alias": 2, "head": 1}
+    assert {name: visit.calls for name, visit in visits.items()} == {
+        "stem": 1,
+        "twice": 2,
+        "alias": 2,
+        "head": 1,
+    }
     assert {visit.layout for visit in visits.values()} == {Layout.ROWS}
 
 

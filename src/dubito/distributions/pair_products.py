@@ -34,6 +34,25 @@ def gram(left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
     return pairs
 
 
+def squared_norms(left: Tensor, right: Tensor, rows: Tensor) -> Tensor:
+    """Squared lengths of the columns of B Vᵀ, as an [m, n] matrix: Σ_k (U_g B_k U_aᵀ)².
+
+    Args:
+        left: U_g, [m, g].
+        right: U_a, [n, a].
+        rows: B_k, [K, g, a].
+    """
+    count, g, a = rows.shape
+    if g < a:  # the second contraction costs the most, so it goes over the shorter side
+        return squared_norms(right, left, rows.mT).mT
+    norms = []
+    for part in left.split(max(1, CHUNK // (count * a))):
+        for half in torch.einsum("mg,kga->mka", part, rows):
+            blocks = right.split(max(1, CHUNK // (4 * count)))
+            norms.append(torch.cat([(half @ block.mT).square().sum(0) for block in blocks]))
+    return torch.stack(norms)
+
+
 def unfold(pairs: Tensor, scale: Tensor) -> Tensor:
     """The full matrix diag(l) M₀ diag(l) [L, L] from the pairs of M₀, with l = `scale` [g, a]."""
     g, a = scale.shape

@@ -149,9 +149,7 @@ class SparseInformationNormal(StructuredNormal):
         left, right, whitening, scale, root = self._parts_in(factor.dtype, factor.device)
         identity = torch.eye(len(factor)).to(factor)
         rows = torch.linalg.solve_triangular(factor, identity, upper=False).view(-1, *scale.shape) * scale
-        taken = torch.zeros_like(root)
-        for part in rows.split(max(1, pair_products.CHUNK // taken.numel())):
-            taken = taken + (whitening * sandwich(left, part, right.mT)).square().sum(0)
+        taken = whitening.square() * pair_products.squared_norms(left, right, rows)
         variance = ((1 - taken) * root.square()).to(self._mean)
         # (P⁻¹)_ii is at least 1/P_ii
         own = self.num_data * self.congruence.square() * self.eigen_diagonal + self.diagonal_precision

@@ -46,12 +46,11 @@ def write(
         "version": __version__,
         "kind": kind,
         "sha256": checksum(plain),
-        "content_sha256": content_checksum(content),
         "shapes": {name: list(tensor.shape) for name, tensor in plain.items()},
         "content": content,
     }
     try:
-        _write_whole(path, plain, json.dumps(header))
+        _write_whole(path, plain, json.dumps({**header, "metadata_sha256": json_checksum(header)}))
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error}") from error
 
@@ -93,29 +92,31 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], di
             raise StorageError(
                 f"{path} has format {header['format']}, this version reads {FORMAT}; upgrade dubito"
             )
-        names = ("kind", "sha256", "content_sha256", "content")
-        found_kind, tensors_sha256, content_sha256, content = (header[name] for name in names)
-    except (json.JSONDecodeError, RecursionError, KeyError, TypeError) as error:
+        metadata_sha256 = header.pop("metadata_sha256")
+        found_kind, tensors_sha256, content = header["kind"], header["sha256"], header["content"]
+    except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{path} is altered: its metadata cannot be read ({error})") from error
+    for what, sha256, found in (
+        ("metadata", metadata_sha256, json_checksum(header)),
+        ("tensors", tensors_sha256, checksum(tensors)),
+    ):
+        if sha256 != found:
+            raise StorageError(f"{path} is altered: its {what} have another sha256 than when it was written")
     if found_kind != kind:
         raise StorageError(f"{path} holds a {found_kind}, expected a {kind}")
-    if tensors_sha256 != checksum(tensors):
-        raise StorageError(f"{path} is altered: the sha256 of its tensors is not the one it was written with")
-    if content_sha256 != content_checksum(content):
-        raise StorageError(f"{path} is altered: the sha256 of its content is not the one it was written with")
     return tensors, content
 
 
-def content_checksum(content: Any) -> str:
-    """sha256 over JSON content, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+def json_checksum(value: Any) -> str:
+    """sha256 over a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:
     """sha256 over names, dtypes, shapes and bytes of all tensors, in the order of their names."""
     digest = hashlib.sha256()
     for name in sorted(tensors):
-        tensor = tensors[name].contiguous()
+        tensor = tensors[name].detach().cpu().contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         if tensor.numel():
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)

@@ -1,0 +1,135 @@
+"""Deep ensemble: networks trained apart from different starts [Lakshminarayanan et al. 2017]."""
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from .. import seeds
+from ..errors import NetworkError, require_count, require_positive
+from ..inputs import Place
+from ..method import Method, Prepared
+from ..networks import with_flags
+from ..posterior import Posterior, stored_tensors
+from ..training import Processes, Run, Training, current
+from .point import MAP, PointPosterior
+
+
+class DeepEnsemblePosterior(Posterior):
+    """K sets of weights, each with its own batch norm statistics; the network holds the first."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_components = self.num_atoms = self.method.members
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """Member `index` mod K: its parameters and its buffers."""
+        own = stored_tensors(self.network)
+        member = index % self.num_components
+        if member == 0:
+            return own
+        others = {**dict(self.group("members").items()), **dict(self.group("statistics").items())}
+        return {name: others[name][member - 1] if name in others else tensor for name, tensor in own.items()}
+
+    def holds(self, name: str) -> str:
+        return f"{self.num_components} members" if name in self.group("members") else "shared point"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeepEnsemble(Method):
+    """Point estimates from different starts and orders of the data, averaged.
+
+    Member 0 starts from the given weights, the others are initialised anew by `reset_parameters`.
+
+    Args:
+        members: how many networks.
+        prior_std: standard deviation of a Normal prior around 0 on all weights; None is the flat prior.
+    """
+
+    members: int = 4
+    prior_std: float | None = None
+
+    posterior_type = DeepEnsemblePosterior
+
+    def __post_init__(self) -> None:
+        require_count(members=self.members)
+        if self.prior_std is not None:
+            require_positive(prior_std=self.prior_std)
+
+    def _fit(self, prepared: Prepared, training: Training | None) -> DeepEnsemblePosterior:
+        training = training or Training()
+        device = Place.of(prepared.network).device
+        processes = prepared.run.processes or current(training.timeout, device)
+        starts = [self._start(prepared, member) for member in range(self.members)]
+        points: list[PointPosterior] = []
+        for member, start in enumerate(starts):
+            own = replace(prepared, network=start, likelihood=copy.deepcopy(prepared.likelihood))
+            if member % processes.count == processes.rank:
+                own = replace(own, run=self._run(prepared.run, member))
+                points.append(MAP(prior_std=self.prior_std)._fit(own, training))  # pyright: ignore
+            else:
+                points.append(PointPosterior(start, own.likelihood, method=self))
+        for member, point in enumerate(points):
+            processes.broadcast(list(point.stored().values()), source=member % processes.count)
+        history = [{**entry, "member": m} for m, point in enumerate(points) for entry in point.history]
+        return self._joined(points, prepared, history)
+
+    def _start(self, prepared: Prepared, member: int) -> nn.Module:
+        network = copy.deepcopy(prepared.network)
+        if member > 0:
+            reinitialise(network, prepared.run.seed, member)
+        return network
+
+    def _run(self, run: Run, member: int) -> Run:
+        """A run of its own, in this process alone, with its own order of the data and its own checkpoint."""
+        path = run.checkpoint
+        if path is not None:
+            path = Path(path).with_name(f"{Path(path).name}.member-{member}")
+        seed = seeds.derived(run.seed, "member", member)
+        return replace(run, seed=seed, checkpoint=path, processes=Processes())
+
+    def _joined(
+        self, points: list[PointPosterior], prepared: Prepared, history: list[dict[str, float]]
+    ) -> DeepEnsemblePosterior:
+        first, *others = points
+        names = [name for name in first.weights() if name in first.trainable]
+        members = {name: torch.stack([point.weights()[name].detach() for point in others]) for name in names}
+        kept = [stored_tensors(point.network) for point in others]
+        names = [name for name in stored_tensors(first.network) if name not in first.weights()]
+        buffers = {name: torch.stack([own[name] for own in kept]) for name in names} if kept else {}
+        return DeepEnsemblePosterior(
+            with_flags(first.network, first.trainable),
+            joined_noise([point.likelihood for point in points]),
+            method=self,
+            structure={"members": members if others else {}, "statistics": buffers},
+            history=history,
+        ).finished()  # pyright: ignore[reportReturnType]
+
+
+def joined_noise(likelihoods: list) -> nn.Module:
+    """One likelihood in which draw s has the noise that member s mod K learned."""
+    first = likelihoods[0]
+    if len(likelihoods) == 1 or getattr(first, "raw_std", None) is None:
+        return first
+    return first.with_noise(std=torch.stack([likelihood.std().detach() for likelihood in likelihoods]))
+
+
+def reinitialise(network: nn.Module, seed: int, member: int) -> None:
+    """Give all trainable parameters a new start by their modules' own `reset_parameters`."""
+    lacking = []
+    with seeds.forked(seed, "start", member, device=Place.of(network).device), torch.no_grad():
+        for name, module in network.named_modules():
+            if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+                continue
+            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+            if callable(reset):
+                reset()
+            else:
+                lacking.append(f"{name or 'the network itself'} ({type(module).__name__})")
+    if lacking:
+        raise NetworkError(
+            f"members after the first start from new weights, but these modules have parameters and no "
+            f"reset_parameters(): {', '.join(lacking)}; give them one"
+        )
