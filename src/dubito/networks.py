@@ -3,15 +3,19 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from .errors import ConfigError, NetworkError, unknown_name
 from .inputs import Inputs, call
+
+Copied = TypeVar("Copied", bound=nn.Module)
 
 #: Which parameters a method treats: None for all, names, or a predicate of (name, tensor).
 Subset: TypeAlias = Callable[[str, Tensor], bool] | Sequence[str] | None
@@ -31,17 +35,29 @@ def copied(net: nn.Module) -> nn.Module:
             raise NetworkError(f"parameter {name!r} is not initialised; run the network on one batch first")
         if parameter.is_floating_point() and not parameter.isfinite().all():
             raise NetworkError(f"parameter {name!r} holds NaN or infinity; start from finite weights")
-    try:
-        network = copy.deepcopy(net)
-    except Exception as error:
-        raise NetworkError(
-            f"the network must be copyable, but copy.deepcopy failed: {error}; old "
-            "torch.nn.utils.weight_norm and spectral_norm cannot be copied: use those of "
-            "torch.nn.utils.parametrizations instead"
-        ) from error
+    for name, module in net.named_modules():
+        if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in module._forward_pre_hooks.values()):
+            raise NetworkError(
+                f"the network must be copyable, but {name!r} has the old torch.nn.utils.weight_norm or "
+                "spectral_norm, which cannot be copied: use those of torch.nn.utils.parametrizations instead"
+            )
+    network = duplicate(net)
     for parameter in network.parameters():
         parameter.grad = None
     return network
+
+
+def duplicate(module: Copied) -> Copied:
+    """A deep copy; tensors that a forward pass left on a module (a cache of activations) lose their graph."""
+    kept = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
+    memo = {id(value): value.detach() for value in kept if value.grad_fn is not None}
+    try:
+        return copy.deepcopy(module, memo)
+    except Exception as error:
+        raise NetworkError(
+            f"the network must be copyable, but copy.deepcopy failed: {error}; keep nothing on it that cannot be "
+            "copied, such as lists of activations, open files or locks"
+        ) from error
 
 
 def run(network: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
@@ -136,7 +152,7 @@ def _held(wanted: str, network: nn.Module) -> set[str]:
 
 def with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     """A copy of the network that holds copies of `weights` (parameters and buffers) instead of its own."""
-    plain = copy.deepcopy(network)
+    plain = duplicate(network)
     tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
     with torch.no_grad():
         for name, value in weights.items():

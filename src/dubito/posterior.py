@@ -1,6 +1,5 @@
 """The posterior every method returns: a distribution over the network's own parameters."""
 
-import copy
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +14,7 @@ from .errors import DataError, DubitoError, NetworkError, require_count
 from .evaluation import evaluate
 from .inputs import Inputs, Place, checked_inputs, chunks, named_tensors, rows_of
 from .likelihoods import BuiltLikelihood
-from .networks import run, with_flags, with_weights
+from .networks import duplicate, run, with_flags, with_weights
 from .prediction import Prediction
 from .sources import TensorSource, as_source
 from .summary import Summary, SummaryRow
@@ -293,4 +292,4 @@ def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
 
 def detached(posterior: Posterior) -> Posterior:
     """A copy of a posterior under training that later steps no longer change."""
-    return copy.deepcopy(posterior).finished()
+    return duplicate(posterior).finished()

@@ -30,7 +30,8 @@ class SparseInformationNormal(StructuredNormal):
     - `clamp` leaves S = I, as the authors' code does: positive definite, the diagonal too large where D is
       negative.
 
-    With L = a·g, work and memory are those of L × L matrices and of a few m × n ones.
+    With L = a·g, work and memory are those of L × L matrices and of a few m × n ones; `variance` alone takes
+    longer, about L·m·n·min(a, g) multiplications.
 
     Args:
         mean: [m, n].

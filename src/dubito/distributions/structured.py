@@ -2,8 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,7 +23,8 @@ class StructuredNormal(Distribution, ABC):
 
     Its precision is that of `num_data` times a Fisher information plus a prior precision. A subclass
     gives products with the precision, its inverse and a root of the inverse, so nothing dense is formed
-    except by `precision_matrix` and `covariance_matrix`. Vectors are matrices read row by row.
+    except by `precision_matrix` and `covariance_matrix`. Vectors are matrices read row by row. What is computed
+    once is kept, with its graph: build the distribution anew for every step of an optimisation.
     """
 
     has_rsample = True
@@ -114,7 +114,7 @@ class StructuredNormal(Distribution, ABC):
         """F e for unit noise e, where F Fᵀ = P⁻¹; one [..., shape] tensor for each of `_noise_shapes`."""
 
     def rsample(
-        self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None
+        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape `sample_shape` + [m, n], differentiable in the parameters."""
         mean = self._mean
@@ -131,7 +131,9 @@ class StructuredNormal(Distribution, ABC):
         )
         return mean + self._apply_root(*noise)
 
-    def sample(self, sample_shape: Any = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
+    def sample(
+        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
+    ) -> Tensor:
         """`rsample` without gradients."""
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)

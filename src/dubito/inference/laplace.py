@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..curvature import Curvature, Fisher, diagonal
 from ..errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
-from ..inputs import Batch, call, take
+from ..inputs import call, take
 from ..layers.taps import TAPPED, Tap
 from ..layers.trace import Layout, trace
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
@@ -78,9 +78,9 @@ class Laplace(Method):
         names = resolve(self.subset, network)
         taps, layouts, left_out = find_taps(network, prepared.example.inputs, names)
         # A curvature that cannot treat such outputs says so before any work starts.
-        first = Batch(take(prepared.example.inputs, slice(1)), prepared.example.targets[:1])
-        outputs = probe(network, first.inputs)
-        next(self.curvature.seeds(likelihood, outputs, first.targets, lambda _: torch.zeros_like(outputs)))
+        outputs = probe(network, take(prepared.example.inputs, slice(1)))
+        targets = likelihood.check_targets(outputs, prepared.example.targets[:1])
+        next(self.curvature.seeds(likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
         if training is not None:
             point = MAP(prior_std=self.prior_precision**-0.5)._fit(prepared, training)
             network = with_flags(point.network, point.trainable)

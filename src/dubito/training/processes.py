@@ -1,6 +1,7 @@
 """Several processes as one: shares of rows, sums of gradients, and an end when a peer is gone."""
 
 import atexit
+import functools
 import json
 import os
 from datetime import timedelta
@@ -31,13 +32,17 @@ class Processes:
 
     def share(self, rows: int) -> tuple[int, int]:
         """This process's part of `rows` rows: all parts together are the rows, none is padded."""
-        return rows * self.rank // self.count, rows * (self.rank + 1) // self.count
+        sharing = min(self.count, max(1, rows // 2))  # no part of one row, on which batch norm cannot train
+        rank = min(self.rank, sharing)
+        return rows * rank // sharing, rows * min(rank + 1, sharing) // sharing
 
     def sum(self, tensors: list[Tensor]) -> None:
         """Add up the tensors of all processes, in place, in one message."""
         if self.count == 1:
             return
-        flat = torch.cat([tensor.reshape(-1).to(tensors[0]) for tensor in tensors])
+        # In one dtype that holds them all: losses would lose their digits among gradients in half precision.
+        dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+        flat = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors])
         self._guarded(dist.all_reduce, flat)
         start = 0
         for tensor in tensors:
@@ -50,7 +55,9 @@ class Processes:
             return
         for tensor in tensors:
             whole = tensor.detach().contiguous()
-            self._guarded(dist.broadcast, whole, source)
+            if whole.numel():
+                # As bytes: not every backend knows every dtype.
+                self._guarded(dist.broadcast, whole.view(-1).view(torch.uint8), source)
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 
@@ -84,7 +91,13 @@ def current(timeout: float, device: torch.device) -> Processes:
         if int(os.environ.get("WORLD_SIZE", "1")) < 2 or "MASTER_ADDR" not in os.environ:
             return Processes()
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        try:
+            dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        except RuntimeError as error:
+            raise ProcessError(
+                f"the processes did not find each other within {timeout:g} s ({str(error).splitlines()[0]}); "
+                "start as many as WORLD_SIZE says, or raise Training(timeout=...)"
+            ) from error
         atexit.register(_leave)
     return Processes(dist.get_rank(), dist.get_world_size())
 

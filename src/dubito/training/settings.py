@@ -1,6 +1,7 @@
 """How to train: frozen settings that check themselves."""
 
 from dataclasses import dataclass
+from numbers import Real
 from typing import Literal
 
 from ..errors import ConfigError, require_count, require_positive
@@ -25,10 +26,7 @@ class KL:
     every: Literal["step", "epoch"] | int = "step"
 
     def __post_init__(self) -> None:
-        if self.weight < 0 or self.warmup < 0:
-            raise ConfigError(
-                f"KL weight and warmup must not be negative, got {self.weight} and {self.warmup}"
-            )
+        _require_not_negative(weight=self.weight, warmup=self.warmup)
         if self.every not in ("step", "epoch"):
             require_count(every=self.every)
 
@@ -57,8 +55,7 @@ class EarlyStopping:
 
     def __post_init__(self) -> None:
         require_count(patience=self.patience, num_samples=self.num_samples)
-        if not self.margin >= 0:
-            raise ConfigError(f"margin must not be negative, got {self.margin}")
+        _require_not_negative(margin=self.margin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +118,10 @@ class Training:
             if (value := getattr(self, name)) is not None:
                 require_positive(**{name: value})
         for name in ("warmup", "weight_decay", "checkpoint_minutes"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise ConfigError(f"{name} must be a finite number that is not negative, got {value!r}")
+            _require_not_negative(**{name: getattr(self, name)})
+        for name in ("compile", "channels_last"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if isinstance(self.kl, int | float) and not isinstance(self.kl, bool):
             object.__setattr__(self, "kl", KL(weight=float(self.kl)))
         if self.precision not in ("full", "bf16", "fp16"):
@@ -144,3 +142,11 @@ class Training:
             value = getattr(self, name)
             if not (isinstance(value, kind) or (value is None and name in optional)):
                 raise ConfigError(f"{name} must be {known}, got {value!r}")
+
+
+def _require_not_negative(**values: float) -> None:
+    """Refuse settings that are not finite numbers of at least zero."""
+    for name, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (number and 0 <= value < float("inf")):
+            raise ConfigError(f"{name} must be a finite number that is not negative, got {value!r}")

@@ -177,6 +177,15 @@ def test_float32_marginal_variances_are_right_to_float32(fisher_layer, guard):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_one_weight_that_the_data_determine_keeps_its_variance(dtype):
+    """N_s Λ / τ = 1e18: the difference 1 − M/(1 + M) is zero in float64."""
+    one = torch.ones(1, 1, dtype=dtype)
+    normal = SparseInformationNormal(one, one, one, one, one, num_data=1e10, prior_precision=1e-8)
+    torch.testing.assert_close(normal.variance, one / 1e10)
+    torch.testing.assert_close(root(normal).square().sum(), torch.tensor(1e-10, dtype=dtype))
+
+
 def test_beyond_float64_is_an_error_and_not_a_number(fisher_layer):
     normal = fisher_layer(6, 8, examples=40).sparse(1.0, num_data=1e12, prior_precision=1e-12)
     with pytest.raises(DataError, match="fails even in float64; raise prior_precision or lower num_data"):

@@ -54,9 +54,8 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
-@pytest.mark.parametrize(("g", "a"), [(2, 3), (8, 4)])
-def test_nothing_larger_than_the_layer_the_gram_or_a_chunk_is_formed(monkeypatch, g, a):
-    m, n = 60, 70
+@pytest.mark.parametrize(("m", "g", "n", "a"), [(60, 2, 70, 3), (60, 8, 70, 4), (10, 1, 70, 30)])
+def test_nothing_larger_than_the_layer_the_gram_or_a_chunk_is_formed(monkeypatch, m, g, n, a):
     monkeypatch.setattr(pair_products, "CHUNK", 1000)
     normal = SparseInformationNormal(
         torch.zeros(m, n),
@@ -73,4 +72,4 @@ def test_nothing_larger_than_the_layer_the_gram_or_a_chunk_is_formed(monkeypatch
         normal.log_prob(normal.mean)
         normal.solve(normal.mean)
     size = g * a
-    assert m * n <= largest.entries <= max(m * n, size**2, 1000) < m * n * size
+    assert m * n <= largest.entries <= max(m * n, n * a, size**2, 1000) < m * n * size

@@ -129,7 +129,7 @@ def test_a_planted_rectangle_is_found():
 @pytest.mark.parametrize(
     ("rank", "total", "expected"),
     [(3, 20, 3), (100, 20, 20), (0.05, 20, 1), (0.2, 20, 4), (0.5, 20, 10), (1.0, 20, 20), (1, 20, 1),
-     (0.001, 20, 1), (0.07, 100, 7)],
+     (0.001, 20, 1), (0.07, 100, 7), (0.29, 100, 29)],
 )  # fmt: skip
 def test_rank_is_a_count_or_a_fraction_by_its_type(rank, total, expected):
     assert resolve_rank(rank, total) == expected
