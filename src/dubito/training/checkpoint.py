@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import storage
 from ..errors import StorageError
@@ -18,9 +18,22 @@ if TYPE_CHECKING:
 KIND = "checkpoint"
 
 
-def fingerprint(objective: "Objective", training: "Training", seed: int, digest: str) -> dict[str, Any]:
-    """What makes two runs the same run; the number of processes does not."""
+def fingerprint(
+    objective: "Objective", training: "Training", seed: int, data: str, validation: str | None
+) -> dict[str, Any]:
+    """What makes two runs the same run; the number of processes and the first weights do not.
+
+    Args:
+        objective: what is trained.
+        training: how.
+        seed: of order and noise.
+        data: fingerprint of the training rows.
+        validation: fingerprint of the validation rows, if any.
+    """
     draft = objective.draft
+    modules = {name or "(itself)": _described(module) for name, module in draft.network.named_modules()}
+    for name in objective.modes:
+        modules[name] += " in evaluation mode"
     settings = storage.encode(training)
     for name in ("timeout", "checkpoint_minutes"):  # they change nothing in the result
         settings.pop(name)
@@ -28,11 +41,23 @@ def fingerprint(objective: "Objective", training: "Training", seed: int, digest:
         "method": storage.encode(draft.method),
         "likelihood": storage.encode(draft.likelihood.settings),
         "training": settings,
-        "seed": seed,
-        "num_data": objective.num_data,
-        "data": digest,
-        "network": {name: [str(t.dtype), *t.shape] for name, t in draft.stored().items()},
+        "seed": int(seed),
+        "num_data": int(objective.num_data),
+        "data": data,
+        "validation": validation,
+        "network": modules,
+        "tensors": {name: _form(tensor) for name, tensor in draft.stored().items()},
     }
+
+
+def _described(module: nn.Module) -> str:
+    """A module's class, with its settings where they are sure to read the same in every run."""
+    own = type(module)
+    return f"{own.__name__}({module.extra_repr()})" if own.__module__.startswith("torch.nn.") else own.__name__
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tuple(tensor.shape)} {tensor.dtype}{' trained' if tensor.requires_grad else ''}"
 
 
 def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], content: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The one training loop: order, progress, validation, checkpoints and processes around a method's steps."""
 
+import math
 import os
 import signal
 import statistics
@@ -109,19 +110,13 @@ class Loop:
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
         network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
-        if self.run.checkpoint is not None:
-            digest = self.source.digest()
-            self.expected = checkpoint.fingerprint(self.objective, self.training, self.run.seed, digest)
-            self._resume()
         bar = Bar(self.plan.total, self.run.progress if self.processes.first else False, title)
-        with (
-            seeds.forked(self.run.seed, "training", device=self.device),
-            prepared(network, self.training),
-            interruptible(self._interrupt),
-            bar.open(),
-        ):
-            while not self.progress.done:
-                self._epoch(bar)
+        with seeds.forked(self.run.seed, "training", device=self.device), prepared(network, self.training):
+            if self.run.checkpoint is not None:
+                self._resume()
+            with interruptible(self._interrupt), bar.open():
+                while not self.progress.done:
+                    self._epoch(bar)
         if self.best_state:
             checkpoint.put(self.objective.draft.stored(), self.best_state)
         self.processes.broadcast(list(self.objective.draft.stored().values()))
@@ -139,15 +134,19 @@ class Loop:
                 if record.stop:
                     self._save()
                     raise Interrupted(self._farewell())
-                if state.step == self.training.iterations:
-                    break
                 self._save_if_due()
         self._close_epoch()
 
     def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:
         """The passes of each step that is left in this epoch, with the rows all processes see in it."""
         passes = self._passes()
-        while chunk := list(islice(passes, self.training.accumulate)):
+        while self.progress.step != self.training.iterations:
+            # Samplers and datasets that draw from the global state find the same one in every process and after
+            # every interruption.
+            seeds.reseed(seeds.derived(self.run.seed, "data", self.progress.step), self.device)
+            chunk = list(islice(passes, self.training.accumulate))
+            if not chunk:
+                return
             yield [batch for batch, _ in chunk], sum(rows for _, rows in chunk)
 
     def _passes(self) -> Iterator[tuple[Batch | None, int]]:
@@ -183,8 +182,8 @@ class Loop:
         total, nll, kl = terms = record.terms.tolist()
         for name, value in zip(("nll", "kl", "loss"), (nll, kl, total), strict=True):
             if not abs(value) < float("inf"):
-                raise TrainingError(self._diagnosis(name, value, record))
-        if record.norm is not None:
+                raise TrainingError(self._diagnosis(name, value, record.step, record.lr))
+        if record.norm is not None and self.training.clip_norm is None:
             self._watch(float(record.norm), record.step)
         state.sums = [old + record.rows * new for old, new in zip(state.sums, terms, strict=True)]
         state.rows += record.rows
@@ -205,6 +204,8 @@ class Loop:
         }
         if self.run.validation is not None:
             entry["validation_nll"] = score = self._validate(stopping.num_samples if stopping else 8)
+            if math.isnan(score):
+                raise TrainingError(self._diagnosis("validation_nll", score, state.step))
             if stopping and (state.best is None or score < state.best - stopping.margin):
                 state.best, state.waited = score, 0
                 stored = self.objective.draft.stored()
@@ -215,23 +216,30 @@ class Loop:
         state.passes, state.sums, state.rows = 0, [0.0, 0.0, 0.0], 0
         over = state.epoch == self.training.epochs or state.step == self.training.iterations
         state.done = over or bool(stopping and state.waited >= stopping.patience)
+        if state.done and not self.best_state and (name := self._unsound()):
+            raise TrainingError(self._diagnosis(name, "NaN or infinite", state.step))
         self._save() if state.done else self._save_if_due()
 
     @torch.no_grad()
     def _validate(self, num_samples: int) -> float:
-        """Mean negative log-likelihood of the mixture over draws on the validation rows."""
+        """Mean negative log-likelihood of the mixture over draws on the validation rows.
+
+        The first process decides for all: batch statistics differ, and with them the scores.
+        """
         assert self.run.validation is not None
         draft, total, rows = self.objective.draft, 0.0, 0
-        for batch in self.run.validation.batches(1024):
+        for batch in self.run.validation.batches(1024) if self.processes.first else ():
             prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
             total -= float(prediction.log_prob(batch.targets).sum())
             rows += len(batch.targets)
-        return total / rows
+        return self.processes.broadcast_json(total / max(rows, 1), self.device)
 
     # -- what may go wrong ---------------------------------------------------------------------------------
 
     def _watch(self, norm: float, step: int) -> None:
         """One warning where gradient norms explode without ever turning into a NaN."""
+        if not math.isfinite(norm):
+            return  # half precision is finding its scale, or the next loss is no number
         usual = statistics.median(self.norms) if len(self.norms) >= 5 else None
         if usual and norm > EXPLOSION * usual and not self.warned and self.processes.first:
             self.warned = True
@@ -239,16 +247,22 @@ class Loop:
                 f"the gradient's norm at step {step} is {norm:.3g}, usually {usual:.3g}: noise with heavy tails "
                 "trains to chance without a NaN; clip it with Training(clip_norm=...) or bound the noise",
                 DubitoWarning,
-                stacklevel=6,
+                stacklevel=8,
             )
         self.norms = [*self.norms[-63:], norm]
 
-    def _diagnosis(self, term: str, value: float, record: Record) -> str:
+    def _unsound(self) -> str | None:
+        """The name of a parameter that is no longer finite, if there is one."""
+        named = self.objective.draft.named_parameters()
+        return next((name for name, tensor in named if not tensor.isfinite().all()), None)
+
+    def _diagnosis(self, term: str, value: float | str, step: int, lr: float | None = None) -> str:
         kept = ""
         if self.run.checkpoint is not None:
             kept = f"; the last good checkpoint is kept at {self.run.checkpoint}"
+        rate = f" (learning rate {lr:g})" if lr is not None else ""
         return (
-            f"the {term} became {value} at step {record.step} (learning rate {record.lr:g}); lower lr, add "
+            f"the {term} became {value} at step {step}{rate}; lower lr, add "
             f"warmup or clip_norm, or standardise the data{kept}"
         )
 
@@ -269,8 +283,8 @@ class Loop:
 
     def _save(self) -> None:
         self.saved_at = time.monotonic()
-        if self.run.checkpoint is None or not self.processes.first:
-            return
+        if self.run.checkpoint is None or not self.processes.first or self._unsound():
+            return  # a state whose next loss is no number must not replace a good one
         tensors, facts = self.stepper.state()
         everything = {
             **{f"draft/{name}": tensor for name, tensor in self.objective.draft.stored().items()},
@@ -281,12 +295,20 @@ class Loop:
         checkpoint.save(self.run.checkpoint, everything, content)
 
     def _resume(self) -> None:
-        """Process 0 reads the checkpoint and the others receive it, so that only one needs the file."""
+        """Process 0 reads the checkpoint and the others receive it, so that only one needs the file.
+
+        Where there is none yet one is written at once: what cannot be saved is found before work starts.
+        """
         assert self.run.checkpoint is not None
+        validation = self.run.validation and self.run.validation.digest()
+        self.expected = checkpoint.fingerprint(
+            self.objective, self.training, self.run.seed, self.source.digest(), validation
+        )
         found = checkpoint.load(self.run.checkpoint, self.expected) if self.processes.first else None
         tensors, content = found or ({}, None)
         content = self.processes.broadcast_json(content, self.device)
         if content is None:
+            self._save()
             return
         shapes = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
         for name, (dtype, shape) in self.processes.broadcast_json(shapes, self.device).items():
@@ -300,8 +322,8 @@ class Loop:
 
     def _planned(self) -> Plan:
         source, training = self.source, self.training
-        batch_size = training.batch_size or source.batch_size or 128
         if isinstance(source, OrderedSource):
+            batch_size = training.batch_size or source.batch_size or 128
             self.plan = plan_run(training, source.num_data, None, batch_size)
             return plan_run(training, source.num_data, len(self._slices()), batch_size)
         if training.batch_size is not None and training.batch_size != source.batch_size:
@@ -309,10 +331,12 @@ class Loop:
                 f"this loader's order is its own, so its batch size {source.batch_size} cannot become "
                 f"{training.batch_size}; leave batch_size out, or give the dataset instead of the loader"
             )
+        # A loader of batches that are what they are has no size of its own: the first one tells.
+        batch_size = source.batch_size or len(next(source.batches(0)).targets)
         try:
             passes = len(source.loader)  # pyright: ignore[reportAttributeAccessIssue]
-        except TypeError:
-            passes = None
+        except TypeError:  # a stream: schedules go by the number of rows it was said to have
+            passes = math.ceil(self.objective.num_data / batch_size)
         return plan_run(training, source.num_data, passes, batch_size)
 
 
@@ -322,7 +346,9 @@ def prepared(network: nn.Module, training: Training) -> Iterator[None]:
     if training.channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if training.compile:
-        network.compile()
+        # A function of ours around the call: PyTorch does not look into forward passes that are its own, such as
+        # that of nn.Sequential, when `network.compile()` asks for it.
+        network._compiled_call_impl = torch.compile(lambda *args, **kwargs: network._call_impl(*args, **kwargs))
     try:
         yield
     finally:
@@ -338,6 +364,9 @@ def interruptible(ask: Callable[[], None]) -> Iterator[None]:
         yield
         return
     before = signal.getsignal(signal.SIGINT)
+    if before in (None, signal.SIG_IGN):  # not Python's to handle, or a job in the background
+        yield
+        return
 
     def asked(*_: Any) -> None:
         signal.signal(signal.SIGINT, before)

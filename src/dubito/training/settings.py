@@ -11,6 +11,14 @@ from .schedules import Constant, Schedule
 Precision = Literal["full", "bf16", "fp16"]
 
 
+def _require_not_negative(**values: float) -> None:
+    """Refuse settings that are not finite numbers of at least zero."""
+    for name, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (number and 0 <= value < float("inf")):
+            raise ConfigError(f"{name} must be a finite number that is not negative, got {value!r}")
+
+
 @dataclass(frozen=True, kw_only=True)
 class KL:
     """The weight of the divergence over a run.
@@ -142,11 +150,3 @@ class Training:
             value = getattr(self, name)
             if not (isinstance(value, kind) or (value is None and name in optional)):
                 raise ConfigError(f"{name} must be {known}, got {value!r}")
-
-
-def _require_not_negative(**values: float) -> None:
-    """Refuse settings that are not finite numbers of at least zero."""
-    for name, value in values.items():
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and 0 <= value < float("inf")):
-            raise ConfigError(f"{name} must be a finite number that is not negative, got {value!r}")

@@ -28,13 +28,15 @@ class Plan:
     """The size of a run.
 
     Attributes:
-        batch_size: rows of a full pass, B.
+        batch_size: rows of a full pass.
+        step_rows: rows of a full step, B: those of all its passes, never more than there are.
         passes: forward passes of an epoch, None where only reading tells.
         steps_per_epoch: optimiser steps of an epoch, None likewise.
         total: optimiser steps of the run, None likewise.
     """
 
     batch_size: int
+    step_rows: int
     passes: int | None
     steps_per_epoch: int | None
     total: int | None
@@ -113,7 +115,6 @@ class GradientStepper(Stepper):
 
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
         self.optimizer.zero_grad(set_to_none=True)
-        full = self.plan.batch_size * self.training.accumulate
         weight = self.kl_weight(number)
         sums: list[Tensor] = []
         for index, batch in enumerate(passes):
@@ -124,13 +125,11 @@ class GradientStepper(Stepper):
                 noise = seeds.generator(self.seed, "noise", number, index, device=self.device)
             with self._autocast():
                 loss = self.objective.batch_loss(batch, weight, noise)
-            share = len(batch.targets) / full
+            share = len(batch.targets) / self.plan.step_rows
             self.scaler.scale(loss.total if share == 1 else loss.total * share).backward()
             terms = torch.stack([loss.total.detach(), loss.nll.detach(), loss.kl.detach().to(loss.nll)])
             sums.append(terms * len(batch.targets))
-        total = torch.stack(sums).sum(0) if len(sums) != 1 else sums[0]
-        if not sums:
-            total = torch.zeros(3, device=self.device)
+        total = torch.stack(sums).sum(0) if sums else torch.zeros(3, device=self.device)
         total, stop = self._combine(total, stop)
         self.scaler.unscale_(self.optimizer)
         norm = self._norm(number)
@@ -158,6 +157,11 @@ class GradientStepper(Stepper):
             state.setdefault(int(index), {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        for parameter, kept in self.optimizer.state.items():
+            for key, value in kept.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    # Fused kernels walk through memory: what belongs together must lie in the same order.
+                    kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         if facts["scaler"]:
             self.scaler.load_state_dict(dict(facts["scaler"]))
 
@@ -170,12 +174,17 @@ class GradientStepper(Stepper):
         """Sums over processes: gradients, terms of the loss, and the wish to stop, in one message."""
         if self.processes.count == 1:
             return total, stop
+        reached = torch.tensor([p.grad is not None for p in self.parameters] + [stop], device=self.device)
+        reached = reached.to(total)
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        wish = torch.tensor([float(stop)], device=self.device)
-        self.processes.sum([*(p.grad for p in self.parameters if p.grad is not None), total, wish])
-        return total, bool(wish > 0)
+        self.processes.sum([*(p.grad for p in self.parameters if p.grad is not None), total, reached])
+        *used, stop = (reached > 0).tolist()
+        for parameter, use in zip(self.parameters, used, strict=True):
+            if not use:  # reached in no process: one process alone would not decay or move it either
+                parameter.grad = None
+        return total, stop
 
     def _norm(self, number: int) -> Tensor | None:
         if self.training.clip_norm is not None:
@@ -185,7 +194,7 @@ class GradientStepper(Stepper):
         return torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
 
     def _set_rates(self, number: int) -> float:
-        progress = number / self.plan.total if self.plan.total else 0.0
+        progress = min(1.0, number / self.plan.total) if self.plan.total else 0.0
         warmup = self.training.warmup * (self.plan.steps_per_epoch or 1)
         rise = min(1.0, (number + 1) / warmup) if warmup else 1.0
         for group, rate, schedule in zip(
@@ -201,4 +210,7 @@ def plan_run(training: Training, rows: int | None, passes: int | None, batch_siz
     total = training.iterations
     if total is None and steps is not None and training.epochs is not None:
         total = steps * training.epochs
-    return Plan(min(batch_size, rows) if rows else batch_size, passes, steps, total)
+    step_rows = batch_size * training.accumulate
+    if rows is not None:
+        batch_size, step_rows = min(batch_size, rows), min(step_rows, rows)
+    return Plan(batch_size, step_rows, passes, steps, total)
