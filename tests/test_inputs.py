@@ -1,5 +1,6 @@
 """Inputs of every form: called, mapped, moved, cut and checked."""
 
+import copy
 from collections import OrderedDict
 from types import SimpleNamespace
 
@@ -9,8 +10,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from dubito.errors import DataError, NetworkError
+from dubito import (
+    MAP,
+    Bernoulli,
+    Categorical,
+    ConfigError,
+    DataError,
+    Gaussian,
+    Laplace,
+    NetworkError,
+    Training,
+)
 from dubito.inputs import (
     Batch,
     Place,
@@ -215,3 +227,136 @@ def test_chunks_are_all_rows_in_order(rows: int, max_rows: int):
     assert all(1 <= rows_of(piece) <= max_rows for piece in pieces)
     assert torch.equal(torch.cat([piece["a"] for piece in pieces]), inputs["a"])
     assert torch.equal(torch.cat([piece["b"][0] for piece in pieces]), inputs["b"][0])
+
+
+# -- through the front door --------------------------------------------------------------------------------
+
+ROWS, LABELS = torch.randn(9, 2, generator=torch.Generator().manual_seed(0)), torch.arange(9) % 3
+
+
+def spoiled(tensor: torch.Tensor, row: int, value: float) -> torch.Tensor:
+    tensor = tensor.clone()
+    tensor[row] = value
+    return tensor
+
+
+BAD = {
+    "nan inputs": (
+        (spoiled(ROWS, 4, NAN), LABELS),
+        Categorical(),
+        DataError,
+        "inputs must be finite, got nan at row 4",
+    ),
+    "infinite targets": (
+        (ROWS, spoiled(ROWS, 2, INF)),
+        Gaussian(),
+        DataError,
+        "targets must be finite, got inf at row 2",
+    ),
+    "large label": ((ROWS, spoiled(LABELS, 7, 3)), Categorical(), DataError, r"0\.\.2 .* got 3 at row 7"),
+    "negative label": ((ROWS, spoiled(LABELS, 7, -1)), Categorical(), DataError, "got -1 at row 7"),
+    "real label": ((ROWS, LABELS.float()), Categorical(), DataError, "whole numbers, got torch.float32"),
+    "many labels": ((ROWS, LABELS), Bernoulli(), DataError, r"outputs' shape \(9, 3\), got \(9,\)"),
+    "no binary": (
+        (ROWS, LABELS[:, None] + torch.zeros(3)),
+        Bernoulli(),
+        DataError,
+        "must be 0 or 1, got 2 at row 2",
+    ),
+    "words": ((ROWS, ["a"] * 9), Categorical(), DataError, "numbers"),
+    "empty": ((ROWS[:0], LABELS[:0]), Categorical(), DataError, "at least one row"),
+    "lengths": ((ROWS, LABELS[:5]), Categorical(), DataError, "same length, got 9 and 5"),
+    "one axis": ((ROWS, LABELS), Categorical(class_axis=2), NetworkError, "classes on axis 2"),
+    "noise": ((ROWS, ROWS), Gaussian(std=(1.0, 2.0)), NetworkError, "std is for 2 outputs"),
+    "width": ((ROWS[:, :1], LABELS), Categorical(), DataError, r"cannot read inputs of shape .*\(8, 1\)"),
+    "no data": (None, Categorical(), DataError, "must be a pair"),
+    "no likelihood": ((ROWS, LABELS), "classification", ConfigError, r"must be Categorical\(\)"),
+    "class": ((ROWS, LABELS), Categorical, ConfigError, r"add \(\)"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+@pytest.mark.parametrize("method", [MAP(), Laplace()], ids=["trained", "post hoc"])
+def test_a_fit_refuses_before_work_starts(method, case: str, monkeypatch):
+    data, likelihood, error, message = BAD[case]
+    monkeypatch.setattr("dubito.method.train", lambda *_, **__: pytest.fail("training started"))
+    net = nn.Sequential(nn.Linear(2, 3))
+    before, state = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    with pytest.raises(error, match=message):
+        method.fit(net, data, likelihood)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert net.training and all(p.grad is None for p in net.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"seed": 1.5}, ConfigError, "seed must be a whole number"),
+        ({"num_data": 0}, ConfigError, "num_data must be a whole number of at least 1"),
+        ({"training": 5}, ConfigError, r"training must be a Training"),
+        ({"validation": (ROWS, LABELS[:3])}, DataError, "same length, got 9 and 3"),
+        ({"validation": (ROWS, LABELS + 1)}, DataError, "got 3 at row 2"),
+        ({"validation": 5}, DataError, "validation must be a pair"),
+    ],
+)
+def test_other_arguments_are_refused_as_early(arguments, error, message: str, monkeypatch):
+    monkeypatch.setattr("dubito.method.train", lambda *_, **__: pytest.fail("training started"))
+    with pytest.raises(error, match=message):
+        MAP().fit(nn.Linear(2, 3), (ROWS, LABELS), Categorical(), **arguments)
+
+
+@pytest.mark.parametrize("net", [nn.ReLU(), None, nn.Linear])
+def test_networks_that_cannot_be_fitted(net):
+    with pytest.raises(NetworkError, match="the network must"):
+        MAP().fit(net, (ROWS, LABELS), Categorical())
+
+
+def test_answers_that_are_not_finite_are_refused():
+    class Divides(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) / 0
+
+    with pytest.raises(NetworkError, match="outputs on the first rows hold NaN or infinity"):
+        MAP().fit(Divides(2, 3), (ROWS, LABELS), Categorical())
+
+
+@pytest.mark.parametrize("row", [1, 8])
+def test_loaders_are_checked_batch_by_batch(row: int):
+    """Rows are named by their number in the dataset, whatever order training takes them in."""
+    for data, message in (
+        ((spoiled(ROWS, row, NAN), LABELS), f"must be finite, got nan at row {row}, position"),
+        ((ROWS, spoiled(LABELS, row, 7)), f"got 7 at row {row}"),
+    ):
+        loader = DataLoader(TensorDataset(*data), batch_size=2, shuffle=True)
+        with pytest.raises(DataError, match=message):
+            MAP().fit(nn.Linear(2, 3), loader, Categorical(), training=Training(epochs=1))
+
+
+def test_data_that_do_not_tell_their_number_need_it():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return zip(ROWS, LABELS, strict=True)
+
+    net = nn.Linear(2, 3)
+    with pytest.raises(DataError, match="pass num_data="):
+        MAP().fit(net, Stream(), Categorical(), training=Training(epochs=1))
+    MAP().fit(net, Stream(), Categorical(), training=Training(epochs=1), num_data=9)
+    MAP().fit(
+        net, (ROWS, LABELS), Categorical(), training=Training(epochs=1), num_data=100
+    )  # of a larger whole
+
+
+def test_a_fit_leaves_the_global_state_alone_whatever_the_loader_draws():
+    loader = DataLoader(
+        TensorDataset(ROWS, LABELS), sampler=WeightedRandomSampler(torch.ones(9), 9), batch_size=3
+    )
+    net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    outputs = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        state = torch.get_rng_state()
+        posterior = MAP().fit(net, loader, Categorical(), training=Training(epochs=2), seed=3)
+        assert torch.equal(torch.get_rng_state(), state)
+        outputs.append(posterior.sample_outputs(ROWS, 1))
+    assert torch.equal(*outputs)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import NetworkError, require_count, require_positive
 from ..inputs import Place
+from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method, Prepared
 from ..networks import with_flags
 from ..posterior import Posterior, stored_tensors
@@ -74,7 +75,7 @@ class DeepEnsemble(Method):
         for member, point in enumerate(points):
             processes.broadcast(list(point.stored().values()), source=member % processes.count)
         history = [{**entry, "member": m} for m, point in enumerate(points) for entry in point.history]
-        return self._joined(points, prepared, history)
+        return self._joined(points, history)
 
     def _start(self, prepared: Prepared, member: int) -> nn.Module:
         network = copy.deepcopy(prepared.network)
@@ -90,30 +91,34 @@ class DeepEnsemble(Method):
         seed = seeds.derived(run.seed, "member", member)
         return replace(run, seed=seed, checkpoint=path, processes=Processes())
 
-    def _joined(
-        self, points: list[PointPosterior], prepared: Prepared, history: list[dict[str, float]]
-    ) -> DeepEnsemblePosterior:
+    def _joined(self, points: list[PointPosterior], history: list[dict[str, float]]) -> DeepEnsemblePosterior:
         first, *others = points
-        names = [name for name in first.weights() if name in first.trainable]
-        members = {name: torch.stack([point.weights()[name].detach() for point in others]) for name in names}
         kept = [stored_tensors(point.network) for point in others]
-        names = [name for name in stored_tensors(first.network) if name not in first.weights()]
-        buffers = {name: torch.stack([own[name] for own in kept]) for name in names} if kept else {}
-        return DeepEnsemblePosterior(
+        parameters = first.weights()
+        names = [name for name in parameters if name in first.trainable]
+        buffers = [name for name in stored_tensors(first.network) if name not in parameters]
+        posterior = DeepEnsemblePosterior(
             with_flags(first.network, first.trainable),
             joined_noise([point.likelihood for point in points]),
             method=self,
-            structure={"members": members if others else {}, "statistics": buffers},
+            structure={"members": stacked(names, kept), "statistics": stacked(buffers, kept)},
             history=history,
-        ).finished()  # pyright: ignore[reportReturnType]
+        )
+        return posterior.finished()
 
 
-def joined_noise(likelihoods: list) -> nn.Module:
+def stacked(names: list[str], members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The named tensors of all members, along a new first axis."""
+    return {name: torch.stack([own[name].detach() for own in members]) for name in names} if members else {}
+
+
+def joined_noise(likelihoods: list[BuiltLikelihood]) -> BuiltLikelihood:
     """One likelihood in which draw s has the noise that member s mod K learned."""
     first = likelihoods[0]
-    if len(likelihoods) == 1 or getattr(first, "raw_std", None) is None:
+    if len(likelihoods) == 1 or not isinstance(first, GaussianLikelihood) or first.raw_std is None:
         return first
-    return first.with_noise(std=torch.stack([likelihood.std().detach() for likelihood in likelihoods]))
+    learned = [each.std().detach() for each in likelihoods if isinstance(each, GaussianLikelihood)]
+    return first.with_noise(std=torch.stack(learned))
 
 
 def reinitialise(network: nn.Module, seed: int, member: int) -> None:

@@ -71,6 +71,8 @@ def load(
     """The checkpoint at `path`, None where there is none yet, an error where it belongs to another run."""
     if not Path(path).exists():
         return None
+    if Path(path).is_dir():
+        raise StorageError(f"checkpoint must be a file, got the folder {path}; give the name of a file in it")
     tensors, content = storage.read(path, KIND)
     difference = first_difference(content["fingerprint"], expected)
     if difference is not None:
