@@ -347,16 +347,28 @@ def test_data_that_do_not_tell_their_number_need_it():
     )  # of a larger whole
 
 
-def test_a_fit_leaves_the_global_state_alone_whatever_the_loader_draws():
+@pytest.mark.parametrize("method", [MAP(), Laplace()], ids=["trained", "post hoc"])
+def test_a_fit_leaves_the_global_state_alone_whatever_the_loader_draws(method):
     loader = DataLoader(
         TensorDataset(ROWS, LABELS), sampler=WeightedRandomSampler(torch.ones(9), 9), batch_size=3
     )
     net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    training = Training(epochs=2) if isinstance(method, MAP) else None
     outputs = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         state = torch.get_rng_state()
-        posterior = MAP().fit(net, loader, Categorical(), training=Training(epochs=2), seed=3)
+        posterior = method.fit(net, loader, Categorical(), training=training, seed=3)
         assert torch.equal(torch.get_rng_state(), state)
         outputs.append(posterior.sample_outputs(ROWS, 1))
     assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_a_fit_works_where_gradients_are_off(off):
+    net = nn.Linear(2, 3)
+    with off():
+        posterior = MAP().fit(net, (ROWS, LABELS), Categorical(), training=Training(epochs=2))
+        assert not torch.is_grad_enabled()
+    assert posterior.history[0]["loss"] > posterior.history[1]["loss"]
+    assert not posterior.weights()["weight"].is_inference()

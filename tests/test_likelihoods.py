@@ -244,6 +244,17 @@ def test_draws_follow_their_generator_and_are_targets(settings_, shape):
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_outputs_have_draws(dtype: torch.dtype):
+    outputs = torch.tensor([2.0, -1.0], dtype=dtype).expand(COUNT, 2)
+    generator = torch.Generator().manual_seed(0)
+    drawn = Categorical().build(outputs).sample(outputs, generator)
+    assert_frequencies(F.one_hot(drawn, 2).double().mean(0), outputs[0].double().softmax(0))
+    drawn = Bernoulli().build(outputs).sample(outputs, generator)
+    assert drawn.dtype == dtype
+    assert_frequencies(drawn.double().mean(0), outputs[0].double().sigmoid())
+
+
 def test_draws_use_the_noise_of_their_component():
     outputs = torch.zeros(COUNT, 1, dtype=torch.float64)
     likelihood = Gaussian().build(outputs).with_noise(std=torch.tensor([[0.1], [10.0]], dtype=torch.float64))

@@ -194,6 +194,7 @@ def test_a_networks_own_noise_follows_the_seed_and_the_global_state_stays():
     assert torch.equal(posterior.sample_outputs(x, 3, seed=1), first)
     assert posterior.evaluate(loader) == scores
     assert not torch.equal(posterior.sample_outputs(x, 3, seed=2), first)
+    assert not torch.equal(first[0] == 0, first[1] == 0)  # every draw has noise of its own
 
 
 # -- metrics -----------------------------------------------------------------------------------------------
@@ -217,6 +218,17 @@ def test_evaluation_of_yes_and_no():
     probs = posterior.sample_outputs(x, 5, seed=1).double().sigmoid().mean(0)[:, 0].numpy()
     assert scores["accuracy"] == pytest.approx(((probs > 0.5) == y.numpy()).mean())
     assert scores["nll"] == pytest.approx(sklearn.metrics.log_loss(y, probs), rel=1e-5)
+
+
+def test_evaluation_of_many_labels():
+    posterior, x = spread(small_net(3), Bernoulli().build(None)), rows(40)
+    y = (x[:, :3] > 0).long()
+    scores = posterior.evaluate((x, y), num_samples=5, seed=1)
+    prediction = posterior.predict(x, 5, seed=1)
+    assert scores["accuracy"] == pytest.approx((prediction.labels == y).double().mean().item())
+    assert scores["nll"] == pytest.approx(-prediction.log_prob(y).mean().item(), rel=1e-6)  # of whole rows
+    errors = prediction.probs.double() - y  # both classes' squared errors, as for classes
+    assert scores["brier"] == pytest.approx(2 * (errors**2).mean().item(), rel=1e-5)
 
 
 def test_evaluation_of_reals():

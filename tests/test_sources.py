@@ -170,6 +170,21 @@ def test_a_dataset_that_changes_its_items_is_asked_for_them():
     assert torch.equal(example.inputs, -X[:8])
 
 
+def test_an_example_reads_no_more_rows_than_it_shows():
+    class Counted(Items):
+        read = 0
+
+        def __getitem__(self, index: int):
+            self.read += 1
+            return super().__getitem__(index)
+
+    dataset = Counted()
+    for rows in (3, 8, 100):
+        dataset.read = 0
+        assert as_source(dataset, SINGLE).example(rows).targets.tolist() == list(range(min(rows, 11)))
+        assert dataset.read == min(rows, 11)
+
+
 def test_rows_take_the_places_dtype():
     place = Place(torch.float64, torch.device("cpu"))
     for data in ((X.numpy(), Y), Items(), Stream()):

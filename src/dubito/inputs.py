@@ -101,6 +101,8 @@ def to_tensors(inputs: Inputs, place: Place) -> Inputs:
     if isinstance(inputs, np.ndarray):
         inputs = from_array(inputs)
     if isinstance(inputs, Tensor):
+        if inputs.dtype in (torch.uint16, torch.uint32, torch.uint64):
+            inputs = inputs.long()  # PyTorch can hardly compute with those
         return inputs.to(place.device, place.dtype if inputs.is_floating_point() else None)
     if isinstance(inputs, Mapping):
         return {key: to_tensors(value, place) for key, value in inputs.items()}

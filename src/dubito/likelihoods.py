@@ -141,7 +141,7 @@ class CategoricalLikelihood(BuiltLikelihood):
 
     def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
         # Gumbel-max: argmax(logits + G), with -log U ~ Exp(1) from the upper tail, which keeps its digits.
-        exponential = -torch.special.log_ndtr(noise)
+        exponential = -torch.special.log_ndtr(at_least_float(noise))
         return (outputs.detach() - exponential.log()).argmax(self._axis(outputs))
 
     def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
@@ -164,9 +164,7 @@ class CategoricalLikelihood(BuiltLikelihood):
             count += 1
         samples = torch.stack(kept) if kept else None
         if count > 1:
-            log_probs = log_probs.log_softmax(
-                axis
-            )  # Σ_c Σ_s p_sc = S: this divides by S, and ends at 1 exactly
+            log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
         return CategoricalPrediction(log_probs, aleatoric / count, axis, samples)
 
     def _axis(self, outputs: Tensor) -> int:
@@ -209,7 +207,7 @@ class BernoulliLikelihood(BuiltLikelihood):
         return sum_events(-F.binary_cross_entropy_with_logits(outputs, targets, reduction="none"), 1)
 
     def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
-        return (torch.special.ndtr(noise) < outputs.detach().sigmoid()).to(outputs.dtype)
+        return (torch.special.ndtr(at_least_float(noise)) < outputs.detach().sigmoid()).to(outputs.dtype)
 
     def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
         logits = outputs.detach()

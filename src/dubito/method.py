@@ -76,10 +76,13 @@ class Method(ABC):
             seed: of everything random.
             progress: show a progress bar; None shows it on terminals only.
         """
-        prepared = prepare(net, data, likelihood, validation, num_data, checkpoint, seed, progress, training)
-        # Loaders and networks may draw from the global state: they find a derived one, the user's stays as it was.
-        with seeds.forked(seed, "fit", device=Place.of(prepared.network).device):
-            return self._fit(prepared, training)
+        with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
+            prepared = prepare(
+                net, data, likelihood, validation, num_data, checkpoint, seed, progress, training
+            )
+            # What draws from the global state (loaders, networks) finds a derived one; the user's stays as it was.
+            with seeds.forked(seed, "fit", device=Place.of(prepared.network).device):
+                return self._fit(prepared, training)
 
     @abstractmethod
     def _fit(self, prepared: Prepared, training: Training | None) -> Posterior:

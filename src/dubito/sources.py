@@ -120,6 +120,13 @@ class DatasetSource(OrderedSource):
             assert batch is not None
             yield batch
 
+    def example(self, rows: int = 8) -> Batch:
+        (batch,) = self.read(
+            [torch.arange(min(rows, self.num_data))]
+        )  # the loader prepares no more than these
+        assert batch is not None
+        return batch
+
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
         numbers = [group.tolist() for group in groups]
         filled = [group for group in numbers if group]
