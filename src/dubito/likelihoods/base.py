@@ -1,0 +1,77 @@
+"""What every likelihood is: frozen settings, and the built module that judges outputs."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ConfigError
+from ..inputs import RowNumbers
+from ..prediction import Prediction
+
+
+class Likelihood(ABC):
+    """Settings of a likelihood."""
+
+    @abstractmethod
+    def build(
+        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+    ) -> "BuiltLikelihood":
+        """The module for outputs of this shape; targets, where given, tell a good start for learned noise."""
+
+
+class BuiltLikelihood(nn.Module, ABC):
+    """Judges outputs: log-densities, draws of targets, curvature, predictions.
+
+    `draw` is the number of the posterior draw behind the outputs: noise may differ between components.
+    """
+
+    def __init__(self, settings: Likelihood) -> None:
+        super().__init__()
+        self.settings = settings
+
+    @abstractmethod
+    def check_outputs(self, outputs: Tensor) -> None:
+        """Refuse outputs of a shape this likelihood cannot judge."""
+
+    @abstractmethod
+    def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
+        """The targets in the form `log_prob` takes, or an error that says what is wrong with which row."""
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
+        """Log-density of each row's target, summed over event axes, [B]."""
+
+    def sample(self, outputs: Tensor, generator: torch.Generator | None = None, draw: int = 0) -> Tensor:
+        """Targets drawn from the likelihood, one per row."""
+        noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype, device=outputs.device)
+        return self.sample_with(outputs, noise, draw)
+
+    @abstractmethod
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
+        """Targets drawn with given standard Normal noise of the outputs' shape."""
+
+    @abstractmethod
+    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+        """R with R Rᵀ = ∂²(−log p)/∂f∂fᵀ, [B, …, C, C]: one block per position of C coupled outputs."""
+
+    @abstractmethod
+    def predictive(self, draws: Iterable[Tensor]) -> Prediction:
+        """The prediction from outputs per draw, each [B, ...], read one at a time."""
+
+
+def at_least_float(outputs: Tensor) -> Tensor:
+    """Outputs in at least single precision, in which probabilities are computed."""
+    return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
+
+
+def settings_of(value: Any) -> Likelihood:
+    """The likelihood settings, or an error where something else was given."""
+    if isinstance(value, Likelihood):
+        return value
+    raise ConfigError(
+        f"the likelihood must be Categorical(), Bernoulli() or Gaussian(), got {value!r}"
+        + ("; give an instance: add ()" if isinstance(value, type) else "")
+    )

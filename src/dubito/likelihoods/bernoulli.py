@@ -1,0 +1,78 @@
+"""Yes or no, once or several times."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import DataError, NetworkError
+from ..inputs import RowNumbers, row_number
+from ..prediction import (
+    BernoulliPrediction,
+    aligned,
+    entropy,
+    not_binary,
+    sum_events,
+)
+from .base import BuiltLikelihood, Likelihood, at_least_float
+
+
+@dataclass(frozen=True)
+class Bernoulli(Likelihood):
+    """Yes or no from logits, one or many per row; targets are 0 and 1."""
+
+    def build(
+        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+    ) -> "BuiltLikelihood":
+        return BernoulliLikelihood(self)
+
+
+class BernoulliLikelihood(BuiltLikelihood):
+    """See `Bernoulli`."""
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        if outputs.ndim < 1 or not outputs.is_floating_point():
+            raise NetworkError(
+                f"Bernoulli needs real outputs [B] or [B, ...], got {outputs.dtype}, {tuple(outputs.shape)}"
+            )
+
+    def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
+        values = aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
+        wrong = not_binary(values)
+        if wrong is not None:
+            raise DataError(
+                f"Bernoulli targets must be 0 or 1, got {values[wrong].item():g} at row {row_number(wrong[0], rows)}"
+            )
+        return values
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
+        return sum_events(-F.binary_cross_entropy_with_logits(outputs, targets, reduction="none"), 1)
+
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
+        return (torch.special.ndtr(at_least_float(noise)) < outputs.detach().sigmoid()).to(outputs.dtype)
+
+    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+        logits = outputs.detach()
+        # −d² log p / df² = p(1 − p) = σ(f) σ(−f), which keeps its digits where p is close to 1
+        root = (logits.sigmoid() * (-logits).sigmoid()).sqrt()
+        return root.reshape(len(root), -1).diag_embed()
+
+    def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
+        yes = no = aleatoric = torch.empty(())
+        kept: list[Tensor] = []
+        count = 0
+        for outputs in draws:
+            logits = at_least_float(outputs)
+            pair = torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], -1)
+            no = pair[..., 0] if count == 0 else torch.logaddexp(no, pair[..., 0])
+            yes = pair[..., 1] if count == 0 else torch.logaddexp(yes, pair[..., 1])
+            aleatoric = entropy(pair, -1) + (aleatoric if count else 0)
+            if logits.ndim > 2 or (logits.ndim == 2 and logits.shape[1] > 1):
+                kept.append(logits)
+            count += 1
+        if count > 1:
+            no, yes = torch.stack([no, yes]).log_softmax(0)  # Σ_s p_s + Σ_s (1 − p_s) = S: this divides by S
+        samples = torch.stack(kept) if kept else None
+        return BernoulliPrediction(yes, aleatoric / count, no, samples)

@@ -1,0 +1,216 @@
+"""Real targets with Normal noise."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..errors import ConfigError, NetworkError, require_positive
+from ..inputs import RowNumbers
+from ..prediction import (
+    RealPrediction,
+    aligned,
+    normal_log_prob,
+    sum_events,
+)
+from .base import BuiltLikelihood, Likelihood, at_least_float
+
+
+@dataclass(frozen=True)
+class Gaussian(Likelihood):
+    """Real outputs with Normal noise.
+
+    Args:
+        std: the noise's standard deviation, one number or one per output; None learns it, per output.
+        covariance: a full noise covariance [C, C] instead, as nested sequences.
+    """
+
+    std: float | tuple[float, ...] | None = None
+    covariance: tuple[tuple[float, ...], ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.std is not None and self.covariance is not None:
+            raise ConfigError("Gaussian takes std or covariance, got both")
+        if self.std is not None:
+            if isinstance(self.std, tuple | list):
+                if not self.std:
+                    raise ConfigError("std must be a number, or one per output, got none")
+                require_positive(**{f"std[{i}]": value for i, value in enumerate(self.std)})
+                object.__setattr__(self, "std", tuple(map(float, self.std)))
+            else:
+                require_positive(std=self.std)
+                object.__setattr__(self, "std", float(self.std))
+        if self.covariance is not None:
+            object.__setattr__(self, "covariance", checked_covariance(self.covariance))
+
+    def build(
+        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+    ) -> "GaussianLikelihood":
+        # Without outputs the noise keeps all its digits, until it is moved to where the network lives.
+        like = torch.empty(0, dtype=torch.float64) if example_outputs is None else example_outputs
+        if self.covariance is not None:
+            full = torch.tensor(self.covariance, dtype=torch.float64)
+            return GaussianLikelihood(self, scale_tril=torch.linalg.cholesky(full).to(like))
+        if self.std is not None:
+            return GaussianLikelihood(self, noise_std=torch.tensor(self.std, dtype=torch.float64).to(like))
+        if example_outputs is None:
+            return GaussianLikelihood(self, raw_std=nn.UninitializedParameter())
+        start = torch.ones(noise_shape(example_outputs)).to(like)
+        if example_targets is not None and len(example_targets) > 1:
+            flat = aligned(example_targets, example_outputs.new_empty(len(example_targets), *like.shape[1:]))
+            spread = flat.detach().transpose(0, 1).flatten(1).std(1) if flat.ndim > 1 else flat.std()
+            start = torch.where(spread > 0, spread, 1.0).reshape(start.shape).to(like)
+        return GaussianLikelihood(self, raw_std=nn.Parameter(inverse_softplus(start)))
+
+
+class GaussianLikelihood(BuiltLikelihood):
+    """Normal noise of one of three forms, each with an optional leading axis of components.
+
+    Args:
+        settings: what was asked for.
+        raw_std: learned, std = softplus(raw_std), [(K,) C].
+        noise_std: fixed standard deviations, [(K,) C] or a scalar.
+        scale_tril: Cholesky factors of full covariances, [(K,) C, C].
+        num_components: K where the leading axis is one of components, else 1: draw s uses noise s mod K.
+    """
+
+    settings: Gaussian
+    raw_std: nn.Parameter | nn.UninitializedParameter | None
+    noise_std: Tensor | None
+    scale_tril: Tensor | None
+
+    def __init__(
+        self,
+        settings: Gaussian,
+        *,
+        raw_std: nn.Parameter | nn.UninitializedParameter | None = None,
+        noise_std: Tensor | None = None,
+        scale_tril: Tensor | None = None,
+        num_components: int = 1,
+    ) -> None:
+        super().__init__(settings)
+        self.num_components = num_components
+        self.register_parameter("raw_std", raw_std)  # pyright: ignore[reportArgumentType]
+        self.register_buffer("noise_std", noise_std)
+        self.register_buffer("scale_tril", scale_tril)
+
+    def std(self, draw: int = 0) -> Tensor:
+        """Standard deviation per output of draw `draw`; of a full covariance that of its diagonal."""
+        if self.scale_tril is not None:
+            return self._of(self.scale_tril, draw).square().sum(-1).sqrt()
+        if self.raw_std is not None:
+            return F.softplus(self._of(self.raw_std, draw))
+        assert isinstance(self.noise_std, Tensor)
+        return self._of(self.noise_std, draw)
+
+    def _std_for(self, outputs: Tensor, draw: int = 0) -> Tensor:
+        """Standard deviations in a shape that meets the outputs: positions after the output axis share one."""
+        std = self.std(draw)
+        return std.reshape(-1, *[1] * (outputs.ndim - 2)) if std.ndim == 1 else std
+
+    def check_outputs(self, outputs: Tensor) -> None:
+        if outputs.ndim < 1 or not outputs.is_floating_point():
+            raise NetworkError(
+                f"Gaussian needs real outputs [B, ...], got {outputs.dtype}, {tuple(outputs.shape)}"
+            )
+        if isinstance(self.raw_std, nn.UninitializedParameter):
+            return
+        shape = tuple(self._std_for(outputs).shape)
+        dense = self.scale_tril is not None and outputs.ndim != 2
+        if dense or shape not in ((), tuple(noise_shape(outputs))):
+            kind = "covariance" if self.scale_tril is not None else "std"
+            raise NetworkError(
+                f"the noise's {kind} is for {shape[0]} outputs, "
+                f"but the network's outputs have shape {tuple(outputs.shape)}"
+            )
+
+    def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
+        return aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
+        if isinstance(self.raw_std, nn.UninitializedParameter):
+            self._materialise(outputs)
+        if self.scale_tril is not None:
+            return normal_log_prob(targets - outputs, scale_tril=self._of(self.scale_tril, draw))
+        return sum_events(normal_log_prob(targets - outputs, std=self._std_for(outputs, draw)), 1)
+
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
+        if self.scale_tril is not None:
+            return outputs.detach() + noise @ self._of(self.scale_tril, draw).mT
+        return outputs.detach() + noise * self._std_for(outputs, draw).detach()
+
+    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+        if self.scale_tril is not None:
+            tril = self._of(self.scale_tril, draw)
+            eye = torch.eye(len(tril), dtype=tril.dtype, device=tril.device)
+            root = torch.linalg.solve_triangular(tril, eye, upper=False).mT  # Σ⁻¹ = L⁻ᵀ L⁻¹
+            return root.expand(len(outputs), *root.shape)
+        inverse = (1 / self._std_for(outputs, draw).detach()).expand_as(outputs)
+        return inverse.reshape(len(outputs), -1).diag_embed()
+
+    def predictive(self, draws: Iterable[Tensor]) -> RealPrediction:
+        means = torch.stack([at_least_float(outputs) for outputs in draws])
+        each = range(min(self.num_components, len(means)))
+        times = -(-len(means) // len(each))
+
+        def per_draw(values: list[Tensor]) -> Tensor:  # [S or 1, 1, ...], draw s has noise s mod K
+            stacked = torch.stack(values).to(means).unsqueeze(1)
+            return stacked if len(values) == 1 else torch.cat([stacked] * times)[: len(means)]
+
+        with torch.no_grad():
+            variances = per_draw([self._std_for(means[0], s).square().expand(means.shape[2:]) for s in each])
+            full = None
+            if self.scale_tril is not None:
+                trils = [self._of(self.scale_tril, draw) for draw in each]
+                full = per_draw([tril @ tril.mT for tril in trils])
+        return RealPrediction(means, variances, full)
+
+    def with_noise(
+        self, *, std: Tensor | None = None, covariance: Tensor | None = None
+    ) -> "GaussianLikelihood":
+        """The same likelihood with fixed noise: `std` [(K,) C] or `covariance` [(K,) C, C]."""
+        if covariance is not None:
+            components = len(covariance) if covariance.ndim == 3 else 1
+            tril = torch.linalg.cholesky(covariance)
+            return GaussianLikelihood(self.settings, scale_tril=tril, num_components=components)
+        assert std is not None
+        components = len(std) if std.ndim > self.std().ndim else 1
+        return GaussianLikelihood(self.settings, noise_std=std, num_components=components)
+
+    def _of(self, noise: Tensor, draw: int) -> Tensor:
+        return noise if self.num_components == 1 else noise[draw % self.num_components]
+
+    def _materialise(self, outputs: Tensor) -> None:
+        assert isinstance(self.raw_std, nn.UninitializedParameter)
+        self.raw_std.materialize(noise_shape(outputs), device=outputs.device, dtype=outputs.dtype)
+        with torch.no_grad():
+            self.raw_std.copy_(inverse_softplus(torch.ones_like(self.raw_std)))
+
+
+def checked_covariance(rows: Any) -> tuple[tuple[float, ...], ...]:
+    """A covariance as nested tuples, after checking that it is one."""
+    try:
+        full = torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"covariance must be a matrix of numbers [C, C], got {rows!r}") from error
+    if full.ndim != 2 or full.shape[0] != full.shape[1] or not full.isfinite().all():
+        raise ConfigError(f"covariance must be a square matrix of finite numbers, got {rows!r}")
+    if not torch.allclose(full, full.mT):
+        raise ConfigError(f"covariance must be symmetric, got {rows!r}")
+    full = (full + full.mT) / 2  # of matrices that are symmetric but for rounding
+    if torch.linalg.cholesky_ex(full).info:
+        raise ConfigError(f"covariance must be positive definite, got {rows!r}")
+    return tuple(map(tuple, full.tolist()))
+
+
+def noise_shape(outputs: Tensor) -> torch.Size:
+    """One noise per output; positions after the output axis (an image's) share it."""
+    return torch.Size([n if axis == 0 else 1 for axis, n in enumerate(outputs.shape[1:])])
+
+
+def inverse_softplus(value: Tensor) -> Tensor:
+    """X with softplus(x) = value, stable for small and large values: log(eᵛ − 1) = v + log(1 − e⁻ᵛ)."""
+    return value + torch.log(-torch.expm1(-value))
