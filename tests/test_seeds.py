@@ -124,3 +124,12 @@ def test_row_noise_is_standard_normal():
     count = noise.numel()
     assert abs(noise.mean()) < 5 / math.sqrt(count)  # standard error of the mean: 1/√n
     assert abs(noise.var() - 1) < 5 * math.sqrt(2 / count)  # and of the variance: √(2/n)
+
+
+def test_row_noise_follows_the_shape_of_the_rows():
+    noise = seeds.RowNoise(0, "labels")
+    assert noise.rows(0, torch.empty(4, 3)).shape == (4, 3)
+    assert noise.rows(0, torch.empty(4, 5, 2)).shape == (4, 5, 2)
+    assert torch.equal(
+        noise.rows(0, torch.empty(4, 3)), seeds.RowNoise(0, "labels").rows(0, torch.empty(4, 3))
+    )

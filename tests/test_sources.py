@@ -20,6 +20,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+import dubito
 from dubito.errors import DataError
 from dubito.inputs import Place, RowNumbers, row_number
 from dubito.sources import DatasetSource, LoaderSource, OrderedSource, TensorSource, as_source, split
@@ -293,3 +294,12 @@ def test_fingerprints_tell_data_apart():
     assert as_source((X, Y), SINGLE).digest() != as_source((BROKEN.nan_to_num(), Y), SINGLE).digest()
     assert as_source(Items(), SINGLE).digest() != as_source(Items(X + 1, Y), SINGLE).digest()
     assert as_source((X.clone().requires_grad_(), Y), SINGLE).digest() == as_source((X, Y), SINGLE).digest()
+
+
+def test_training_leaves_no_gradient_on_the_users_tensors():
+    inputs = torch.randn(8, 3, requires_grad=True)
+    net = torch.nn.Linear(3, 2)
+    dubito.MAP().fit(
+        net, (inputs, torch.arange(8) % 2), dubito.Categorical(), training=dubito.Training(epochs=1)
+    )
+    assert inputs.grad is None and inputs.requires_grad

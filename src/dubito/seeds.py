@@ -46,9 +46,9 @@ class RowNoise:
         return noise[first : first + len(like)]
 
     def _drawn(self, number: int, like: Tensor) -> Tensor:
-        if self._kept is None or self._kept[0] != number:
+        shape = (self.block, *like.shape[1:])
+        if self._kept is None or self._kept[0] != number or self._kept[1].shape != shape:
             stream = generator(self.seed, *self.path, number, device=like.device)
-            shape = (self.block, *like.shape[1:])
             self._kept = number, torch.randn(shape, generator=stream, dtype=like.dtype, device=like.device)
         return self._kept[1]
 

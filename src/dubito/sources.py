@@ -19,7 +19,7 @@ from torch.utils.data import (
 
 from . import seeds, storage
 from .errors import DataError
-from .inputs import Batch, Place, RowNumbers, checked_batch, named_tensors, take
+from .inputs import Batch, Place, RowNumbers, checked_batch, map_tensors, named_tensors, take
 
 #: From targets, and where they stand in the user's data, to targets in the likelihood's form.
 TargetCheck: TypeAlias = Callable[[Tensor, RowNumbers], Tensor]
@@ -53,7 +53,7 @@ class Source(ABC):
         self._check = check
 
     def _checked(self, raw: Any, place: Place, rows: RowNumbers) -> Batch:
-        batch = checked_batch(raw, place, rows)
+        batch = without_graph(checked_batch(raw, place, rows))
         return Batch(batch.inputs, self._check(batch.targets, rows)) if self._check else batch
 
     def example(self, rows: int = 8) -> Batch:
@@ -165,6 +165,11 @@ class LoaderSource(Source):
         return f"{self.num_data} rows in an order of their own"
 
 
+def without_graph(batch: Batch) -> Batch:
+    """The rows apart from any graph they come from, so that training leaves no gradients on a user's tensors."""
+    return Batch(map_tensors(lambda tensor: tensor.detach(), batch.inputs), batch.targets.detach())
+
+
 def split(rows: int, batch_size: int) -> Sequence[slice]:
     """Slices of `batch_size` rows; a single row left over joins the batch before it.
 
@@ -198,7 +203,7 @@ def as_source(data: Any, place: Place, name: str = "data") -> Source:
                 f"{name} must be a pair (inputs, targets), got {len(data)} values; "
                 "several inputs go into one tuple or dict: ((a, b), targets)"
             )
-        return TensorSource(checked_batch(data, place))
+        return TensorSource(without_graph(checked_batch(data, place)))
     if isinstance(data, IterableDataset):
         return LoaderSource(DataLoader(data, batch_size=128), place)
     known = hasattr(data, "__getitem__") and hasattr(data, "__len__")
