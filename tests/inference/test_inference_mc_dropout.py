@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from dubito import Categorical, ConfigError, Gaussian, MCDropout, NetworkError, Training
 from dubito.inputs import Batch
@@ -233,7 +234,7 @@ def test_parts_of_a_batch_get_their_rows_of_its_noise() -> None:
 
 def test_predictions_average_to_the_plain_network_where_it_is_linear() -> None:
     network = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)).double()
-    inputs, count = normal(5, 4), 3000
+    inputs, count = normal(5, 4), 1500
     posterior = bound(network, inputs, 0.3).posterior()
     outputs = posterior.sample_outputs(inputs, count)
     deviation = outputs.std(0) / count**0.5
@@ -322,7 +323,7 @@ def test_own_dropout_layers_train_in_training_mode() -> None:
 
 def test_own_dropout_predictions_average_over_masks() -> None:
     network = nn.Sequential(nn.Linear(4, 20), nn.Dropout(0.3), nn.Linear(20, 2)).double().eval()
-    inputs, count = normal(3, 4), 3000
+    inputs, count = normal(3, 4), 1500
     outputs = bound(network, inputs, None).posterior().sample_outputs(inputs, count)
     deviation = outputs.std(0) / count**0.5
     assert ((outputs.mean(0) - network(inputs)) / deviation).abs().max() < 4.5
@@ -347,6 +348,9 @@ def test_refusals() -> None:
         MCDropout().build(mlp().requires_grad_(False), Categorical(), num_data=5)
     with pytest.raises(NetworkError, match=r"no layer after its first \(found: \['0'\]\)"):
         bound(nn.Sequential(nn.Linear(4, 3)), normal(6, 4))
+    computed = nn.Sequential(nn.Linear(4, 5), parametrizations.weight_norm(nn.Linear(5, 3)))
+    with pytest.raises(NetworkError, match="remove parametrisations"):
+        bound(computed, normal(6, 4))
 
 
 def test_dropout_layers_that_are_never_called_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
 from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 
 from dubito import Categorical, ConfigError, Gaussian, He, MeanField, NetworkError, UnknownNameError
 from dubito.objective import Objective
@@ -67,6 +69,12 @@ class Aliased(nn.Module):
         return self.head(torch.tanh(self.tied(torch.tanh(self.again(torch.tanh(self.first(inputs)))))))
 
 
+def parametrised() -> nn.Module:
+    return nn.Sequential(
+        parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), parametrizations.orthogonal(nn.Linear(5, 3))
+    )
+
+
 # -- draws ----------------------------------------------------------------------------------------------------
 
 
@@ -96,8 +104,8 @@ def test_weights_start_with_the_initial_std(dtype: torch.dtype) -> None:
             torch.testing.assert_close(F.softplus(raw_std), torch.full_like(raw_std, initial_std))
 
 
-@pytest.mark.parametrize("make", [Sequence, Aliased])
-def test_any_module_draws_folds_and_stays_itself(make: type[nn.Module]) -> None:
+@pytest.mark.parametrize("make", [Sequence, Aliased, parametrised])
+def test_any_module_draws_folds_and_stays_itself(make: Callable[[], nn.Module]) -> None:
     inputs = torch.randint(7, (6, 5)) if make is Sequence else normal(6, 4)
     built = MeanField(initial_std=0.3).build(make().double(), Categorical(), num_data=6)
     parameters = dict(built.draft.network.named_parameters())

@@ -1,6 +1,10 @@
 """Small networks and data that the tests of the training loop share, the same at every call."""
 
+import json
+from pathlib import Path
+
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -28,9 +32,7 @@ def mlp() -> nn.Module:
 def with_statistics() -> nn.Module:
     """Batch statistics and dropout: state and noise that a resumed run must find again."""
     return fresh(
-        lambda: nn.Sequential(
-            nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 3)
-        )
+        lambda: nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 3))
     )
 
 
@@ -58,3 +60,9 @@ def gap(first: Posterior, second: Posterior) -> float:
     own, other = first.stored(), second.stored()
     assert own.keys() == other.keys()
     return max(float((own[name].double() - other[name].double()).abs().max()) for name in own)
+
+
+def step_in(path: Path) -> int:
+    """The step at which a checkpoint was written."""
+    with safe_open(path, "pt") as file:
+        return json.loads(file.metadata()["dubito"])["content"]["progress"]["step"]

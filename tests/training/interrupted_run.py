@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 import torch
+from examples import data, with_statistics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from dubito import Categorical, MeanField, Training
-from examples import data, with_statistics
 
 
 class Slow(nn.Module):

@@ -1,4 +1,4 @@
-"""Runs in processes of their own, killed at random moments and started again: `python killed_runs.py folder`.
+"""Runs in processes of their own, killed at random moments: `python killed_runs.py folder`.
 
 The processes are forked from this one, so that PyTorch is loaded once; this one runs nothing itself.
 """
@@ -8,18 +8,18 @@ import multiprocessing
 import os
 import random
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from examples import Noisy, data, step_in, with_statistics
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
-from dubito import MAP, Categorical, MeanField, Training
-from dubito.training import SGD, Cosine, EarlyStopping
-from examples import Noisy, data, with_statistics
+from dubito import MAP, Categorical, MeanField, ProcessError, Training
+from dubito.training import SGD, Cosine, EarlyStopping, GradientStepper
 
 KILLS = 5
 
@@ -39,9 +39,9 @@ def early(checkpoint: Path, out: Path) -> None:
 def augmented(checkpoint: Path, out: Path) -> None:
     loader = DataLoader(Noisy(*data(61)), batch_size=8, shuffle=True)
     training = Training(epochs=15, lr=0.02, warmup=2, checkpoint_minutes=0)
-    MeanField().fit(
-        with_statistics(), loader, Categorical(), training=training, checkpoint=checkpoint
-    ).save(out)
+    MeanField().fit(with_statistics(), loader, Categorical(), training=training, checkpoint=checkpoint).save(
+        out
+    )
 
 
 def killed(run, folder: Path, stream: random.Random) -> dict:
@@ -67,8 +67,7 @@ def killed(run, folder: Path, stream: random.Random) -> dict:
         process.join()
         kills += 1
         if (folder / "killed.c").exists():
-            with safe_open(folder / "killed.c", "pt") as file:
-                steps.append(json.loads(file.metadata()["dubito"])["content"]["progress"]["step"])
+            steps.append(step_in(folder / "killed.c"))
     last = started("killed")
     last.join()
     assert last.exitcode == 0
@@ -77,12 +76,57 @@ def killed(run, folder: Path, stream: random.Random) -> dict:
     return {"kills": kills, "steps": steps, "same": same, "seconds": duration}
 
 
+def lost(how: str, folder: Path) -> dict:
+    """What process 0 says when process 1 is killed, or stays silent, in the middle of a run."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    peers = [context.Process(target=peer, args=(rank, port, how, folder)) for rank in (0, 1)]
+    for process in peers:
+        process.start()
+    peers[0].join(60)
+    peers[1].kill()
+    return {
+        "exit": peers[0].exitcode,
+        **json.loads((folder / how).read_text()),
+        "step": step_in(folder / f"{how}.c"),
+    }
+
+
+def peer(rank: int, port: int, how: str, folder: Path) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
+    plain, met = GradientStepper.step, time.monotonic()
+
+    def step(self, number, *rest):
+        nonlocal met
+        if number == 4:
+            met = time.monotonic()
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL) if how == "dead" else time.sleep(60)
+        return plain(self, number, *rest)
+
+    GradientStepper.step = step
+    training = Training(epochs=9, batch_size=8, checkpoint_minutes=0, timeout=60 if how == "dead" else 5)
+    try:
+        MAP().fit(
+            with_statistics(), data(27), Categorical(), training=training, checkpoint=folder / f"{how}.c"
+        )
+    except ProcessError as error:
+        said = {"said": str(error), "seconds": time.monotonic() - met}
+        (folder / how).write_text(json.dumps(said))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # PyTorch loads much at the first optimiser: do it here
+    torch.optim.SGD(
+        [torch.nn.Parameter(torch.zeros(1))]
+    )  # PyTorch loads much at the first optimiser: do it here
     results = {}
     for run in (early, augmented):
         folder = Path(sys.argv[1]) / run.__name__
         folder.mkdir()
         results[run.__name__] = killed(run, folder, random.Random(run.__name__))
+    for how in ("dead", "silent"):
+        results[how] = lost(how, Path(sys.argv[1]))
     print(json.dumps(results))

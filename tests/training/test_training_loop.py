@@ -9,12 +9,23 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from examples import Noisy, data, fresh, gap, mlp, same, with_statistics
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
-from dubito import MAP, Categorical, ConfigError, DubitoWarning, Gaussian, MCDropout, MeanField, Training, seeds
+from dubito import (
+    MAP,
+    Categorical,
+    ConfigError,
+    DubitoWarning,
+    Gaussian,
+    MCDropout,
+    MeanField,
+    Training,
+    seeds,
+)
 from dubito.inputs import Batch
 from dubito.training import (
     KL,
@@ -31,8 +42,6 @@ from dubito.training import (
     Step,
 )
 from dubito.training.steps import plan_run
-
-from examples import Noisy, data, fresh, gap, mlp, same, with_statistics
 
 SEED = 3
 
@@ -204,7 +213,8 @@ def test_a_lone_last_row_joins_the_batch_before_it(monkeypatch):
 
 def test_every_group_has_its_own_schedule(monkeypatch):
     rates = watched(
-        monkeypatch, lambda stepper, *_: {group["name"]: group["lr"] for group in stepper.optimizer.param_groups}
+        monkeypatch,
+        lambda stepper, *_: {group["name"]: group["lr"] for group in stepper.optimizer.param_groups},
     )
     training = Training(
         iterations=20, batch_size=8, lr=0.1, variational_lr=0.3, schedule=Linear(final=0.0),
@@ -227,7 +237,12 @@ def test_groups_cover_what_is_learned_and_decay_only_weights(monkeypatch):
     MeanField().fit(net, (x, x[:, :2]), Gaussian(), training=training)
     weights, beside = groups[0]
     assert [tuple(p.shape) for p in weights["params"]] == [(6, 4), (2, 6), (2,)]
-    assert [tuple(p.shape) for p in beside["params"]] == [(6, 4), (2, 6), (2,), (2,)]  # raw_std, then the noise
+    assert [tuple(p.shape) for p in beside["params"]] == [
+        (6, 4),
+        (2, 6),
+        (2,),
+        (2,),
+    ]  # raw_std, then the noise
     assert (weights["weight_decay"], beside["weight_decay"]) == (0.1, 0.0)
 
 
@@ -244,7 +259,9 @@ def test_the_divergence_may_rise_slowly(monkeypatch):
 def test_a_loader_is_rebuilt_around_our_order(monkeypatch):
     seen = watched(monkeypatch, lambda stepper, number, record: record.rows)
     x, y = data(27)
-    expected = MeanField().fit(mlp(), (x, y), Categorical(), training=Training(epochs=2, batch_size=8), seed=1)
+    expected = MeanField().fit(
+        mlp(), (x, y), Categorical(), training=Training(epochs=2, batch_size=8), seed=1
+    )
     assert seen == [8, 8, 8, 3] * 2
     pairs = Subset(TensorDataset(x, y), range(27))
     for workers, shuffle in ((0, True), (2, False)):
@@ -255,6 +272,22 @@ def test_a_loader_is_rebuilt_around_our_order(monkeypatch):
     short = DataLoader(pairs, batch_size=8, drop_last=True)
     MAP().fit(mlp(), short, Categorical(), training=Training(epochs=1))
     assert seen == [8, 8, 8]
+
+
+class Wasteful(Noisy):
+    """Draws from the global state, to no effect."""
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        super().__getitem__(index)
+        return self.inputs[index], self.targets[index]
+
+
+def test_what_a_dataset_draws_does_not_reach_the_networks_dropout():
+    fits = [
+        MAP().fit(with_statistics(), rows, Categorical(), training=Training(epochs=2, batch_size=8))
+        for rows in (data(27), Wasteful(*data(27)))
+    ]
+    assert same(*fits)
 
 
 class Stream(IterableDataset):
@@ -337,8 +370,8 @@ def test_schedules_over_a_stream_count_its_rows(monkeypatch):
 
 
 def test_global_random_states_are_left_alone():
-    torch.manual_seed(1), random.seed(1), np.random.seed(1)
-    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    torch.manual_seed(1)
+    before = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     x, y = data(20)
     sampler = WeightedRandomSampler([1.0] * 20, 12)
     for rows in (
@@ -348,13 +381,15 @@ def test_global_random_states_are_left_alone():
     ):
         training = Training(epochs=2, early_stopping=EarlyStopping(patience=1))
         MeanField().fit(with_statistics(), rows, Categorical(), training=training, validation=rows)
-    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    after = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
     assert torch.equal(before[0], after[0]) and before[1:] == after[1:]
 
 
 def test_seeds_decide_order_and_noise():
     fits = [
-        MeanField().fit(with_statistics(), data(20), Categorical(), training=Training(epochs=1, batch_size=8), seed=s)
+        MeanField().fit(
+            with_statistics(), data(20), Categorical(), training=Training(epochs=1, batch_size=8), seed=s
+        )
         for s in (1, 1, 2)
     ]
     assert same(fits[0], fits[1]) and not same(fits[0], fits[2])
@@ -399,7 +434,10 @@ def test_autocast(precision, method, monkeypatch):
 def test_a_step_that_overflows_half_precision_is_left_out(monkeypatch):
     seen = watched(
         monkeypatch,
-        lambda stepper, *_: (stepper.scaler.get_scale(), stepper.objective.draft.network[0].weight.detach().clone()),
+        lambda stepper, *_: (
+            stepper.scaler.get_scale(),
+            stepper.objective.draft.network[0].weight.detach().clone(),
+        ),
     )
     x, y = data(8)
     net = mlp()
@@ -415,7 +453,9 @@ def test_a_step_that_overflows_half_precision_is_left_out(monkeypatch):
     assert not torch.equal(posterior.weights()["0.weight"], net[0].weight)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch's tracer looks at drawn weights' gradients
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute"
+)  # PyTorch's tracer looks at drawn weights' gradients
 def test_compile_compiles_whatever_the_network_is(monkeypatch):
     import torch._dynamo
     from torch._dynamo.utils import counters
@@ -437,9 +477,14 @@ def test_compile_compiles_whatever_the_network_is(monkeypatch):
 def convolutional() -> nn.Module:
     return fresh(
         lambda: nn.Sequential(
-            nn.Conv2d(2, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.ReLU(),
-            nn.Flatten(), nn.Linear(4 * 16, 3),
-        )  # fmt: skip
+            nn.Conv2d(2, 8, 3, padding=1),
+            nn.BatchNorm2d(8),
+            nn.ReLU(),
+            nn.Conv2d(8, 4, 3),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(4 * 16, 3),
+        )
     )
 
 
@@ -498,7 +543,9 @@ def test_validation_only_watches():
     training = Training(epochs=4, batch_size=8, lr=0.02)
     alone = MeanField().fit(net, train, Categorical(), training=training)
     loader = DataLoader(Subset(TensorDataset(*rest), range(40)), batch_size=16)
-    seen = [MeanField().fit(net, train, Categorical(), training=training, validation=v) for v in (rest, loader)]
+    seen = [
+        MeanField().fit(net, train, Categorical(), training=training, validation=v) for v in (rest, loader)
+    ]
     assert all(same(alone, posterior) for posterior in seen)
     assert [set(entry) for entry in alone.history] == [{"epoch", "step", "loss", "nll", "kl"}] * 4
     expected = -seen[0].predict(rest[0], 8, seed=0).log_prob(rest[1]).mean()

@@ -95,7 +95,8 @@ class MCDropoutObjective(Objective):
         if not draft.sites:
             raise NetworkError(
                 "dropout acts on the inputs of every layer but the first, and this network has no layer after "
-                f"its first (found: {sorted(visits) or 'no layer with weights'}); add a hidden layer"
+                f"its first (found: {sorted(visits) or 'no layer with weights'}) whose weight is a parameter of "
+                "its own; add a hidden layer, or remove parametrisations"
             )
         draft.shared = {site.parameter for site in draft.sites if not per_example(site, visits)}
         draft.details = {"sites": [site.to_json() for site in draft.sites], "shared": sorted(draft.shared)}

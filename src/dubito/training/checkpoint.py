@@ -52,8 +52,9 @@ def fingerprint(
 
 def _described(module: nn.Module) -> str:
     """A module's class, with its settings where they are sure to read the same in every run."""
-    own = type(module)
-    return f"{own.__name__}({module.extra_repr()})" if own.__module__.startswith("torch.nn.") else own.__name__
+    kind = type(module)
+    settings = f"({module.extra_repr()})" if kind.__module__.startswith("torch.nn.") else ""
+    return kind.__name__ + settings
 
 
 def _form(tensor: Tensor) -> str:

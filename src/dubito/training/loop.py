@@ -110,10 +110,11 @@ class Loop:
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
         network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
-        bar = Bar(self.plan.total, self.run.progress if self.processes.first else False, title)
         with seeds.forked(self.run.seed, "training", device=self.device), prepared(network, self.training):
             if self.run.checkpoint is not None:
                 self._resume()
+            shown = self.run.progress if self.processes.first else False
+            bar = Bar(self.plan.total, shown, title, done=self.progress.step)
             with interruptible(self._interrupt), bar.open():
                 while not self.progress.done:
                     self._epoch(bar)
@@ -131,7 +132,7 @@ class Loop:
                 seeds.reseed(seeds.derived(self.run.seed, "network", state.step), self.device)
                 record = self.stepper.step(state.step, passes, rows, self.interrupted)
                 self._account(record, len(passes), bar)
-                if record.stop:
+                if record.stop or (self.interrupted and self.processes.count == 1):
                     self._save()
                     raise Interrupted(self._farewell())
                 self._save_if_due()
@@ -348,7 +349,9 @@ def prepared(network: nn.Module, training: Training) -> Iterator[None]:
     if training.compile:
         # A function of ours around the call: PyTorch does not look into forward passes that are its own, such as
         # that of nn.Sequential, when `network.compile()` asks for it.
-        network._compiled_call_impl = torch.compile(lambda *args, **kwargs: network._call_impl(*args, **kwargs))
+        network._compiled_call_impl = torch.compile(
+            lambda *args, **kwargs: network._call_impl(*args, **kwargs)
+        )
     try:
         yield
     finally:

@@ -14,9 +14,10 @@ class Bar:
         total: steps of the run, None where unknown.
         show: show it; None on terminals only.
         title: what is being trained.
+        done: steps made before, which say nothing about the time that is left.
     """
 
-    def __init__(self, total: int | None, show: bool | None, title: str) -> None:
+    def __init__(self, total: int | None, show: bool | None, title: str, *, done: int = 0) -> None:
         console = Console(stderr=True)
         self.shown = console.is_terminal if show is None else show
         self._progress: Progress | None = None
@@ -26,7 +27,7 @@ class Bar:
                 TextColumn("{task.fields[terms]}"),
             )  # fmt: skip
             self._progress = Progress(*columns, console=console, refresh_per_second=4)
-            self._task = self._progress.add_task(title, total=total, terms="")
+            self._task = self._progress.add_task(title, total=total, completed=done, terms="")
 
     def open(self) -> AbstractContextManager[Any]:
         """The context in which the bar is drawn."""
