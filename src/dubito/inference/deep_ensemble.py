@@ -62,18 +62,21 @@ class DeepEnsemble(Method):
     def _fit(self, prepared: Prepared, training: Training | None) -> DeepEnsemblePosterior:
         training = training or Training()
         device = Place.of(prepared.network).device
-        processes = prepared.run.processes or current(training.timeout, device)
+        # Members are whole runs: who has one less waits for the others longer than any step takes.
+        processes = (prepared.run.processes or current(training.timeout, device)).patient()
         starts = [self._start(prepared, member) for member in range(self.members)]
         points: list[PointPosterior] = []
         for member, start in enumerate(starts):
             own = replace(prepared, network=start, likelihood=copy.deepcopy(prepared.likelihood))
             if member % processes.count == processes.rank:
-                own = replace(own, run=self._run(prepared.run, member))
+                own = replace(own, run=self._run(prepared.run, member, shown=processes.first))
                 points.append(MAP(prior_std=self.prior_std)._fit(own, training))  # pyright: ignore
             else:
                 points.append(PointPosterior(start, own.likelihood, method=self))
         for member, point in enumerate(points):
-            processes.broadcast(list(point.stored().values()), source=member % processes.count)
+            owner = member % processes.count
+            processes.broadcast(list(point.stored().values()), owner)
+            point.history = processes.broadcast_json(point.history, device, owner)
         history = [{**entry, "member": m} for m, point in enumerate(points) for entry in point.history]
         return self._joined(points, history)
 
@@ -83,13 +86,14 @@ class DeepEnsemble(Method):
             reinitialise(network, prepared.run.seed, member)
         return network
 
-    def _run(self, run: Run, member: int) -> Run:
+    def _run(self, run: Run, member: int, *, shown: bool) -> Run:
         """A run of its own, in this process alone, with its own order of the data and its own checkpoint."""
         path = run.checkpoint
         if path is not None:
             path = Path(path).with_name(f"{Path(path).name}.member-{member}")
         seed = seeds.derived(run.seed, "member", member)
-        return replace(run, seed=seed, checkpoint=path, processes=Processes())
+        progress = run.progress if shown else False
+        return replace(run, seed=seed, progress=progress, checkpoint=path, processes=Processes())
 
     def _joined(self, points: list[PointPosterior], history: list[dict[str, float]]) -> DeepEnsemblePosterior:
         first, *others = points

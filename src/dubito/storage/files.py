@@ -1,9 +1,11 @@
 """One file form for everything kept: safetensors, one JSON key, and a checksum over the tensors."""
 
+import glob
 import hashlib
 import json
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,8 @@ from ..version import __version__
 
 KEY = "dubito"
 FORMAT = 1
+#: How files that are being written end, and the seconds after which one was surely given up.
+PARTIAL, STALE = ".partial", 600
 
 
 def write(
@@ -57,7 +61,12 @@ def write(
 
 def _write_whole(path: Path, tensors: dict[str, Tensor], header: str) -> None:
     """Write beside the file and put it in its place in one move."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    for left in path.parent.glob(
+        f".{glob.escape(path.name)}.*{PARTIAL}"
+    ):  # by a process killed while writing
+        if time.time() - left.stat().st_mtime > STALE:
+            left.unlink(missing_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
     os.close(handle)
     try:
         save_file(tensors, temporary, metadata={KEY: header})

@@ -20,10 +20,11 @@ class Processes:
     Args:
         rank: this process's number.
         count: how many there are.
+        group: how they reach each other; None is the group of all.
     """
 
-    def __init__(self, rank: int = 0, count: int = 1) -> None:
-        self.rank, self.count = rank, count
+    def __init__(self, rank: int = 0, count: int = 1, group: Any = None) -> None:
+        self.rank, self.count, self.group = rank, count, group
 
     @property
     def first(self) -> bool:
@@ -61,21 +62,27 @@ class Processes:
             if whole.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(whole)
 
-    def broadcast_json(self, value: Any, device: torch.device) -> Any:
-        """The plain value of process 0, as JSON, so that nothing is unpickled."""
+    def broadcast_json(self, value: Any, device: torch.device, source: int = 0) -> Any:
+        """The plain value of process `source`, as JSON, so that nothing is unpickled."""
         if self.count == 1:
             return value
         raw = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8, device=device)
         size = torch.tensor([len(raw)], device=device)
-        self.broadcast([size])
-        if not self.first:
+        self.broadcast([size], source)
+        if self.rank != source:
             raw = torch.empty(int(size), dtype=torch.uint8, device=device)
-        self.broadcast([raw])
+        self.broadcast([raw], source)
         return json.loads(bytes(raw.tolist()).decode())
+
+    def patient(self) -> "Processes":
+        """The same processes, who wait for each other as long as work lasts; one that dies is still noticed."""
+        if self.count == 1:
+            return self
+        return Processes(self.rank, self.count, dist.new_group(timeout=timedelta(days=30)))
 
     def _guarded(self, operation: Any, *arguments: Any) -> None:
         try:
-            operation(*arguments)
+            operation(*arguments, group=self.group)
         except (RuntimeError, ValueError) as error:
             raise ProcessError(
                 f"process {self.rank} of {self.count} lost its peers: one has died or did not answer in time "
