@@ -30,10 +30,9 @@ def real_metrics(prediction: RealPrediction, targets: Tensor) -> dict[str, float
     """Errors of the mean, and how well the whole distribution fits."""
     targets = aligned(targets, prediction.mean)
     lower, upper = prediction.interval(0.95)
-    variances = prediction.variances.expand_as(prediction.means)
     return {
         "rmse": metrics.rmse(prediction.mean, targets),
         "mae": metrics.mae(prediction.mean, targets),
-        "crps": metrics.crps_mixture(targets, prediction.means, variances.sqrt()),
+        "crps": metrics.crps_mixture(targets, prediction.means, prediction.component_variances.sqrt()),
         "coverage": metrics.interval_coverage(targets, lower, upper),
     }

@@ -157,7 +157,7 @@ class Posterior(nn.Module, ABC):
         return self.likelihood.predictive(self._outputs(inputs, samples, seed, max_rows))
 
     def evaluate(
-        self, data: Any, *, num_samples: int = 32, seed: int = 0, max_rows: int = MAX_ROWS
+        self, data: Any, *, num_samples: int = 32, seed: int = 0, max_rows: int = MAX_ROWS, **options: Any
     ) -> dict[str, float]:
         """Metrics on data with known targets, by name.
 
@@ -166,6 +166,7 @@ class Posterior(nn.Module, ABC):
             num_samples: as in `predict`.
             seed: as in `predict`.
             max_rows: as in `predict`; datasets are read in batches of this size.
+            options: what else this posterior's `predict` takes.
         """
         require_count(num_samples=num_samples, max_rows=max_rows)
         source = as_source(data, Place.of(self.network))
@@ -175,7 +176,8 @@ class Posterior(nn.Module, ABC):
             for batch in batches:
                 shape = next(self._outputs(batch.inputs, 1, seed, 1, rows=1))
                 targets.append(self.likelihood.check_targets(shape, batch.targets, first_row))
-                predictions.append(self.predict(batch.inputs, num_samples, seed=seed, max_rows=max_rows))
+                one = self.predict(batch.inputs, num_samples, seed=seed, max_rows=max_rows, **options)
+                predictions.append(one)
                 first_row += len(batch.targets)
         return evaluate(type(predictions[0]).cat(predictions), torch.cat(targets))
 

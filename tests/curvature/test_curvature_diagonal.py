@@ -12,8 +12,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from dubito import GGN, Bernoulli, Categorical, ConfigError, Empirical, Fisher, Gaussian, NetworkError
-from dubito.curvature import Curvature, diagonal
-from dubito.inference.laplace import find_taps
+from dubito.curvature import Curvature, find_blocks, statistics
 from dubito.inputs import Place
 from dubito.likelihoods import Likelihood
 from dubito.sources import as_source
@@ -37,10 +36,14 @@ def curvature(
     seed: int = 0,
 ) -> dict[str, Tensor]:
     names = tuple(name for name, _ in network.named_parameters())
-    taps, layouts, _ = find_taps(network.eval(), inputs[:8], names)
+    blocks, taps, _ = find_blocks(network.eval(), inputs[:8], names)
     built = likelihood.build(network(inputs[:2]).detach()).requires_grad_(False)
     source = as_source((inputs, targets), Place.of(network))
-    return diagonal(network, taps, layouts, source, built, kind, batch_size=batch_size, seed=seed)
+    found = statistics(network, taps, source, built, kind, diagonal=True, batch_size=batch_size, seed=seed)
+    sums: dict[str, Tensor] = {}
+    for block in blocks:
+        sums |= block.tensors(len(inputs) * found[block.name].diagonal)
+    return sums
 
 
 def jacobians(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
@@ -60,8 +63,8 @@ def exact(jacobian: Tensor, hessians: Tensor) -> Tensor:
     return torch.einsum("bc...,bcd,bd...->...", jacobian, hessians, jacobian)
 
 
-def agree(actual: dict[str, Tensor], expected: dict[str, Tensor], names: set[str] | None = None) -> None:
-    assert set(actual) == (set(expected) if names is None else names)
+def agree(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert set(actual) == set(expected)
     for name, value in actual.items():
         assert value.shape == expected[name].shape
         error = (value.double() - expected[name]).norm() / expected[name].norm()
@@ -123,17 +126,6 @@ class Positions(nn.Module):
         return self.head(torch.tanh(hidden).mean(0))
 
 
-class Attending(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(7, 8)
-        self.block = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.3, batch_first=True)
-        self.lstm, self.head = nn.GRU(8, 5, batch_first=True), nn.Linear(5, 3)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(self.lstm(self.block(self.embedding(ids)))[0][:, -1])
-
-
 def mlp(outputs: int = 3) -> nn.Module:
     return nn.Sequential(
         nn.Linear(4, 7), nn.ReLU(inplace=True), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, outputs)
@@ -170,8 +162,7 @@ def test_ggn_of_classes(name: str, dtype: torch.dtype, batch_size: int) -> None:
     logits, jacobian = jacobians(network, inputs)
     expected = {key: exact(value, softmax_hessians(logits)) for key, value in jacobian.items()}
     actual = curvature(network, inputs, targets, Categorical(), GGN(), batch_size=batch_size)
-    names = {key for key in expected if not key.startswith("norm.")}  # batch norm's own are not tapped
-    agree(actual, expected, names)
+    agree(actual, expected)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
@@ -183,35 +174,14 @@ def test_empirical_of_classes(name: str, dtype: torch.dtype, batch_size: int) ->
     gradient = logits.softmax(-1) - F.one_hot(targets, 3)
     expected = {k: torch.einsum("bc...,bc->b...", j, gradient).square().sum(0) for k, j in jacobian.items()}
     actual = curvature(network, inputs, targets, Categorical(), Empirical(), batch_size=batch_size)
-    agree(actual, expected, {key for key in expected if not key.startswith("norm.")})
+    agree(actual, expected)
 
 
 def test_blocks_of_examples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     network, inputs, targets = make("residual")
     whole = curvature(network, inputs, targets, Categorical(), GGN())
-    monkeypatch.setattr(sys.modules["dubito.curvature.diagonal"], "BLOCK", 100)
+    monkeypatch.setattr(sys.modules["dubito.curvature.sums"], "BLOCK", 100)
     agree(curvature(network, inputs, targets, Categorical(), GGN()), whole)
-
-
-def test_only_the_layers_with_taps_are_covered() -> None:
-    network = Attending().double()
-    ids = torch.randint(7, (ROWS, 5), generator=torch.Generator().manual_seed(0))
-    names = {
-        f"{layer}.{part}"
-        for layer in ("block.linear1", "block.linear2", "head")
-        for part in ("weight", "bias")
-    }
-    # Recurrent layers know no vmap: the same Jacobians row by row.
-    expected = dict.fromkeys(names, 0.0)
-    network.eval()
-    for row in ids.split(1):
-        logits = network(row)
-        hessian = softmax_hessians(logits.detach())
-        grads = [torch.autograd.grad(logits[0, c], [network.get_parameter(n) for n in names], retain_graph=True)
-                 for c in range(3)]  # fmt: skip
-        for index, name in enumerate(names):
-            expected[name] = expected[name] + exact(torch.stack([g[index] for g in grads])[None], hessian)
-    agree(curvature(network, ids, torch.zeros(ROWS, dtype=torch.long), Categorical(), GGN()), expected)
 
 
 COVARIANCE = ((0.5, 0.1, 0.0), (0.1, 0.4, -0.1), (0.0, -0.1, 0.3))
@@ -395,21 +365,25 @@ class Cut(nn.Module):
         return self.head(hidden).detach() if self.cut else self.head(hidden)
 
 
-@pytest.mark.parametrize(("cut", "missed"), [(False, "body.weight"), (True, "body.weight, head.weight")])
+@pytest.mark.parametrize(
+    ("cut", "missed"),
+    [(False, "body.weight, body.bias"), (True, "body.weight, body.bias, head.weight, head.bias")],
+)
 def test_layers_that_no_gradient_reaches_are_named(cut: bool, missed: str) -> None:
     network = Cut(cut).double()
     with pytest.raises(NetworkError, match=f"none reach {missed}:"):
         curvature(network, normal(ROWS, 4), torch.zeros(ROWS, dtype=torch.long), Categorical(), GGN())
 
 
-@pytest.mark.parametrize("kind", [Fisher(), GGN(), Empirical()])
-def test_networks_and_data_keep_no_trace(kind: Curvature) -> None:
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("kind", [Fisher(), GGN(), Empirical()], ids=str)
+def test_networks_and_data_keep_no_trace(kind: Curvature, enabled: bool) -> None:
     network, inputs, targets = make("residual")
     network.stem.weight.requires_grad_(False)
     inputs.requires_grad_()
     state = torch.get_rng_state()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    with torch.no_grad():  # the caller's own mode does not matter
+    with torch.set_grad_enabled(enabled):  # the caller's own mode does not matter
         curvature(network, inputs, targets, Categorical(), kind)
     assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
     assert [name for name, p in network.named_parameters() if not p.requires_grad] == ["stem.weight"]

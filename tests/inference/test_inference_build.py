@@ -86,7 +86,9 @@ def test_the_loop_of_the_readme(method: str, target: str, dtype: torch.dtype) ->
         lambda groups: torch.optim.SGD(groups),
         lambda groups: torch.optim.RMSprop(groups),
         lambda groups: torch.optim.Adam(groups, fused=True),
-        lambda groups: torch.optim.LBFGS([p for group in groups for p in group["params"]], lr=0.1, max_iter=2),
+        lambda groups: torch.optim.LBFGS(
+            [p for group in groups for p in group["params"]], lr=0.1, max_iter=2
+        ),
     ],
     ids=["Adam", "AdamW", "SGD", "RMSprop", "fused", "LBFGS"],
 )

@@ -1,6 +1,5 @@
 """Laplace: posterior variances against closed forms, which parameters it covers, and what it says about the rest."""
 
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -10,11 +9,15 @@ from torch.nn.utils import parametrizations
 from torch.utils.data import DataLoader, IterableDataset
 
 from dubito import (
+    EFB,
     GGN,
+    INF,
+    KFAC,
     MAP,
     Bernoulli,
     Categorical,
     ConfigError,
+    DataError,
     Diagonal,
     DubitoWarning,
     Empirical,
@@ -24,8 +27,14 @@ from dubito import (
     NetworkError,
     Training,
     UnknownNameError,
+    last_layer,
 )
-from dubito.inference import laplace
+from dubito.inference.laplace import method as laplace_method
+
+# Networks here start from random weights: Laplace rightly says that they have not learned anything.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the network is no better than a constant:dubito.DubitoWarning"
+)
 
 QUICK = Training(epochs=2, batch_size=8, lr=1e-2)
 
@@ -42,6 +51,14 @@ def mlp(outputs: int = 3) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.ReLU(inplace=True), nn.Linear(6, outputs)).double()
 
 
+def curvature_of(posterior) -> dict[str, Tensor]:
+    """N · Φ of every covered parameter, by its name."""
+    found = {}
+    for block in posterior.blocks.values():
+        found |= block.tensors(posterior.num_data * posterior.kept(block)["diagonal"].detach())
+    return found
+
+
 # -- variances ----------------------------------------------------------------------------------------------------
 
 
@@ -51,7 +68,7 @@ def test_draws_have_variance_one_over_curvature_and_prior(curvature) -> None:
     posterior = Laplace(prior_precision=precision, curvature=curvature).fit(
         network, (inputs, labels(20, 2)), Categorical()
     )
-    kept = {name: value.detach() for name, value in posterior.group("curvature").items()}
+    kept = curvature_of(posterior)
     if isinstance(curvature, GGN):
         probs = network(inputs).softmax(-1)
         hessian = (probs * (1 - probs)).detach()  # −∂² log p / ∂f_c² = p_c (1 − p_c)
@@ -74,29 +91,29 @@ def test_linear_regression_has_the_diagonal_of_the_exact_precision() -> None:
         nn.Linear(3, 1, bias=False).double(), (inputs, normal(30, 1, seed=1)), Gaussian(std=noise_std)
     )
     exact = inputs.T @ inputs / noise_std**2 + precision * torch.eye(3)
-    kept = posterior.group("curvature")["weight"]
+    kept = curvature_of(posterior)["weight"]
     torch.testing.assert_close(kept[0] + precision, exact.diagonal(), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 64])
 def test_batches_and_loaders_do_not_matter(batch_size: int) -> None:
     network, data = mlp(), (normal(20, 4), labels(20))
-    whole = Laplace(batch_size=20).fit(network, data, Categorical()).group("curvature")
+    whole = curvature_of(Laplace(batch_size=20).fit(network, data, Categorical()))
     dataset = list(zip(*data, strict=True))
     loader = DataLoader(dataset, batch_size=batch_size)  # pyright: ignore
     for fitted in (
         Laplace(batch_size=batch_size).fit(network, data, Categorical()),
         Laplace().fit(network, loader, Categorical()),
     ):
-        for name, value in fitted.group("curvature").items():
+        for name, value in curvature_of(fitted).items():
             torch.testing.assert_close(value, whole[name], rtol=1e-12, atol=1e-14)
 
 
 def test_num_data_scales_the_curvature_to_what_it_stands_for() -> None:
     network, data = mlp(), (normal(20, 4), labels(20))
     plain, ten = (Laplace(curvature=GGN()).fit(network, data, Categorical(), num_data=n) for n in (None, 200))
-    for name, value in plain.group("curvature").items():
-        torch.testing.assert_close(ten.group("curvature")[name], 10 * value)
+    for name, value in curvature_of(plain).items():
+        torch.testing.assert_close(curvature_of(ten)[name], 10 * value)
 
 
 def test_rows_of_a_stream_are_counted_as_they_come() -> None:
@@ -106,8 +123,8 @@ def test_rows_of_a_stream_are_counted_as_they_come() -> None:
 
     whole = Laplace(curvature=GGN()).fit(network := mlp(), (normal(20, 4), labels(20)), Categorical())
     stream = Laplace(curvature=GGN()).fit(network, Stream(), Categorical(), num_data=20)
-    for name, value in whole.group("curvature").items():
-        torch.testing.assert_close(stream.group("curvature")[name], value)
+    for name, value in curvature_of(whole).items():
+        torch.testing.assert_close(curvature_of(stream)[name], value)
 
 
 def test_zero_curvature_leaves_the_prior() -> None:
@@ -115,7 +132,7 @@ def test_zero_curvature_leaves_the_prior() -> None:
     with torch.no_grad():
         network[0].bias.fill_(-100.0)  # no unit ever fires
     posterior = Laplace(prior_precision=4.0).fit(network, (normal(20, 4), labels(20)), Categorical())
-    curvature = posterior.group("curvature")
+    curvature = curvature_of(posterior)
     assert torch.equal(curvature["0.weight"], torch.zeros(6, 4).double())
     noise = torch.stack([posterior.draw(i, posterior.generator(0, i))["0.weight"] for i in range(2000)])
     assert (noise - network[0].weight).std().item() == pytest.approx(0.5, rel=0.02)
@@ -134,8 +151,8 @@ def test_learned_noise_is_that_of_the_residuals(outputs: int) -> None:
     std = (targets - network(inputs)).square().mean(0).sqrt().detach()
     torch.testing.assert_close(posterior.likelihood.std(), std)
     fixed = Laplace(curvature=GGN()).fit(network, (inputs, targets), Gaussian(std=tuple(std.tolist())))
-    for name, value in fixed.group("curvature").items():
-        torch.testing.assert_close(posterior.group("curvature")[name], value)
+    for name, value in curvature_of(fixed).items():
+        torch.testing.assert_close(curvature_of(posterior)[name], value)
 
 
 def test_residual_noise_of_vectors_and_images() -> None:
@@ -159,6 +176,49 @@ def test_a_perfect_fit_still_gives_finite_predictions() -> None:
 def test_given_noise_is_kept() -> None:
     posterior = Laplace().fit(mlp(2), (normal(20, 4), normal(20, 2)), Gaussian(std=0.25))
     assert posterior.likelihood.std().item() == 0.25
+
+
+# -- networks that have not learned anything ------------------------------------------------------------------------
+
+
+UNTRAINED = "the network is no better than a constant: the log-likelihood of a row is"
+CONSTANTS = {
+    "classes": (Categorical(), 3, labels(20)),
+    "yes or no": (Bernoulli(), 1, labels(20, 2)),
+    "many yes or no": (Bernoulli(), 2, labels(20, 2)[:, None].repeat(1, 2)),
+    "reals": (Gaussian(), 2, normal(20, 2, seed=3) * torch.tensor([1.0, 10.0]) + 100),
+    "given noise": (Gaussian(std=0.5), 2, normal(20, 2, seed=3) + 5),
+}
+
+
+@pytest.mark.filterwarnings("default::dubito.DubitoWarning")
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_network_no_better_than_a_constant_gets_a_warning(
+    name: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    likelihood, outputs, targets = CONSTANTS[name]
+    # The best constant itself: frequencies of classes, means of reals.
+    best = {
+        "classes": lambda: torch.bincount(targets).double().log(),
+        "yes or no": lambda: targets.double().mean(0, keepdim=True).logit(),
+        "many yes or no": lambda: targets.double().mean(0).logit(),
+    }.get(name, lambda: targets.mean(0))()
+    network = nn.Sequential(nn.Linear(4, outputs)).double()
+    with torch.no_grad():
+        network[0].weight.zero_()
+        network[0].bias.copy_(best)
+    inputs = normal(20, 4)
+    with pytest.warns(DubitoWarning, match=UNTRAINED) as caught:
+        Laplace(batch_size=6).fit(network, (inputs, targets), likelihood)
+    assert caught[0].filename == __file__
+    # One input that tells a little about the targets makes the network better than any constant.
+    value = targets.double() if targets.ndim == 1 else targets[:, 0].double()
+    inputs[:, 0] = value - value.mean()
+    with torch.no_grad():
+        network[0].weight[-1 if name == "classes" else 0, 0] = 1e-3
+    recwarn.clear()
+    Laplace(batch_size=6).fit(network, (inputs, targets), likelihood)
+    assert not recwarn.list
 
 
 # -- the network as given, or its MAP first -----------------------------------------------------------------------
@@ -186,8 +246,8 @@ def test_training_fits_the_map_under_the_same_prior_first() -> None:
         assert torch.equal(value, point.weights()[name])
     assert [entry["loss"] for entry in posterior.history] == [entry["loss"] for entry in point.history]
     after = Laplace(prior_precision=4.0, curvature=GGN()).fit(point.fold(), data, Categorical())
-    for name, value in after.group("curvature").items():
-        torch.testing.assert_close(posterior.group("curvature")[name], value)
+    for name, value in curvature_of(after).items():
+        torch.testing.assert_close(curvature_of(posterior)[name], value)
     assert [name for name, p in posterior.fold().named_parameters() if not p.requires_grad] == ["0.bias"]
     assert not any(p.requires_grad for p in posterior.parameters())
 
@@ -217,24 +277,50 @@ IDS = torch.randint(5, (20, 3), generator=torch.Generator().manual_seed(0))
 
 
 def covered(posterior) -> set[str]:
-    return {name for name in posterior.weights() if posterior.holds(name) == "diagonal"}
+    return {name for block in posterior.blocks.values() for name in block.parameters}
+
+
+def parametrised() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), parametrizations.weight_norm(nn.Linear(5, 3)))
 
 
 def test_parameters_left_out_are_named_in_a_warning_at_the_users_line() -> None:
-    with pytest.warns(DubitoWarning) as caught:
-        posterior = Laplace().fit(Mixed(), (IDS, labels(20)), Categorical())
-    (warning,) = caught
-    text = str(warning.message)
-    listed = text.partition("Conv2d layers: ")[2].partition(";")[0].split(", ")
-    assert covered(posterior) == {"body.weight", "body.bias", "head.weight", "head.bias"}
-    assert set(listed) == set(posterior.weights()) - covered(posterior)
+    with pytest.warns(DubitoWarning, match="stay point estimates") as caught:
+        posterior = Laplace().fit(parametrised(), (normal(20, 4), labels(20)), Categorical())
+    (warning,) = [one for one in caught if "stay point" in str(one.message)]
+    left = set(posterior.weights()) - covered(posterior)
+    assert left == {"2.parametrizations.weight.original0", "2.parametrizations.weight.original1"}
+    assert all(
+        f"{name}: a parametrisation computes the weight from it" in str(warning.message) for name in left
+    )
     assert warning.filename == __file__
+    assert {name for name in posterior.weights() if posterior.holds(name) == "point"} == left
+    first, second = (posterior.draw(i, posterior.generator(0, i)) for i in range(2))
+    assert {name for name in first if first[name] is second[name]} == left  # the posterior's own, not copies
+
+
+@pytest.mark.parametrize("structure", [KFAC(), EFB(), INF(rank=0.1)], ids=str)
+def test_parameters_without_factors_keep_their_diagonal_and_the_summary_says_so(structure) -> None:
+    posterior = Laplace(structure=structure).fit(Mixed(), (IDS, labels(20)), Categorical())
+    assert covered(posterior) == set(posterior.weights())
+    kinds = {row.name: row.holds for row in posterior.summary().rows}
+    alone = {name for name, kind in kinds.items() if kind == "diagonal: no Kronecker factors"}
+    assert alone == {"embedding.weight", "norm.weight", "norm.bias"}
+    assert kinds["body.bias"] == "in the block of body.weight"
+    assert kinds["lstm.weight_ih_l0"].startswith(structure.title)
+    for name in alone:
+        block = posterior.blocks[name]
+        torch.testing.assert_close(
+            posterior.block(name).variance,
+            1 / (20 * posterior.kept(block)["diagonal"][0] + posterior.prior_precision),
+        )
 
 
 SUBSETS = {
     "modules": (["body", "head"], {"body.weight", "body.bias", "head.weight", "head.bias"}),
     "parameters": (["body.bias", "head.weight"], {"body.bias", "head.weight"}),
     "a predicate": (lambda name, p: name.startswith("head") and p.ndim == 2, {"head.weight"}),
+    "the last layer": (last_layer, {"head.weight", "head.bias"}),
 }
 
 
@@ -245,13 +331,29 @@ def test_subsets_are_covered_in_silence(name: str) -> None:
     posterior = Laplace(subset=subset).fit(network, (IDS, labels(20)), Categorical())
     assert covered(posterior) == expected
     assert set(posterior.method.subset) == expected
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DubitoWarning)
-        whole = Laplace().fit(network, (IDS, labels(20)), Categorical())
-    for key, value in posterior.group("curvature").items():
-        torch.testing.assert_close(value, whole.group("curvature")[key])
+    whole = Laplace().fit(network, (IDS, labels(20)), Categorical())
+    for key, value in curvature_of(posterior).items():
+        torch.testing.assert_close(value, curvature_of(whole)[key])
     first, second = (posterior.draw(i, posterior.generator(0, i)) for i in range(2))
     assert {key for key in first if not torch.equal(first[key], second[key])} == expected
+
+
+def test_the_last_layer_is_the_last_that_is_called() -> None:
+    class Backwards(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.first = nn.Linear(5, 3), nn.Linear(4, 5)
+            self.scale = nn.Parameter(torch.ones(5))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.last(torch.tanh(self.first(inputs)) * self.scale)
+
+    network = Backwards().double()
+    posterior = Laplace(subset=last_layer).fit(network, (normal(20, 4), labels(20)), Categorical())
+    assert posterior.method.subset == ("last.weight", "last.bias") and list(posterior.blocks) == ["last"]
+    network.last.requires_grad_(False)
+    posterior = Laplace(subset=last_layer).fit(network, (normal(20, 4), labels(20)), Categorical())
+    assert list(posterior.blocks) == ["first"]
 
 
 def test_frozen_parameters_are_points() -> None:
@@ -259,80 +361,6 @@ def test_frozen_parameters_are_points() -> None:
     network[0].weight.requires_grad_(False)
     posterior = Laplace().fit(network, (normal(20, 4), labels(20)), Categorical())
     assert covered(posterior) == {"0.bias", "2.weight", "2.bias"}
-
-
-def warned(network: nn.Module, inputs: Tensor, classes: int = 3) -> set[str]:
-    """What Laplace leaves as points, with a warning."""
-    with pytest.warns(DubitoWarning, match="stay point estimates"):
-        posterior = Laplace().fit(network, (inputs, labels(len(inputs), classes)), Categorical())
-    return set(posterior.weights()) - covered(posterior)
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.body, self.head = nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.body(self.embedding(ids).mean(1))))
-
-
-def test_a_weight_shared_with_a_layer_without_a_tap_is_left_out() -> None:
-    # Only a part of its curvature could be seen; its layer's own bias goes with it.
-    assert warned(Tied(), IDS, 5) == {"embedding.weight", "head.bias"}
-
-
-class OneWeight(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.left, self.right = nn.Linear(4, 4), nn.Linear(4, 3), nn.Linear(4, 3)
-        self.right.weight = self.left.weight
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = torch.tanh(self.stem(inputs))
-        return self.left(hidden) + self.right(hidden.square())
-
-
-def test_one_weight_with_two_biases_leaves_the_biases_out() -> None:
-    assert warned(OneWeight(), normal(20, 4)) == {"left.bias", "right.bias"}
-
-
-class OneBias(OneWeight):
-    def __init__(self) -> None:
-        super().__init__()
-        self.right = nn.Linear(4, 3)
-        self.right.bias = self.left.bias
-
-
-def test_one_bias_of_two_weights_is_left_out() -> None:
-    assert warned(OneBias(), normal(20, 4)) == {"left.bias"}
-
-
-class Tangled(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.mixed, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 3)
-        self.late = nn.Linear(4, 4)
-        self.late.weight = self.mixed.weight
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = torch.tanh(self.stem(inputs))
-        hidden = hidden + self.mixed(hidden - hidden.mean(0))  # rows touch each other
-        return self.head(torch.tanh(self.late(hidden)))
-
-
-def test_layers_whose_rows_cannot_be_told_apart_are_left_out() -> None:
-    # After the mean over rows nothing can be told apart any more.
-    with pytest.warns(DubitoWarning, match="stay point estimates"):
-        posterior = Laplace().fit(Tangled().double(), (normal(20, 4), labels(20)), Categorical())
-    assert covered(posterior) == {"stem.weight", "stem.bias"}
-
-
-def test_parametrised_weights_are_left_out() -> None:
-    network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), parametrizations.weight_norm(nn.Linear(5, 3)))
-    left = warned(network, normal(20, 4))
-    assert left == {"2.bias", "2.parametrizations.weight.original0", "2.parametrizations.weight.original1"}
 
 
 def test_shared_modules_and_convolutions_are_covered_without_a_warning() -> None:
@@ -354,6 +382,7 @@ def test_shared_modules_and_convolutions_are_covered_without_a_warning() -> None
 def test_refusals() -> None:
     for settings, message in (
         ({"prior_precision": 0.0}, "prior_precision must be a finite number above 0"),
+        ({"prior_precision": -1.0}, "prior_precision must be a finite number above 0"),
         ({"structure": "diagonal"}, r"structure must be one such as Diagonal\(\)"),
         ({"structure": Diagonal}, r"structure must be one such as Diagonal\(\)"),
         ({"curvature": "ggn"}, r"curvature must be Fisher\(\), GGN\(\) or Empirical\(\)"),
@@ -361,22 +390,44 @@ def test_refusals() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             Laplace(**settings)
+    for settings, message in (
+        ({"rank": 0}, "rank must be a whole number of at least 1, got 0"),
+        ({"rank": 0.0}, "rank as a float is a fraction"),
+        ({"rank": 1.5}, "rank as a float is a fraction"),
+        ({"max_rank": 0}, "max_rank must be a whole number"),
+        ({"guard": "hope"}, "unknown guard 'hope'"),
+        ({"selection": "all"}, "unknown selection 'all'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            INF(**settings)
     data = (normal(20, 4), labels(20))
     with pytest.raises(UnknownNameError, match="unknown parameter or module 'head'"):
         Laplace(subset=["head"]).fit(mlp(), data, Categorical())
     with pytest.raises(NetworkError, match="all have requires_grad=False"):
         Laplace().fit(mlp().requires_grad_(False), data, Categorical())
-    with pytest.raises(NetworkError, match="needs a Linear or Conv2d layer"):
-        Laplace().fit(
-            nn.Sequential(nn.LayerNorm(4), nn.Tanh()).double(), (normal(20, 4), labels(20, 4)), Categorical()
-        )
+    with pytest.raises(NetworkError, match="needs a layer it can tap, found none"):
+        Laplace(subset=["2.parametrizations"]).fit(parametrised(), data, Categorical())
+    network = mlp()
+    with torch.no_grad():
+        network[0].weight[0, 0] = torch.nan
+    with pytest.raises(NetworkError, match=r"parameter '0.weight' holds NaN"):
+        Laplace().fit(network, data, Categorical())
+    posterior = Laplace().fit(mlp(), data, Categorical())
+    for linearised in (False, True):
+        with pytest.raises(DataError, match="the network cannot read inputs of shape"):
+            posterior.predict(normal(5, 3), linearised=linearised)
+    for more in ((normal(5, 3), labels(5)), (normal(5, 4), labels(5, 9))):
+        with pytest.raises(DataError):
+            posterior.update(more)
+    with pytest.raises(UnknownNameError, match=r"unknown block 'fc1'\. Known: 0, 2"):
+        posterior.block("fc1")
 
 
 def test_impossible_curvatures_are_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*args: object) -> None:
         raise AssertionError("training started")
 
-    monkeypatch.setattr(laplace.MAP, "_fit", never)
+    monkeypatch.setattr(laplace_method.MAP, "_fit", never)
     data = (normal(20, 1, 3, 3), torch.zeros(20, 3, 3, dtype=torch.long))
     with pytest.raises(ConfigError, match="use Fisher"):
         Laplace(curvature=GGN()).fit(nn.Conv2d(1, 2, 1).double(), data, Categorical(), training=QUICK)
@@ -401,9 +452,9 @@ def test_every_likelihood_with_every_curvature(likelihood, outputs: int, targets
     wide = replace(method, prior_precision=0.5).fit(network, data, likelihood)
     weights = posterior.weights()
     first, second = posterior.draw(0, posterior.generator(0, 0)), wide.draw(0, wide.generator(0, 0))
-    for name, kept in posterior.group("curvature").items():
+    for name, kept in curvature_of(posterior).items():
         assert kept.isfinite().all() and (kept >= 0).all() and kept.sum() > 0
-        torch.testing.assert_close(wide.group("curvature")[name], kept)  # the prior is no part of it
+        torch.testing.assert_close(curvature_of(wide)[name], kept)  # the prior is no part of it
         ratio = (second[name] - weights[name]) / (first[name] - weights[name])
         # Differences of weights lose digits where the noise is small.
         torch.testing.assert_close(ratio, ((kept + 2) / (kept + 0.5)).sqrt(), rtol=1e-3, atol=1e-3)

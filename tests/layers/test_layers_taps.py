@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dubito.layers.taps import Tap, tapped
+from dubito.layers.ports import specs
+from dubito.layers.taps import Link, Port, Tap, tapped
 from dubito.layers.trace import Layout
+from dubito.layers.uses import Product
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
@@ -17,21 +19,26 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def rebuilt(tap: Tap, weight: Tensor, rows: int) -> tuple[Tensor, Tensor | None]:
-    """Gradients of weight and bias per example from what the tap saw."""
-    pairs = list(tap.pairs(rows))
-    own = sum(torch.einsum("btgm,btgn->bgmn", g, a) for a, g, _ in pairs).reshape(rows, *weight.shape)
-    biases = [g.sum(1).reshape(rows, -1) for _, g, biased in pairs if biased]
-    return own, sum(biases) if biases else None
-
-
-def tap_all(network: nn.Module, layout: Layout = Layout.ROWS) -> tuple[list[Tap], dict[str, Layout]]:
-    taps = [
-        Tap(f"{name}.weight", None if module.bias is None else f"{name}.bias", [name])
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d)
+def taps_of(network: nn.Module, path: str, layout: Layout = Layout.ROWS) -> list[Tap]:
+    """Taps for the weight and the bias of one layer."""
+    (spec,) = specs(network.get_submodule(path))
+    port = Port(path, "", layout)
+    roles = {"weight": spec.weight, "bias": spec.bias}
+    return [
+        Tap(f"{path}.{name}", None, (Link(port, role.use),))
+        for name, role in roles.items()
+        if role is not None
     ]
-    return taps, {tap.names[0]: layout for tap in taps}
+
+
+def tap_all(network: nn.Module, layout: Layout = Layout.ROWS) -> list[Tap]:
+    kinds = (nn.Linear, nn.Conv2d)
+    paths = [path for path, module in network.named_modules() if isinstance(module, kinds)]
+    return [tap for path in paths for tap in taps_of(network, path, layout)]
+
+
+def ports(taps: list[Tap]) -> list[Port]:
+    return list({id(link.port): link.port for tap in taps for link in tap.links}.values())
 
 
 def check(network: nn.Module, inputs: Tensor, layout: Layout = Layout.ROWS) -> None:
@@ -44,16 +51,24 @@ def check(network: nn.Module, inputs: Tensor, layout: Layout = Layout.ROWS) -> N
 
     parameters = {name: p.detach() for name, p in network.named_parameters()}
     expected = vmap(grad(loss), (None, 0))(parameters, inputs)
-    taps, layouts = tap_all(network, layout)
-    with tapped(network, taps, layouts):
+    taps = tap_all(network, layout)
+    assert sorted(tap.parameter for tap in taps) == sorted(parameters)
+    rows = len(inputs)
+    with tapped(network, ports(taps)):
         (network(inputs) * coefficients).sin().sum().backward()
         for tap in taps:
-            weight, bias = rebuilt(tap, parameters[tap.weight], len(inputs))
-            for name, own in ((tap.weight, weight), (tap.bias, bias)):
-                if name is not None:
-                    assert own.shape == expected[name].shape
-                    error = (own - expected[name]).norm() / expected[name].norm()
-                    assert error < TOLERANCE[inputs.dtype], (name, error)
+            truth = expected[tap.parameter]
+            own = tap.gradients(rows, slice(None)).reshape(truth.shape)
+            error = (own - truth).norm() / truth.norm()
+            assert error < TOLERANCE[inputs.dtype], (tap.parameter, error)
+            part = slice(1, 3) if rows > 2 else slice(0, 1)
+            torch.testing.assert_close(tap.gradients(rows, part).reshape(truth[part].shape), own[part])
+            if tap.product is not None:
+                a, g = tap.matrices(rows, part)
+                again = g @ a
+                if tap.product.order is not None:
+                    again = again[..., tap.product.order.argsort()]
+                torch.testing.assert_close(again.reshape(truth[part].shape), own[part])
 
 
 CONVOLUTIONS = {
@@ -131,7 +146,7 @@ def test_convolutions_over_frames(layout: Layout) -> None:
 class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.stem, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4)
+        self.stem, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4, affine=False)
         self.conv, self.shortcut = (
             nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False),
             nn.Conv2d(4, 6, 1, stride=2),
@@ -167,25 +182,31 @@ class Shared(nn.Module):
 
 def test_shared_layers_add_up_inside_an_example() -> None:
     network, inputs = Shared().double(), normal(7, 4)
-    tap = Tap("twice.weight", "twice.bias", ["twice", "tied"])
-    with tapped(network, [tap], dict.fromkeys(tap.names, Layout.ROWS)):
+    links = (
+        Link(Port("twice", "", Layout.ROWS), Product(5, 5), biased=True),
+        Link(Port("tied", "", Layout.ROWS), Product(5, 5)),
+    )
+    tap = Tap("twice.weight", "twice.bias", links)
+    with tapped(network, [link.port for link in links]):
         network(inputs).sin().sum().backward()
-        weight, bias = rebuilt(tap, network.twice.weight, 7)
-        assert len(list(tap.pairs(7))) == 3  # the call nobody reads has no gradient
+        assert len(tap.seen()) == 3  # the call nobody reads has no gradient
+        own = tap.gradients(7, slice(None)).reshape(7, 5, 5)
+        a, g = tap.matrices(7, slice(None))
+    assert a.shape == (7, 1, 3, 6) and a[0, 0, :, -1].tolist() == [1, 1, 0]
     for row in range(7):
         loss = network(inputs[row : row + 1]).sin().sum()
         expected = torch.autograd.grad(loss, (network.twice.weight, network.twice.bias))
-        torch.testing.assert_close(weight[row], expected[0], rtol=1e-12, atol=1e-14)
-        torch.testing.assert_close(bias[row], expected[1], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close(own[row], expected[0], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close((g @ a)[row, 0, :, :-1], expected[0], rtol=1e-12, atol=1e-14)
+        torch.testing.assert_close((g @ a)[row, 0, :, -1], expected[1], rtol=1e-12, atol=1e-14)
 
 
-def test_a_module_under_two_names_is_tapped_once() -> None:
-    layer = nn.Linear(4, 4).double()
-    network, inputs = nn.Sequential(layer, nn.Tanh(), layer), normal(3, 4)
-    tap = Tap("0.weight", "0.bias", ["0", "2"])
-    with tapped(network, [tap], dict.fromkeys(tap.names, Layout.ROWS)):
-        network(inputs).sin().sum().backward()
-        assert len(list(tap.pairs(3))) == 2
+def test_uses_of_other_forms_are_no_common_product() -> None:
+    port, other = Port("a", "", Layout.ROWS), Port("b", "", Layout.ROWS)
+    assert Tap("w", None, (Link(port, Product(2, 3)), Link(other, Product(2, 3)))).product is not None
+    assert Tap("w", None, (Link(port, Product(2, 3)), Link(other, Product(3, 2)))).product is None
+    (spec,) = specs(nn.Embedding(2, 3))
+    assert Tap("w", None, (Link(port, Product(2, 3)), Link(other, spec.weight.use))).product is None
 
 
 def test_a_hook_of_the_users_own_changes_outputs_after_the_tap() -> None:
@@ -197,17 +218,41 @@ def test_a_hook_of_the_users_own_changes_outputs_after_the_tap() -> None:
 
 def test_every_backward_pass_replaces_the_gradients() -> None:
     network, inputs = nn.Sequential(nn.Linear(4, 3), nn.Tanh()).double(), normal(5, 4)
-    taps, layouts = tap_all(network)
+    taps = tap_all(network)
     seen = []
-    with tapped(network, taps, layouts):
+    with tapped(network, ports(taps)):
         outputs = network(inputs)
         for column in range(3):
             outputs.backward(torch.eye(3, dtype=torch.float64)[column].expand(5, 3), retain_graph=True)
-            ((_, gradient, _),) = taps[0].pairs(5)
-            seen.append(gradient[:, 0, 0].clone())
+            ((call, _),) = taps[0].seen()
+            seen.append(call.gradient.clone())
     for column, gradient in enumerate(seen):
         own = (1 - network(inputs)[:, column].square()).detach()
         torch.testing.assert_close(gradient, torch.eye(3).double()[column] * own[:, None])
+
+
+def test_gradients_are_told_of_as_they_come() -> None:
+    network = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    taps = tap_all(network)
+    order = []
+
+    def ready(port: Port) -> None:
+        order.append((port.path, [call.gradient is not None for call in port.calls]))
+
+    with tapped(network, ports(taps), ready):
+        network(normal(5, 4)).sum().backward()
+    assert order == [("2", [True]), ("0", [True])]
+
+
+def test_an_error_while_a_gradient_is_read_comes_out() -> None:
+    network = nn.Sequential(nn.Linear(4, 3)).double()
+    taps = tap_all(network)
+
+    def ready(port: Port) -> None:
+        raise KeyError("read")
+
+    with pytest.raises(KeyError, match="read"), tapped(network, ports(taps), ready):
+        network(normal(5, 4)).sum().backward()
 
 
 # -- the network is left as it was --------------------------------------------------------------------------
@@ -223,39 +268,40 @@ def network() -> Iterator[nn.Sequential]:
 def untouched(net: nn.Sequential) -> bool:
     hooks = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in net.modules())
     flags = [p.requires_grad for p in net.parameters()] == [True, False, True, True]
-    return not hooks and flags and all(p.grad is None for p in net.parameters())
+    forwards = not any("forward" in vars(module) for module in net.modules())
+    return not hooks and flags and forwards and all(p.grad is None for p in net.parameters())
 
 
 def test_no_gradient_of_weights_is_computed(network: nn.Sequential) -> None:
-    taps, layouts = tap_all(network)
-    with tapped(network, taps, layouts):
+    taps = tap_all(network)
+    with tapped(network, ports(taps)):
         assert not any(p.requires_grad for p in network.parameters())
         outputs = network(normal(5, 4))
         outputs.sum().backward()
         assert all(p.grad is None for p in network.parameters())
     assert untouched(network)
-    assert list(taps[0].pairs(5)) == []  # nothing is kept
+    assert taps[0].seen() == [] and taps[0].links[0].port.calls == []  # nothing is kept
 
 
 def test_frozen_networks_are_tapped_too(network: nn.Sequential) -> None:
     network.requires_grad_(False)
-    taps, layouts = tap_all(network)
-    with tapped(network, taps, layouts):
+    taps = tap_all(network)
+    with tapped(network, ports(taps)):
         network(normal(5, 4)).sum().backward()
-        assert all(tap.reached for tap in taps)
+        assert all(len(tap.seen()) == 1 for tap in taps)
     assert not any(p.requires_grad for p in network.parameters())
 
 
 def test_an_error_restores_hooks_and_flags(network: nn.Sequential) -> None:
-    taps, layouts = tap_all(network)
-    with pytest.raises(RuntimeError), tapped(network, taps, layouts):
+    taps = tap_all(network)
+    with pytest.raises(RuntimeError), tapped(network, ports(taps)):
         network(normal(5, 3))
     assert untouched(network)
 
 
 def test_an_unknown_layer_restores_hooks_and_flags(network: nn.Sequential) -> None:
-    taps, layouts = tap_all(network)
-    with pytest.raises(KeyError), tapped(network, [*taps, Tap("9.weight", None, ["9"])], layouts):
+    taps = tap_all(network)
+    with pytest.raises(KeyError), tapped(network, [*ports(taps), Port("9", "", Layout.ROWS)]):
         pass
     assert untouched(network)
 
@@ -263,12 +309,11 @@ def test_an_unknown_layer_restores_hooks_and_flags(network: nn.Sequential) -> No
 def test_padded_encoders_are_tapped() -> None:
     network = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 12, batch_first=True), 1).double().eval()
     mask = torch.tensor([[False, False, True]]).expand(4, 3).contiguous()
-    name = "layers.0.linear1"
-    tap = Tap(f"{name}.weight", f"{name}.bias", [name])
+    tap, _ = taps_of(network, "layers.0.linear1")
     inputs = normal(4, 3, 8)
-    with tapped(network, [tap], {name: Layout.ROWS}):
+    with tapped(network, ports([tap])):
         network(inputs, src_key_padding_mask=mask)[:, :2].sin().sum().backward()
-        own, _ = rebuilt(tap, network.layers[0].linear1.weight, 4)
+        own = tap.gradients(4, slice(None)).reshape(4, 12, 8)
     assert network.use_nested_tensor
     for row in range(4):
         part = slice(row, row + 1)

@@ -78,10 +78,11 @@ def test_one_position_flattened_is_rows_first() -> None:
     assert seen(Through(lambda h: h.flatten(0, 1)), rows(3, 1, 4))["layer"].layout is Layout.ROWS
 
 
-def test_low_precision_is_recognised() -> None:
+def test_rounding_of_low_precision_is_not_another_row() -> None:
+    # Kernels for other batch sizes may round otherwise, by a last digit of bfloat16 here.
     there, expected = LAYOUTS["row by row"]
-    network = Through(there, width=64).to(torch.bfloat16)
-    assert seen(network, rows(3, 5, 64).to(torch.bfloat16))["layer"].layout is expected
+    network = Through(lambda h: there(h if len(h) == 1 else h * (1 + 2**-7))).to(torch.bfloat16)
+    assert seen(network, rows(3, 5, 4).to(torch.bfloat16))["layer"].layout is expected
 
 
 class Tokens(nn.Module):
@@ -135,6 +136,15 @@ def test_calls_that_disagree_are_unknown() -> None:
             return hidden
 
     assert seen(Both(lambda h: h.transpose(0, 1)), rows(3, 5, 4))["layer"].layout is Layout.UNKNOWN
+
+
+def test_calls_that_depend_on_the_rows_are_unknown() -> None:
+    class More(Through):
+        def forward(self, inputs: Tensor) -> Tensor:
+            hidden = super().forward(inputs)
+            return self.layer(hidden) if len(inputs) > 1 else hidden
+
+    assert seen(More(lambda h: h), rows(3, 5, 4))["layer"].layout is Layout.UNKNOWN
 
 
 def test_one_call_per_row_is_unknown() -> None:

@@ -1,7 +1,11 @@
 """Curvature of the loss around a point, from taps, streamed over the data."""
 
-from .diagonal import diagonal as diagonal
+from .blocks import Block as Block
+from .blocks import Statistics as Statistics
+from .find import Taps as Taps
+from .find import find_blocks as find_blocks
 from .kinds import GGN as GGN
 from .kinds import Curvature as Curvature
 from .kinds import Empirical as Empirical
 from .kinds import Fisher as Fisher
+from .statistics import statistics as statistics

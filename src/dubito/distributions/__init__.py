@@ -1,5 +1,8 @@
 """Structured Gaussians over a layer's weight matrix: distributions like any other, built on demand."""
 
+from .diagonal import DiagonalNormal as DiagonalNormal
+from .grouped import GroupedNormal as GroupedNormal
+from .k_tied import KTiedNormal as KTiedNormal
 from .kronecker import EigenKroneckerNormal as EigenKroneckerNormal
 from .kronecker import KroneckerNormal as KroneckerNormal
 from .selection import Selection as Selection

@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.distributions.utils import lazy_property
 
 from .linalg import eigh, kronecker_diagonal, sandwich
-from .structured import StructuredNormal
+from .structured import StructuredNormal, total
 
 
 class _EigenbasisNormal(StructuredNormal):
     """Precision (U_G ⊗ U_A) diag(p) (U_G ⊗ U_A)ᵀ with square orthogonal U_G and U_A."""
+
+    _scaled = (*StructuredNormal._scaled, "precision_eigenvalues")
 
     def __init__(
         self,
@@ -43,6 +45,16 @@ class _EigenbasisNormal(StructuredNormal):
         """Eigenvalues p of the precision: N_s times those of the information, plus τ; [m, n]."""
         # exactly this, also for KFAC, and not √τ added to each factor
         return self.num_data * self._information_eigenvalues() + self.prior_precision
+
+    @property
+    def relative_logdet(self) -> Tensor:
+        """Σ log(1 + N_s λ / τ) over the eigenvalues λ of the information."""
+        return total((self.num_data * self._information_eigenvalues() / self.prior_precision).log1p())
+
+    @property
+    def num_determined(self) -> Tensor:
+        """Σ N_s λ / (N_s λ + τ)."""
+        return total(self.num_data * self._information_eigenvalues() / self.precision_eigenvalues)
 
     def _compute_variance(self) -> Tensor:
         return kronecker_diagonal(self.output_vectors, self.input_vectors, 1 / self.precision_eigenvalues)

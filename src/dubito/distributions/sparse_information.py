@@ -14,7 +14,7 @@ from dubito.errors import DataError, unknown_name
 
 from . import pair_products
 from .linalg import cholesky, float64_device, kronecker_diagonal, sandwich
-from .structured import StructuredNormal, require_square
+from .structured import StructuredNormal, require_square, total
 
 Guard = Literal["congruence", "clamp"]
 
@@ -44,6 +44,14 @@ class SparseInformationNormal(StructuredNormal):
         guard: what is done where the correction is negative.
         validate_args: check values, not only shapes; as torch's own distributions unless given.
     """
+
+    _scaled = (
+        *StructuredNormal._scaled,
+        "root_eigenvalues",
+        "cholesky",
+        "precise_cholesky",
+        "_parts",
+    )
 
     def __init__(
         self,
@@ -101,7 +109,7 @@ class SparseInformationNormal(StructuredNormal):
         ratio = self.diagonal / torch.where(too_large, self.eigen_diagonal, 1.0)
         return torch.where(too_large, ratio, 1.0).sqrt()
 
-    @lazy_property
+    @property
     def diagonal_precision(self) -> Tensor:
         """The diagonal part of the precision, d = N_s max(D, 0) + τ, [m, n]."""
         return self.num_data * self.correction.clamp(min=0) + self.prior_precision
@@ -122,6 +130,14 @@ class SparseInformationNormal(StructuredNormal):
             self._identity_plus_gram, self._mean, remedy="raise prior_precision or lower num_data"
         )
 
+    @lazy_property
+    def precise_cholesky(self) -> Tensor:
+        """`cholesky` in float64 in any case, for small differences of which float32 would leave nothing."""
+        if self.cholesky.dtype == torch.float64:
+            return self.cholesky
+        device = float64_device(self.cholesky.device)
+        return torch.linalg.cholesky(self._identity_plus_gram(torch.float64, device))
+
     # What to report of a layer.
 
     @property
@@ -137,16 +153,31 @@ class SparseInformationNormal(StructuredNormal):
         total = float(self.diagonal.sum())
         return float(self.eigenvalues.sum()) / total if total > 0 else 1.0
 
+    # How much the data say beside the prior.
+
+    @property
+    def relative_logdet(self) -> Tensor:
+        """Σ log(d/τ) + 2 Σ log R_ii."""
+        diagonal = total((self.num_data * self.correction.clamp(min=0) / self.prior_precision).log1p())
+        return diagonal + 2 * total(self.cholesky.diagonal().log()).to(diagonal)
+
+    @property
+    def num_determined(self) -> Tensor:
+        """Σ N_s D₊/d + τ tr((I + M)⁻¹ V_sᵀ diag(1/d) V_s)."""
+        # tr(P⁻¹ (P − τ)) = Σ (1 − τ/d) + τ tr(d^-½ V_s (I + M)⁻¹ V_sᵀ d^-½): no difference of large numbers.
+        left, right, whitening, scale, root = self._parts
+        weight = (whitening * root).square()
+        gram = pair_products.unfold(pair_products.gram(left, right, weight), scale)
+        low_rank = total(torch.cholesky_solve(gram, self.cholesky).diagonal())
+        diagonal = total(self.num_data * self.correction.clamp(min=0) / self.diagonal_precision)
+        return diagonal + self.prior_precision * low_rank.to(diagonal)
+
     # The distribution.
 
     def _compute_variance(self) -> Tensor:
         # diag P⁻¹ = (1 − ‖R⁻¹ V_sᵀ e_i‖²) / d, a small difference where the data say nearly everything, of
         # which float32 would leave nothing. A sum of squares, as (I + M)⁻¹ written out would lose far more.
-        factor = self.cholesky
-        if factor.dtype != torch.float64:
-            factor = torch.linalg.cholesky(
-                self._identity_plus_gram(torch.float64, float64_device(factor.device))
-            )
+        factor = self.precise_cholesky
         left, right, whitening, scale, root = self._parts_in(factor.dtype, factor.device)
         identity = torch.eye(len(factor)).to(factor)
         rows = torch.linalg.solve_triangular(factor, identity, upper=False).view(-1, *scale.shape) * scale

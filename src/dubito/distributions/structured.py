@@ -1,8 +1,10 @@
 """What every structured Gaussian over a weight matrix shares: densities, draws and dense forms."""
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -28,6 +30,9 @@ class StructuredNormal(Distribution, ABC):
     """
 
     has_rsample = True
+
+    #: What is computed once and depends on `num_data` and `prior_precision`.
+    _scaled: ClassVar[tuple[str, ...]] = ("_marginal_variance", "precision_logdet")
 
     def __init__(
         self,
@@ -83,6 +88,32 @@ class StructuredNormal(Distribution, ABC):
     def precision_logdet(self) -> Tensor:
         """The logarithm of the determinant |P|."""
         return self._compute_logdet()
+
+    @property
+    @abstractmethod
+    def relative_logdet(self) -> Tensor:
+        """The logarithm of |P/τ|: 0 where the data say nothing; for one τ."""
+
+    @property
+    @abstractmethod
+    def num_determined(self) -> Tensor:
+        """γ = tr(P⁻¹ (P − τ)): how many weights the data determine, and not the prior; for one τ."""
+
+    def rescaled(self, *, num_data: float, prior_precision: float) -> Self:
+        """The same information at another data scale and under another prior.
+
+        What does not depend on them is shared.
+
+        Args:
+            num_data: N_s.
+            prior_precision: τ.
+        """
+        require_positive(num_data=num_data, prior_precision=prior_precision)
+        other = copy.copy(self)
+        for name in self._scaled:
+            vars(other).pop(name, None)
+        other.num_data, other.prior_precision = num_data, prior_precision
+        return other
 
     @abstractmethod
     def _compute_variance(self) -> Tensor:
@@ -241,6 +272,11 @@ class StructuredNormal(Distribution, ABC):
                 f"{name} must have shape [..., {', '.join(map(str, self.event_shape))}], "
                 f"got {tuple(value.shape)}"
             )
+
+
+def total(values: Tensor) -> Tensor:
+    """The sum, in float64 where the device has it: many small terms make up what is compared later."""
+    return values.sum() if values.device.type == "mps" else values.sum(dtype=torch.float64)
 
 
 def require_square(size: int, itemsize: int, remedy: str) -> None:

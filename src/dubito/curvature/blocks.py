@@ -1,0 +1,114 @@
+"""Blocks: the weight matrices that get distributions of their own, and what the data say about each."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """One weight, with its bias as the last column, as a stack of matrices.
+
+    Attributes:
+        name: the module's path, or the weight's own name where a module has several or only a diagonal exists.
+        weight: the user's name of the weight.
+        bias: the user's name of the bias, or None.
+        shape: of the weight.
+        groups: G independent matrices: of a grouped convolution, or of query, key and value in one tensor.
+        rows: m of each matrix.
+        columns: n of each matrix, the bias column included.
+        kronecker: whether it has Kronecker factors; else only the diagonal.
+    """
+
+    name: str
+    weight: str
+    bias: str | None
+    shape: tuple[int, ...]
+    groups: int
+    rows: int
+    columns: int
+    kronecker: bool
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """The names of the parameters it covers."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """Tensors by parameter name, in the parameters' own shapes, as matrices [G, m, n]."""
+        weight = tensors[self.weight].reshape(self.groups, self.rows, -1)
+        if self.bias is None:
+            return weight
+        return torch.cat([weight, tensors[self.bias].reshape(self.groups, self.rows, 1)], -1)
+
+    def tensors(self, matrix: Tensor) -> dict[str, Tensor]:
+        """Matrices [..., G, m, n] as tensors by parameter name; axes before G stay."""
+        leading = matrix.shape[:-3]
+        if self.bias is None:
+            return {self.weight: matrix.reshape(*leading, *self.shape)}
+        weight, bias = matrix.split([self.columns - 1, 1], -1)
+        return {
+            self.weight: weight.reshape(*leading, *self.shape),
+            self.bias: bias.reshape(*leading, self.groups * self.rows),
+        }
+
+    @property
+    def size(self) -> int:
+        """The number of weights, biases included."""
+        return self.groups * self.rows * self.columns
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for storage."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Block":
+        """The block behind `to_json`."""
+        return cls(**{**values, "shape": tuple(values["shape"])})
+
+
+def diagonal_block(name: str, shape: tuple[int, ...]) -> Block:
+    """The block of a parameter that has only a diagonal."""
+    rows = shape[0] if shape else 1
+    return Block(
+        name=name,
+        weight=name,
+        bias=None,
+        shape=shape,
+        groups=1,
+        rows=rows,
+        columns=prod(shape) // max(rows, 1),
+        kronecker=False,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Statistics:
+    """Means over the rows of what a block saw; None where it was not asked for or does not exist.
+
+    With a_t the inputs of its layer at position t of a row (and 1 for the bias), g_t the gradients at its
+    outputs and δ = Σ_t g_t a_tᵀ the row's own gradient, per group:
+
+    Attributes:
+        inputs: A = E[Σ_t a_t a_tᵀ], [G, n, n].
+        gradients: G = E[1/T Σ_t g_t g_tᵀ], [G, m, m].
+        input_vectors: U_A, the eigenvectors of A as columns, in ascending order, [G, n, n].
+        gradient_vectors: U_G, those of G, [G, m, m].
+        input_eigenvalues: s_a, the eigenvalues of A, [G, n].
+        gradient_eigenvalues: s_g, those of G, [G, m].
+        eigenvalues: Λ = E[(U_Gᵀ δ U_A)^∘2], [G, m, n].
+        diagonal: Φ = E[δ^∘2], [G, m, n].
+    """
+
+    inputs: Tensor | None = None
+    gradients: Tensor | None = None
+    input_vectors: Tensor | None = None
+    gradient_vectors: Tensor | None = None
+    input_eigenvalues: Tensor | None = None
+    gradient_eigenvalues: Tensor | None = None
+    eigenvalues: Tensor | None = None
+    diagonal: Tensor | None = None

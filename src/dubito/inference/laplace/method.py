@@ -1,0 +1,170 @@
+"""Laplace: a Gaussian around a trained network, as wide as the loss around it is flat."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from ...curvature import Block, Curvature, Fisher, find_blocks, statistics
+from ...distributions.structured import total
+from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
+from ...inputs import Inputs, Place, take
+from ...layers.trace import trace
+from ...likelihoods import GaussianLikelihood
+from ...method import Method, Prepared, probe
+from ...networks import Subset, resolve, with_flags
+from ...training import Training, current
+from ..point import MAP
+from .point import look
+from .posterior import LaplacePosterior, by_kind
+from .structures import INF, Diagonal, Structure
+from .tuning import HIGHEST, LOWEST
+
+
+def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+    """The names of the parameters of the last layer that a forward pass calls: `Laplace(subset=last_layer)`.
+
+    Args:
+        network: in evaluation mode.
+        inputs: a few rows.
+    """
+    own = {path: list(module.parameters(recurse=False)) for path, module in network.named_modules()}
+    layers = [path for path, parameters in own.items() if any(p.requires_grad for p in parameters)]
+    visits = trace(network, inputs, layers)
+    if not visits:
+        raise NetworkError("last_layer needs a layer with trainable parameters that is called, found none")
+    wanted = {id(parameter) for parameter in own[list(visits)[-1]] if parameter.requires_grad}
+    return tuple(name for name, parameter in network.named_parameters() if id(parameter) in wanted)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Laplace(Method):
+    """Laplace approximation, after the fact: the network as given, or its MAP fit first with `training=`.
+
+    Args:
+        structure: how much of the curvature is kept: `Diagonal()`, `KFAC()`, `EFB()` or `INF(rank=100)`.
+        prior_precision: τ, of the Normal prior around 0, also of the MAP fit; None takes the precision of the
+            trained weights themselves, one over their mean square, after a MAP fit under a standard Normal.
+            `posterior.tuned()` chooses it by marginal likelihood.
+        curvature: which curvature: `Fisher(draws=...)`, `GGN()` or `Empirical()`.
+        subset: the parameters that get a distribution: `last_layer`, names of parameters or modules, or a
+            predicate of (name, tensor); the rest are point estimates.
+        batch_size: rows per pass; None takes the loader's own, or 128.
+    """
+
+    structure: Structure = Diagonal()
+    prior_precision: float | None = None
+    curvature: Curvature = Fisher()
+    subset: Subset | Callable[[nn.Module, Inputs], tuple[str, ...]] = None
+    batch_size: int | None = None
+
+    posterior_type = LaplacePosterior
+
+    def __post_init__(self) -> None:
+        if self.prior_precision is not None:
+            require_positive(prior_precision=self.prior_precision)
+        if not isinstance(self.structure, Structure):
+            raise ConfigError(
+                f"structure must be one such as Diagonal() or INF(rank=100), got {self.structure!r}"
+            )
+        if not isinstance(self.curvature, Curvature):
+            raise ConfigError(f"curvature must be Fisher(), GGN() or Empirical(), got {self.curvature!r}")
+        if self.batch_size is not None:
+            require_count(batch_size=self.batch_size)
+
+    def _fit(self, prepared: Prepared, training: Training | None) -> LaplacePosterior:
+        network, likelihood, history = prepared.network, prepared.likelihood, []
+        inputs = prepared.example.inputs
+        names = self._names(network, inputs)
+        blocks, taps, left_out = find_blocks(network, inputs, names)
+        # A curvature that cannot treat such outputs says so before any work starts.
+        outputs = probe(network, take(inputs, slice(1)))
+        targets = likelihood.check_targets(outputs, prepared.example.targets[:1])
+        next(self.curvature.seeds(likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
+        self._warn(blocks, left_out)
+        if training is not None:
+            trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5)._fit(prepared, training)
+            network = with_flags(trained.network, trained.trainable)
+            likelihood, history = trained.likelihood, trained.history
+            blocks, taps, _ = find_blocks(network, inputs, names)  # in the network that was trained
+        learned = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None
+        batch_size = self.batch_size or prepared.source.batch_size or 128
+        point = look(
+            network, likelihood, prepared.source, batch_size, residual_noise=learned and training is None
+        )
+        point.warn_if_constant()
+        found = statistics(
+            network,
+            taps,
+            prepared.source,
+            point.likelihood,
+            self.curvature,
+            **self.structure.needs,
+            batch_size=batch_size,
+            seed=prepared.run.seed,
+            processes=prepared.run.processes
+            or current((training or Training()).timeout, Place.of(network).device),
+        )
+        structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
+        chosen = {block.name: structures[block.name].chosen(block, found[block.name]) for block in blocks}
+        kept = {block: structures[block.name].keep(block, found.pop(block.name)) for block in blocks}
+        details = {
+            "blocks": [block.to_json() for block in blocks],
+            "facts": {
+                block.name: {**chosen[block.name], **structures[block.name].facts(block, own)}
+                for block, own in kept.items()
+            },
+            "num_data": float(prepared.num_data),
+            "data_scale": float(prepared.num_data),
+            "noise_factor": 1.0,
+            "prior_precision": float(self.prior_precision or own_precision(network, blocks)),
+            **point.details(prepared.num_data),
+        }
+        return LaplacePosterior(
+            network,
+            point.likelihood,
+            method=self if self.subset is None else replace(self, subset=names),
+            structure=by_kind({block.weight: own for block, own in kept.items()}),
+            details=details,
+            history=history,
+        ).finished()
+
+    def _names(self, network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+        if self.subset is last_layer:
+            return last_layer(network, inputs)
+        return resolve(self.subset, network)  # pyright: ignore[reportArgumentType]
+
+    def _warn(self, blocks: list[Block], left_out: dict[str, str]) -> None:
+        """Name what is not covered as asked."""
+        if left_out:
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+            warnings.warn(
+                f"these parameters stay point estimates: {reasons}; name what to cover with subset= to say so",
+                DubitoWarning,
+                stacklevel=4,
+            )
+        if not isinstance(self.structure, INF) or isinstance(self.structure.rank, float):
+            return
+        rank = self.structure.rank
+        small = {block.name: block.rows * block.columns for block in blocks if block.kronecker}
+        small = {name: size for name, size in small.items() if size < rank}
+        if small:
+            warnings.warn(
+                f"rank {rank} is more than these layers have and is reduced there: "
+                f"{', '.join(f'{name} to {size}' for name, size in small.items())}; a fraction, such as "
+                "INF(rank=0.1), fits layers of every size",
+                DubitoWarning,
+                stacklevel=4,
+            )
+
+
+def own_precision(network: nn.Module, blocks: list[Block]) -> float:
+    """The precision of the weights themselves, one over their mean square: that of the likeliest prior."""
+    weights = dict(network.named_parameters())
+    squares = sum(
+        float(total(weights[name].detach().square())) for block in blocks for name in block.parameters
+    )
+    size = sum(block.size for block in blocks)
+    return min(max(size / squares, LOWEST), HIGHEST) if squares > 0 else 1.0

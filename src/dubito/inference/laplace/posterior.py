@@ -1,0 +1,286 @@
+"""The Laplace posterior: a Gaussian around the network's weights, block by block."""
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+from ...curvature import Block
+from ...distributions import GroupedNormal, StructuredNormal
+from ...errors import require_count, require_positive, unknown_name
+from ...inputs import Inputs, Place, call, checked_inputs, map_tensors, take
+from ...likelihoods import GaussianLikelihood, at_least_float
+from ...posterior import MAX_ROWS, NamedTensors, Posterior
+from ...prediction import Prediction
+from .linearised import Linearised, predictive
+from .structures import Diagonal, Kept, Structure, one_group
+from .tuning import Evidence, best_prior, best_scale
+from .update import updated
+
+#: Data scales that validation chooses from, over the number of data: half decades.
+SCALES = tuple(10 ** (power / 2) for power in range(-6, 9))
+
+
+class LaplacePosterior(Posterior):
+    """w ~ N(w*, P⁻¹), P = N_s · curvature + τ, one matrix P per block.
+
+    `details` holds the plain facts: the blocks, the number of data N, the data scale N_s, the prior precision τ
+    (one number, or one per block), the log-likelihood of the data at w*, and for real targets their squared
+    errors; `noise_factor` is the factor of the noise's variance since the curvature was taken, by which the
+    curvature has shrunk.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        blocks = (Block.from_json(values) for values in self.details["blocks"])
+        self.blocks = {block.name: block for block in blocks}
+        self._of_weight = {block.weight: block for block in self.blocks.values()}
+        self._of_bias = {block.bias: block for block in self.blocks.values() if block.bias is not None}
+        self._built: dict[str, tuple[Any, tuple[StructuredNormal, ...]]] = {}
+
+    # -- the distribution ----------------------------------------------------------------------------------
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        own = self.weights()
+        weights = dict(own)
+        for block in self.blocks.values():
+            parts = self.normals(block.name, own)
+            matrices = torch.stack([part.rsample(generator=generator) for part in parts])
+            shape = (block.groups, block.rows, block.columns)
+            weights |= block.tensors(matrices.reshape(shape).to(own[block.weight].dtype))
+        return weights
+
+    def block(self, name: str) -> Distribution:
+        """The distribution of one layer: of its weight with the bias as the last column.
+
+        It has `rsample`, `log_prob`, `variance`, and for small layers the dense `precision_matrix` and
+        `covariance_matrix`; a layer of several groups is a batch of matrices.
+        """
+        if name not in self.blocks:
+            raise unknown_name("block", name, self.blocks)
+        parts = self.normals(name)
+        return parts[0] if len(parts) == 1 else GroupedNormal(parts)
+
+    def normals(self, name: str, weights: Mapping[str, Tensor] | None = None) -> tuple[StructuredNormal, ...]:
+        """The distributions of one block's matrices, built on first use and after the posterior was moved."""
+        block = self.blocks[name]
+        own = self.weights() if weights is None else weights
+        state = tuple((own[key].dtype, own[key].device, own[key].data_ptr()) for key in block.parameters)
+        if name not in self._built or self._built[name][0] != state:  # moved since
+            with torch.no_grad():
+                self._built[name] = state, self._normals(block)
+        return self._built[name][1]
+
+    def _normals(self, block: Block) -> tuple[StructuredNormal, ...]:
+        mean = at_least_float(block.matrix(self.weights()))
+        kept = {kind: tensor.to(mean) for kind, tensor in self.kept(block).items()}
+        structure, groups = self.structure_of(block), block.groups
+        if isinstance(structure, Diagonal):  # groups are independent anyway: one tall matrix
+            mean, groups = mean.flatten(0, 1)[None], 1
+            kept = {kind: tensor.flatten(0, 1)[None] for kind, tensor in kept.items()}
+        return tuple(
+            structure.normal(
+                mean[group],
+                one_group(kept, group),
+                num_data=self.data_scale / self.details["noise_factor"],
+                prior_precision=self.prior_precisions[block.name],
+            )
+            for group in range(groups)
+        )
+
+    def kept(self, block: Block) -> Kept:
+        """The stored tensors of a block, by kind."""
+        groups = {kind: self.group(kind) for kind in self.structure}
+        return {kind: group[block.weight] for kind, group in groups.items() if block.weight in group}
+
+    def structure_of(self, block: Block) -> Structure:
+        """What is kept of a block: the method's structure, or the diagonal where no factors exist."""
+        return self.method.structure if block.kronecker else Diagonal()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self._built.clear()  # moved
+        return super()._apply(*args, **kwargs)
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As every module's; what was built from the old tensors is forgotten."""
+        self._built.clear()
+        return super().load_state_dict(*args, **kwargs)
+
+    # -- what is known about it ----------------------------------------------------------------------------
+
+    @property
+    def num_data(self) -> float:
+        """N, the number of rows the posterior answers for."""
+        return self.details["num_data"]
+
+    @property
+    def data_scale(self) -> float:
+        """N_s, by which the mean curvature counts; N unless validation chose another."""
+        return self.details["data_scale"]
+
+    @property
+    def prior_precision(self) -> float | dict[str, float]:
+        """τ, or one per block by name."""
+        return self.details["prior_precision"]
+
+    @property
+    def prior_precisions(self) -> dict[str, float]:
+        """τ of every block."""
+        own = self.prior_precision
+        return own if isinstance(own, dict) else dict.fromkeys(self.blocks, own)
+
+    def holds(self, name: str) -> str:
+        if name in self._of_bias:
+            return f"in the block of {self._of_bias[name].weight}"
+        block = self._of_weight.get(name)
+        if block is None:
+            return "point"
+        structure = self.structure_of(block)
+        if type(structure) is not type(self.method.structure):
+            return f"{structure.title}: no Kronecker factors"
+        facts = self.details["facts"].get(block.name)
+        if not facts:
+            return structure.title
+        lowered = f" of {facts['requested_rank']}" if facts["rank"] < facts["requested_rank"] else ""
+        return (
+            f"{structure.title}, K {facts['rank']}{lowered}, L {facts['size']}, {facts['captured']:.0%} of the "
+            f"trace, {facts['negative']:.0%} of D negative"
+        )
+
+    # -- predictions ---------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        inputs: Inputs,
+        num_samples: int = 32,
+        *,
+        seed: int = 0,
+        max_rows: int = MAX_ROWS,
+        linearised: bool = False,
+    ) -> Prediction:
+        """The prediction for some rows: averaged over draws, or in closed form.
+
+        Args:
+            inputs: what the network reads.
+            num_samples: draws in all; a linearised prediction takes none.
+            seed: the same seed, dtype and device give the same draws.
+            max_rows: rows that go through the network at once.
+            linearised: take the network as linear in its weights around their mean, so that its outputs are
+                Normal: reals stay Normal, classes come from the probit approximation.
+        """
+        if not linearised:
+            return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
+        require_count(num_samples=num_samples, max_rows=max_rows)
+        with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
+            inputs = self.readable(inputs)
+            read = Linearised(self.network, self.blocks, take(inputs, slice(8)))
+            outputs, (covariance,) = read(inputs, [self.normals], max_rows)
+            return predictive(self.likelihood, outputs, covariance)
+
+    def readable(self, inputs: Inputs) -> Inputs:
+        """The inputs, checked, of which the network can read the first row, and fit for gradients."""
+        inputs = checked_inputs(inputs, Place.of(self.network))
+        inputs = map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
+        with torch.no_grad():
+            self._read(lambda row: call(self.network, row), take(inputs, slice(1)))
+        return inputs
+
+    # -- prior, noise, data scale --------------------------------------------------------------------------
+
+    def log_marginal_likelihood(self) -> float:
+        """Log p(D) ≈ log p(D|w*) + log p(w*) − ½ log|P| + P/2 log 2π, in nats, of all data together.
+
+        It judges the model, so the data scale in it is the number of data, whatever validation chose.
+        """
+        return self.log_likelihood + self.evidence().log_occam(self.prior_precisions)
+
+    @property
+    def log_likelihood(self) -> float:
+        """Log p(D|w*) at the present noise."""
+        details = self.details
+        factor = details["noise_factor"]
+        if factor == 1:
+            return details["log_likelihood"]
+        # log N(y | f, κ²σ²) = log N(y | f, σ²) + ½ (1 − 1/κ²) ((y − f)/σ)² − ½ log κ²
+        change = (1 - 1 / factor) * details["squared_errors"] - details["num_values"] * math.log(factor)
+        return details["log_likelihood"] + change / 2
+
+    def evidence(self, noise_factor: float | None = None) -> Evidence:
+        """The marginal likelihood as a function of the prior.
+
+        Args:
+            noise_factor: of the noise's variance since the curvature was taken; the present one if not given.
+        """
+        factor = noise_factor or self.details["noise_factor"]
+        return Evidence({name: self.normals(name) for name in self.blocks}, self.num_data / factor)
+
+    def tuned(
+        self,
+        *,
+        per_layer: bool = False,
+        noise: bool = False,
+        validation: Any = None,
+        scales: Sequence[float] = SCALES,
+        max_rows: int = MAX_ROWS,
+    ) -> "LaplacePosterior":
+        """The posterior with the prior precision of the largest marginal likelihood; nothing is fitted again.
+
+        Args:
+            per_layer: one prior precision for each block, not one for all.
+            noise: also the size of a Gaussian's learned noise: all its variances by one factor.
+            validation: rows that choose the data scale too, by the negative log-likelihood of linearised
+                predictions; they are read once.
+            scales: data scales to choose from, over the number of data.
+            max_rows: rows of validation that go through the network at once.
+        """
+        require_count(max_rows=max_rows)
+        for index, scale in enumerate(scales):
+            require_positive(**{f"scales[{index}]": scale})
+        with torch.inference_mode(False):
+            found = self._with(data_scale=self.num_data, **best_prior(self, per_layer=per_layer, noise=noise))
+            if validation is None:
+                return found
+            return found._with(data_scale=best_scale(found, self, validation, scales, max_rows))
+
+    def update(self, data: Any, *, num_data: int | None = None, seed: int = 0) -> "LaplacePosterior":
+        """The posterior after more data, around the same weights and under the same prior.
+
+        The eigenvectors of EFB and INF, and which of them INF keeps, stay those of the first data: Λ and Φ become
+        means over all data along them. KFAC's factors and the diagonal become exactly what they would have been.
+
+        Args:
+            data: a pair, a `Dataset` or a `DataLoader`.
+            num_data: the number of rows, where the data do not tell.
+            seed: of drawn labels.
+        """
+        return updated(self, data, num_data, seed)
+
+    def replaced(self, kept: Mapping[str, Kept], **details: Any) -> "LaplacePosterior":
+        """A posterior with other stored tensors, by weight, and other details; the weights are shared."""
+        other = self._with(**details)
+        groups = {kind: NamedTensors(group) for kind, group in by_kind(kept).items()}
+        other.structure = nn.ModuleDict(groups)
+        return other.finished()
+
+    def _with(self, **details: Any) -> "LaplacePosterior":
+        """A posterior of its own with other details and the same tensors, in the same memory."""
+        noise = details.get("noise_factor", self.details["noise_factor"]) / self.details["noise_factor"]
+        memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters()}
+        memo |= {id(buffer): buffer.detach() for buffer in self.buffers()}
+        memo[id(self._built)] = {}
+        other = copy.deepcopy(self, memo)
+        other.details = {**self.details, **details}
+        if noise != 1:
+            assert isinstance(other.likelihood, GaussianLikelihood)
+            other.likelihood = other.likelihood.with_noise(std=other.likelihood.std().detach() * noise**0.5)
+        return other
+
+
+def by_kind(kept: Mapping[str, Kept]) -> dict[str, dict[str, Tensor]]:
+    """Stored tensors of all blocks, from weight and kind to kind and weight."""
+    kinds = dict.fromkeys(kind for own in kept.values() for kind in own)
+    return {kind: {weight: own[kind] for weight, own in kept.items() if kind in own} for kind in kinds}

@@ -1,0 +1,90 @@
+"""More data for a Laplace posterior: the same weights, the same basis."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ... import seeds
+from ...curvature import find_blocks, statistics
+from ...errors import DataError, NetworkError, require_count
+from ...inputs import Place
+from ...likelihoods import BuiltLikelihood, GaussianLikelihood
+from ...method import probe
+from ...sources import as_source
+from .point import look
+
+if TYPE_CHECKING:
+    from .posterior import LaplacePosterior
+
+
+def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed: int) -> "LaplacePosterior":
+    """See `LaplacePosterior.update`."""
+    if num_data is not None:
+        require_count(num_data=num_data)
+    network, method, details = posterior.network, posterior.method, posterior.details
+    likelihood = at_fit(posterior)
+    with torch.inference_mode(False), seeds.forked(seed, "update", device=Place.of(network).device):
+        source = as_source(data, Place.of(network))
+        example = source.example()
+        outputs = probe(network, example.inputs)
+        likelihood.check_outputs(outputs)
+        source.check_targets(lambda targets, rows: likelihood.check_targets(outputs, targets, rows))
+        count = num_data or source.num_data
+        if count is None:
+            raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
+        names = [name for block in posterior.blocks.values() for name in block.parameters]
+        found, taps, _ = find_blocks(network, example.inputs, names)
+        if {block.name: block for block in found} != posterior.blocks:
+            raise NetworkError(
+                "the update must find the layers that the fit found, but with these data it does not"
+            )
+        batch_size = method.batch_size or source.batch_size or 128
+        point = look(network, likelihood, source, batch_size, residual_noise=False)
+        bases = {
+            name: posterior.structure_of(block).basis(posterior.kept(block))
+            for name, block in posterior.blocks.items()
+        }
+        frozen = {name: basis for name, basis in bases.items() if basis is not None}
+        needs = method.structure.needs.copy()
+        needs["kronecker"] = needs["kronecker"] and not frozen  # the factors only gave the basis
+        new = statistics(
+            network,
+            taps,
+            source,
+            likelihood,
+            method.curvature,
+            **needs,
+            batch_size=batch_size,
+            seed=seeds.derived(seed, "update", str(posterior.num_data)),  # labels of their own
+            basis=frozen or None,
+        )
+    total = posterior.num_data + count
+    kept = {
+        block.weight: posterior.structure_of(block).joined(
+            block, posterior.kept(block), posterior.num_data / total, new[name]
+        )
+        for name, block in posterior.blocks.items()
+    }
+    facts = {
+        name: {**details["facts"][name], **posterior.structure_of(block).facts(block, kept[block.weight])}
+        for name, block in posterior.blocks.items()
+    }
+    sums = {
+        key: None if value is None else details[key] + value for key, value in point.details(count).items()
+    }
+    return posterior.replaced(
+        kept,
+        num_data=total,
+        data_scale=posterior.data_scale * total / posterior.num_data,
+        facts=facts,
+        **sums,
+    )
+
+
+def at_fit(posterior: "LaplacePosterior") -> BuiltLikelihood:
+    """The likelihood with the noise that the curvature was taken with."""
+    likelihood, factor = posterior.likelihood, posterior.details["noise_factor"]
+    if factor == 1:
+        return likelihood
+    assert isinstance(likelihood, GaussianLikelihood)
+    return likelihood.with_noise(std=likelihood.std().detach() / factor**0.5)

@@ -1,0 +1,357 @@
+"""Linearised predictions against J P⁻¹ Jᵀ with Jacobians by torch.func and dense covariances."""
+
+import math
+
+import pytest
+import torch
+from laplace_reference import cnn, jacobian, labels, mlp, normal
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+
+from dubito import (
+    EFB,
+    INF,
+    KFAC,
+    Bernoulli,
+    Categorical,
+    ConfigError,
+    Diagonal,
+    Gaussian,
+    Laplace,
+    NetworkError,
+)
+from dubito.inference.laplace import linearised, spread
+from dubito.inputs import call, map_tensors
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the network is no better than a constant:dubito.DubitoWarning"
+)
+
+STRUCTURES = [Diagonal(), KFAC(), EFB(), INF(rank=5), INF(rank=5, guard="clamp")]
+every_structure = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
+one_of_each = pytest.mark.parametrize("structure", STRUCTURES[:4], ids=str)
+
+
+def covariances(posterior, inputs) -> Tensor:
+    """J P⁻¹ Jᵀ [B, E, E], everything dense."""
+    parameters = {name: p.detach() for name, p in posterior.network.named_parameters()}
+
+    def function(parameters: dict[str, Tensor]) -> Tensor:
+        outputs = call(lambda *a, **k: functional_call(posterior.network, parameters, a, k), inputs)
+        return outputs.reshape(len(outputs), -1)
+
+    jacobians = jacrev(function)(parameters)
+    total = torch.zeros(())
+    for name, block in posterior.blocks.items():
+        weight = jacobians[block.weight].flatten(0, 1)
+        own = [
+            {key: jacobians[key].flatten(0, 1)[row] for key in block.parameters} for row in range(len(weight))
+        ]
+        matrices = torch.stack([block.matrix(each) for each in own])  # [B·E, G, m, n]
+        matrices = matrices.unflatten(0, jacobians[block.weight].shape[:2]).flatten(3)
+        dense = posterior.block(name).covariance_matrix
+        if dense.ndim == 2 and block.groups > 1:  # a diagonal of all groups in one
+            dense = torch.stack([part.diag() for part in dense.diagonal().chunk(block.groups)])
+        dense = dense if dense.ndim == 3 else dense[None]
+        total = total + torch.einsum("begi,gij,bfgj->bef", matrices, dense, matrices)
+    return total
+
+
+def spreads(posterior, inputs, max_rows: int = 5) -> tuple[Tensor, Tensor]:
+    read = linearised.Linearised(posterior.network, posterior.blocks, inputs)
+    outputs, (covariance,) = read(inputs, [posterior.normals], max_rows)
+    return outputs, covariance
+
+
+# -- covariances of outputs -----------------------------------------------------------------------------------------
+
+
+@every_structure
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_covariances_are_those_of_dense_jacobians(structure, make) -> None:
+    network = make()
+    shape = (4,) if make is mlp else (2, 6, 5)
+    inputs, new = normal(30, *shape), normal(11, *shape, seed=5)
+    posterior = Laplace(structure=structure).fit(network, (inputs, labels(30)), Categorical())
+    outputs, covariance = spreads(posterior, new)
+    expected, jacobians = jacobian(network, new)  # a second way to the Jacobians, row by row
+    torch.testing.assert_close(outputs, expected)
+    torch.testing.assert_close(covariance, covariances(posterior, new), rtol=1e-9, atol=1e-12)
+    if isinstance(structure, Diagonal):
+        simple = torch.zeros(11, 3, 3).double()
+        for block in posterior.blocks.values():
+            variance = block.tensors(
+                posterior.block(block.name).variance.reshape(block.groups, block.rows, -1)
+            )
+            for name, own in variance.items():
+                flat = jacobians[name].flatten(2)
+                simple += (flat * own.flatten()) @ flat.mT
+        torch.testing.assert_close(covariance, simple)
+
+
+class Everything(nn.Module):
+    """An embedding, a recurrent layer, attention, norms, a transposed convolution, a shared layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(7, 4), nn.LSTM(4, 4, batch_first=True)
+        self.attention, self.norm = nn.MultiheadAttention(4, 2, batch_first=True), nn.LayerNorm(4)
+        self.shared, self.up = nn.Linear(4, 4), nn.ConvTranspose1d(4, 3, 2)
+        self.batch_norm, self.head = nn.BatchNorm1d(3), nn.Linear(3, 2)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        hidden = self.lstm(self.embedding(ids))[0]
+        hidden = self.norm(hidden + self.attention(hidden, hidden, hidden)[0])
+        hidden = torch.tanh(self.shared(torch.tanh(self.shared(hidden))))
+        return self.head(self.batch_norm(self.up(hidden.mT)).mean(2))
+
+
+@one_of_each
+def test_layers_of_every_kind(structure) -> None:
+    network = Everything().double()
+    ids = torch.randint(7, (12, 3), generator=torch.Generator().manual_seed(0))
+    posterior = Laplace(structure=structure).fit(network, (ids, labels(12, 2)), Categorical())
+    assert {name for block in posterior.blocks.values() for name in block.parameters} == set(
+        posterior.weights()
+    )
+    torch.testing.assert_close(spreads(posterior, ids)[1], covariances(posterior, ids), rtol=1e-9, atol=1e-12)
+
+
+class Heads(nn.Module):
+    """Outputs that do not all depend on every layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.left, self.right = nn.Linear(4, 5), nn.Linear(5, 1), nn.Linear(5, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.body(inputs))
+        return torch.cat([self.left(hidden), self.right(hidden)], 1)
+
+
+@one_of_each
+def test_outputs_that_do_not_depend_on_every_layer(structure) -> None:
+    inputs = normal(12, 4)
+    posterior = Laplace(structure=structure).fit(Heads().double(), (inputs, labels(12)), Categorical())
+    torch.testing.assert_close(spreads(posterior, inputs)[1], covariances(posterior, inputs))
+
+
+@one_of_each
+@pytest.mark.parametrize("budget", [1, 1 << 12])
+def test_chunks_change_nothing(structure, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = normal(40, 2, 6, 5)
+    posterior = Laplace(structure=structure).fit(cnn(), (inputs, labels(40)), Categorical())
+    expected = spreads(posterior, inputs, 1000)[1]
+    monkeypatch.setattr(linearised, "BUDGET", budget)
+    monkeypatch.setattr(spread, "CHUNK", budget)
+    monkeypatch.setattr(linearised, "CHUNK", budget)
+    torch.testing.assert_close(spreads(posterior, inputs)[1], expected)
+    torch.testing.assert_close(spreads(posterior, inputs[:1])[1], expected[:1])
+
+
+@one_of_each
+def test_float32_agrees_with_float64(structure) -> None:
+    network, inputs = cnn(), normal(30, 2, 6, 5)
+    posterior = Laplace(structure=structure).fit(network, (inputs, labels(30)), Categorical())
+    expected = spreads(posterior, inputs)[1]
+    found = spreads(posterior.float(), inputs.float())[1]
+    assert found.dtype == torch.float32
+    assert (found.double() - expected).norm() / expected.norm() < 1e-4
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+def test_small_differences_are_taken_in_float64(positions: int) -> None:
+    # Weights that the data determine well: J P⁻¹ Jᵀ is the difference of two numbers ten thousand times as large.
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 1, bias=False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            return self.linear(inputs).mean(1)
+
+    inputs = normal(50, positions, 3).float()
+    targets = inputs.sum((1, 2))[:, None]
+    network = Mean()
+    posterior = Laplace(structure=INF(rank=1.0), prior_precision=0.1).fit(
+        network, (inputs, targets), Gaussian(std=0.2)
+    )
+    _, covariance = spreads(posterior, inputs)
+    normals = posterior.normals("linear")
+    precise = normals[0].precision_matrix.double()
+    means = inputs.double().mean(1)
+    expected = torch.einsum("bi,ij,bj->b", means, torch.linalg.inv(precise), means)
+    assert (expected < 1e-3 * means.square().sum(1) / 0.1).all()  # cancelled nearly all
+    torch.testing.assert_close(covariance[:, 0, 0].double(), expected, rtol=2e-3, atol=0)
+
+
+# -- predictions ----------------------------------------------------------------------------------------------------
+
+
+@one_of_each
+def test_classes_come_from_the_probit_approximation(structure) -> None:
+    network, inputs = mlp(), normal(30, 4)
+    posterior = Laplace(structure=structure).fit(network, (inputs, labels(30)), Categorical())
+    prediction = posterior.predict(inputs, linearised=True)
+    outputs = network(inputs).detach()
+    variance = covariances(posterior, inputs).diagonal(dim1=1, dim2=2)
+    probs = (outputs / (1 + math.pi * variance / 8).sqrt()).softmax(-1)
+    torch.testing.assert_close(prediction.probs, probs)
+    entropy = torch.distributions.Categorical(probs=probs).entropy()
+    own = torch.distributions.Categorical(logits=outputs).entropy()
+    torch.testing.assert_close(prediction.total, entropy)
+    torch.testing.assert_close(prediction.aleatoric, torch.minimum(own, entropy))
+    torch.testing.assert_close(prediction.epistemic, (entropy - own).clamp(min=0), atol=1e-12, rtol=0)
+    targets = labels(30)
+    expected = probs.log()[torch.arange(30), targets]
+    torch.testing.assert_close(prediction.log_prob(targets), expected)
+    assert prediction[3:5].probs.shape == (2, 3)
+    metrics = posterior.evaluate((inputs, targets), linearised=True)
+    assert metrics["nll"] == pytest.approx(-float(expected.mean()))
+    assert posterior.evaluate((inputs, targets), linearised=True, max_rows=7) == pytest.approx(metrics)
+
+
+def test_class_axes_and_positions() -> None:
+    inputs = normal(12, 2, 3, 3)
+    network = nn.Conv2d(2, 4, 2).double()
+    targets = labels(12 * 4, 4).reshape(12, 2, 2)
+    posterior = Laplace(structure=KFAC()).fit(network, (inputs, targets), Categorical())
+    prediction = posterior.predict(inputs, linearised=True)
+    variance = covariances(posterior, inputs).diagonal(dim1=1, dim2=2).reshape(12, 4, 2, 2)
+    probs = (network(inputs).detach() / (1 + math.pi * variance / 8).sqrt()).softmax(1)
+    torch.testing.assert_close(prediction.probs, probs)
+    expected = probs.log().gather(1, targets[:, None]).sum((1, 2, 3))
+    torch.testing.assert_close(prediction.log_prob(targets), expected)
+
+
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_yes_or_no_comes_from_the_probit_approximation(outputs: int) -> None:
+    network, inputs = mlp(outputs), normal(30, 4)
+    targets = labels(30 * outputs, 2).reshape(30, outputs)
+    posterior = Laplace(structure=EFB()).fit(network, (inputs, targets), Bernoulli())
+    prediction = posterior.predict(inputs, linearised=True)
+    logits = network(inputs).detach()
+    variance = covariances(posterior, inputs).diagonal(dim1=1, dim2=2)
+    truth = torch.distributions.Bernoulli(logits=logits / (1 + math.pi * variance / 8).sqrt())
+    torch.testing.assert_close(prediction.probs, truth.probs)
+    torch.testing.assert_close(prediction.log_prob(targets), truth.log_prob(targets.double()).sum(1))
+    torch.testing.assert_close(prediction.total, truth.entropy())
+    torch.testing.assert_close(prediction.epistemic + prediction.aleatoric, prediction.total)
+    # The approximation itself is good: against the integral over the logits, by quadrature.
+    grid = torch.linspace(-8, 8, 4001).double()
+    weights = torch.distributions.Normal(0.0, 1.0).log_prob(grid).exp()
+    integral = (torch.sigmoid(logits[..., None] + variance.sqrt()[..., None] * grid) * weights).sum(
+        -1
+    ) / weights.sum()
+    assert (prediction.probs - integral).abs().max() < 0.025
+
+
+REALS = [
+    Gaussian(std=0.3),
+    Gaussian(std=(0.3, 2.0)),
+    Gaussian(),
+    Gaussian(covariance=((1.0, 0.5), (0.5, 2.0))),
+]
+
+
+@pytest.mark.parametrize("likelihood", REALS, ids=str)
+@pytest.mark.parametrize("structure", [Diagonal(), INF(rank=5)], ids=str)
+def test_reals_are_normal(structure, likelihood) -> None:
+    network, inputs, targets = mlp(2), normal(30, 4), normal(30, 2, seed=3)
+    posterior = Laplace(structure=structure).fit(network, (inputs, targets), likelihood)
+    prediction = posterior.predict(inputs, linearised=True)
+    outputs, spread = network(inputs).detach(), covariances(posterior, inputs)
+    if likelihood.covariance is not None:
+        noise = torch.tensor(likelihood.covariance).double()
+    else:
+        noise = posterior.likelihood.std().square().expand(2).diag()
+    truth = torch.distributions.MultivariateNormal(outputs, spread + noise)
+    torch.testing.assert_close(prediction.mean, outputs)
+    torch.testing.assert_close(prediction.aleatoric, noise.diagonal().expand(30, 2))
+    torch.testing.assert_close(prediction.epistemic, spread.diagonal(dim1=1, dim2=2))
+    torch.testing.assert_close(prediction.std**2, truth.variance)
+    torch.testing.assert_close(prediction.log_prob(targets), truth.log_prob(targets))
+    metrics = posterior.evaluate((inputs, targets), linearised=True)
+    assert metrics["nll"] == pytest.approx(-float(truth.log_prob(targets).mean()))
+
+
+def test_outputs_without_an_axis_of_their_own() -> None:
+    network = nn.Sequential(nn.Linear(4, 1), nn.Flatten(0)).double()
+    inputs = normal(30, 4)
+    posterior = Laplace().fit(network, (inputs, normal(30, seed=2)), Gaussian(std=0.5))
+    prediction = posterior.predict(inputs, linearised=True)
+    variance = covariances(posterior, inputs)[:, 0, 0]
+    torch.testing.assert_close(prediction.epistemic, variance)
+    truth = torch.distributions.Normal(network(inputs).detach(), (variance + 0.25).sqrt())
+    torch.testing.assert_close(prediction.log_prob(normal(30, seed=2)), truth.log_prob(normal(30, seed=2)))
+    assert posterior.predict(inputs[:1], linearised=True).mean.shape == (1,)
+
+
+def test_draws_of_a_linear_model_agree_with_its_linearisation() -> None:
+    network, inputs = nn.Linear(4, 2).double(), normal(20, 4)
+    posterior = Laplace(structure=EFB()).fit(network, (inputs, normal(20, 2, seed=3)), Gaussian(std=0.5))
+    closed = posterior.predict(inputs, linearised=True)
+    count = 4000
+    drawn = posterior.predict(inputs, count, seed=1)
+    torch.testing.assert_close(
+        drawn.mean, closed.mean, atol=5 * float(closed.epistemic.max() / count) ** 0.5, rtol=0
+    )
+    torch.testing.assert_close(drawn.epistemic, closed.epistemic, rtol=5 * (2 / count) ** 0.5, atol=0)
+
+
+def test_inputs_of_every_form() -> None:
+    class Pair(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right = nn.Linear(4, 3), nn.Linear(2, 3)
+
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return torch.tanh(self.left(a)) + self.right(b)
+
+    network = Pair().double()
+    inputs = {"a": normal(12, 4), "b": normal(12, 2)}
+    posterior = Laplace(structure=KFAC()).fit(network, (inputs, labels(12)), Categorical())
+    arrays = {key: value.numpy() for key, value in inputs.items()}
+    expected = covariances(posterior, inputs)
+    for form in (inputs, tuple(inputs.values()), arrays):
+        prediction = posterior.predict(form, linearised=True)
+        assert prediction.probs.shape == (12, 3)
+    outputs, covariance = spreads(posterior, map_tensors(lambda t: t, inputs))
+    torch.testing.assert_close(covariance, expected)
+    with torch.inference_mode():
+        inside = posterior.predict(map_tensors(lambda t: t * 1, inputs), linearised=True)
+    assert torch.equal(inside.probs, prediction.probs)
+    assert outputs.shape == (12, 3)
+
+
+def test_the_network_is_left_as_it_was() -> None:
+    network, inputs = cnn(), normal(12, 2, 6, 5)
+    posterior = Laplace().fit(network, (inputs, labels(12)), Categorical())
+    state = torch.get_rng_state()
+    posterior.predict(inputs, linearised=True)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not any(p.requires_grad or p.grad is not None for p in posterior.parameters())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in posterior.network.modules())
+
+
+def test_too_many_outputs_are_refused() -> None:
+    inputs = normal(3, 1, 20, 20)
+    network = nn.Conv2d(1, 3, 1).double()
+    posterior = Laplace().fit(network, (inputs, labels(1200).reshape(3, 20, 20)), Categorical())
+    with pytest.raises(ConfigError, match="at most 1024 of a row, got 1200; predict with draws"):
+        posterior.predict(inputs, linearised=True)
+
+
+def test_layers_that_look_different_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = normal(12, 4)
+    posterior = Laplace().fit(mlp(), (inputs, labels(12)), Categorical())
+    blocks = dict(posterior.blocks)
+    del blocks["2"]
+    found = linearised.find_blocks
+
+    def other(network, example, names):
+        return found(network, example, [name for name in names if name != "0.bias"])
+
+    monkeypatch.setattr(linearised, "find_blocks", other)
+    with pytest.raises(NetworkError, match="must find the layers that the fit found"):
+        posterior.predict(inputs, linearised=True)
