@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import allocator
-from .errors import DubitoError, Interrupted, require_count
+from .errors import ConfigError, DubitoError, Interrupted, require_count
 from .version import __version__
 
 
@@ -63,6 +63,30 @@ def make_parser() -> argparse.ArgumentParser:
     listing = data.add_parser("list", help="name, task, rows, licence, present or not")
     listing.add_argument("--json", action="store_true", help="print the list as JSON")
     listing.set_defaults(run=run_data_list)
+
+    reproduce = commands.add_parser(
+        "reproduce", help="run a table or figure of the papers, beside its numbers"
+    )
+    reproduce.add_argument("name", nargs="?", help="a name from `dubito reproduce --list`")
+    reproduce.add_argument("--list", action="store_true", help="name all, with their estimated cost")
+    reproduce.add_argument("--data", help="names of data sets, separated by commas (default: all)")
+    reproduce.add_argument("--methods", help="names of methods, separated by commas (default: all)")
+    reproduce.add_argument("--splits", help="numbers of splits, such as 0-4,7 (default: all)")
+    reproduce.add_argument("--seeds", help="seeds, such as 0-2 (default: all)")
+    reproduce.add_argument(
+        "--scale", help="paper: the paper's own network and schedule; small: two CPU cores"
+    )
+    reproduce.add_argument("--show", action="store_true", help="print what has been run, run nothing")
+    reproduce.add_argument("--json", action="store_true", help="print the rows as JSON")
+    reproduce.add_argument(
+        "--results", type=Path, help="folder of results (default: results/ here, else in the user's cache)"
+    )
+    reproduce.add_argument(
+        "--jobs", type=int, help="jobs at a time (default: 1, on a cluster all; -1 for all)"
+    )
+    reproduce.add_argument("--backend", default="local", help="local, or joblib's dask or ray for a cluster")
+    reproduce.add_argument("--scheduler", help="the cluster's address, such as tcp://host:8786")
+    reproduce.set_defaults(run=run_reproduce)
     return parser
 
 
@@ -127,6 +151,47 @@ def run_data_list(options: argparse.Namespace) -> None:
         rows = f"{row.rows:,}" if row.rows else ""
         shown.add_row(row.name, row.task, rows, row.licence, "yes" if row.present else "no")
     wide_console().print(shown)
+
+
+def run_reproduce(options: argparse.Namespace) -> int:
+    """`dubito reproduce`."""
+    from .reproduce import Results, rows, run, show, tables
+    from .reproduce.store import default_folder
+
+    console = wide_console(stderr=options.json)
+    results = Results(folder=options.results or default_folder())
+    if options.list:
+        console.print(show.listing(tables(), results))
+        return 0
+    if options.name is None:
+        raise ConfigError("reproduce needs a name; `dubito reproduce --list` names all")
+    table = tables()[options.name]
+    scale = table.experiment.scale(options.scale)
+    cells = table.experiment.scales[scale].select(
+        options.data and options.data.split(","),
+        options.methods and options.methods.split(","),
+        options.splits and show.numbers(options.splits),
+        options.seeds and show.numbers(options.seeds),
+    )
+    failures = []
+    if not options.show:
+        failures = run(
+            table.experiment,
+            scale,
+            cells,
+            results,
+            jobs=options.jobs,
+            backend=options.backend,
+            scheduler=options.scheduler,
+            report=lambda finished: console.print(show.line(finished), highlight=False),
+        )
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows(table, scale, results, cells)], indent=1))
+    else:
+        console.print(show.comparison(table, scale, results, cells))
+        if (claims := show.claims(table, scale, results, cells)) is not None:
+            console.print(claims)
+    return 1 if failures else 0
 
 
 def wide_console(*, stderr: bool = False) -> Console:

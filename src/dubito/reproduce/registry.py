@@ -1,0 +1,19 @@
+"""All tables by name; a new one is a module with its tables, and a line here."""
+
+from ..errors import unknown_name
+from . import bali_uci, inf_information, inf_sizes, inf_uci
+from .experiment import Table
+
+MODULES = (bali_uci, inf_information, inf_sizes, inf_uci)
+
+
+class Tables(dict[str, Table]):
+    """Tables by name; asking for an unknown one lists the known."""
+
+    def __missing__(self, name: object) -> Table:
+        raise unknown_name("table or figure", name, self)
+
+
+def tables() -> Tables:
+    """Every table and figure under its command-line name."""
+    return Tables({table.name: table for module in MODULES for table in module.TABLES})

@@ -1,0 +1,132 @@
+"""Results on disk: one small JSON file per cell, whole or not there, and read only if its settings still hold."""
+
+import json
+import os
+import platform
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy
+import torch
+
+from ..data.locate import cache_folder
+from ..errors import StorageError
+from ..storage import encode
+from ..version import __version__
+from .experiment import Cell, Experiment, Outcome
+
+FORMAT = 1
+
+
+def default_folder() -> Path:
+    """`results/` under the current folder if it exists, else in the user's cache."""
+    here = Path("results")
+    return here if here.is_dir() else cache_folder().parent / "results"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """What a job cost.
+
+    Attributes:
+        cpu_seconds: of this cell; cells trained side by side share theirs out equally.
+        peak_memory_bytes: the most its process had held when the job ended; None where the system does not tell.
+        together: the splits that were trained side by side.
+    """
+
+    cpu_seconds: float
+    peak_memory_bytes: int | None
+    together: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """The folder of results.
+
+    Args:
+        folder: made when the first result is written.
+    """
+
+    folder: Path
+
+    def path(self, experiment: Experiment, scale: str, cell: Cell) -> Path:
+        """The file of a cell; scales other than the paper's have folders of their own."""
+        name = experiment.name if scale == "paper" else f"{experiment.name}-{scale}"
+        return self.folder / name / cell.data / cell.method / f"split-{cell.split}-seed-{cell.seed}.json"
+
+    def read(self, experiment: Experiment, scale: str, cell: Cell) -> Outcome | None:
+        """A cell's outcome; None where it was not run, or not with these settings."""
+        path = self.path(experiment, scale, cell)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"{path} should be a result in JSON, but reading it failed ({error}); remove it"
+            ) from error
+        form = content.get("format") if isinstance(content, dict) else None
+        if form != FORMAT:
+            raise StorageError(
+                f"{path} should be a result of format {FORMAT}, got {form!r}; remove it, or upgrade dubito"
+            )
+        try:
+            if content["settings_sha256"] != experiment.digest(scale, cell):
+                return None
+            metrics = {str(name): float(value) for name, value in content["metrics"].items()}
+            return Outcome(metrics=metrics, details=dict(content["details"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise StorageError(
+                f"{path} should be the result of {cell}, but is altered ({error!r}); remove it"
+            ) from error
+
+    def write(self, experiment: Experiment, scale: str, cell: Cell, outcome: Outcome, spent: Spent) -> Path:
+        """Write a cell's outcome; the file appears whole or not at all."""
+        path = self.path(experiment, scale, cell)
+        content = {
+            "format": FORMAT,
+            "experiment": experiment.name,
+            "scale": scale,
+            "cell": asdict(cell),
+            "metrics": dict(outcome.metrics),
+            "details": dict(outcome.details),
+            "settings": encode(experiment.settings(scale, cell)),
+            "settings_sha256": experiment.digest(scale, cell),
+            "versions": {
+                "dubito": __version__,
+                "numpy": numpy.__version__,
+                "python": platform.python_version(),
+                "torch": str(torch.__version__),
+            },
+            **asdict(spent),
+        }
+        try:
+            text = json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n"
+        except ValueError as error:
+            raise StorageError(
+                f"the result of {cell} holds numbers that are not finite, so it is not kept: {dict(outcome.metrics)}"
+            ) from error
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _write_whole(path, text)
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error}; choose a folder with --results") from error
+        return path
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write beside the file and put it in its place in one move."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp gives 0600; a result is as readable as other files
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
