@@ -21,7 +21,7 @@ CORE = (
     ("curvature", "posterior"),
     ("training",),
     ("objective",),
-    ("method",),
+    ("method", "normal_weights", "diagnostics"),
     ("inference", "optim"),
     ("registry",),
 )

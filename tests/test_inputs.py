@@ -347,6 +347,7 @@ def test_data_that_do_not_tell_their_number_need_it():
     )  # of a larger whole
 
 
+@pytest.mark.filterwarnings("ignore:the network is no better than a constant")  # it was not trained
 @pytest.mark.parametrize("method", [MAP(), Laplace()], ids=["trained", "post hoc"])
 def test_a_fit_leaves_the_global_state_alone_whatever_the_loader_draws(method):
     loader = DataLoader(

@@ -10,11 +10,13 @@ from . import storage
 from .curvature import GGN, Empirical, Fisher
 from .errors import StorageError, unknown_name
 from .inference.deep_ensemble import DeepEnsemble
-from .inference.laplace import Diagonal, Laplace
+from .inference.k_tied import KTied
+from .inference.laplace import EFB, INF, KFAC, Diagonal, Laplace
 from .inference.mc_dropout import MCDropout
 from .inference.mean_field import MeanField
 from .inference.point import MAP
 from .inputs import Place
+from .layers.weight_noise import Flipout, LocalReparameterised, Reparameterised
 from .likelihoods import (
     Bernoulli,
     BernoulliLikelihood,
@@ -45,7 +47,11 @@ def methods() -> Methods:
             "mc-dropout": MCDropout(),
             "deep-ensemble": DeepEnsemble(),
             "mean-field": MeanField(),
+            "k-tied": KTied(),
             "laplace-diag": Laplace(structure=Diagonal()),
+            "laplace-kfac": Laplace(structure=KFAC()),
+            "laplace-efb": Laplace(structure=EFB()),
+            "laplace-inf": Laplace(structure=INF()),
         }
     )
 
@@ -58,8 +64,15 @@ SETTINGS: dict[str, type] = {
         MCDropout,
         DeepEnsemble,
         MeanField,
+        KTied,
+        Reparameterised,
+        LocalReparameterised,
+        Flipout,
         Laplace,
         Diagonal,
+        KFAC,
+        EFB,
+        INF,
         Fisher,
         GGN,
         Empirical,

@@ -7,10 +7,18 @@ import torch
 from torch import Tensor, nn
 
 import dubito
-from dubito import Categorical, DubitoWarning, MCDropout, Training
+from dubito import EFB, INF, KFAC, Categorical, DubitoWarning, Laplace, MCDropout, Training
 
-# At the default rate most masks of so few nodes drop nothing, and draws would rightly coincide.
-METHODS = {**dubito.methods(), "mc-dropout": MCDropout(rate=0.5)}
+METHODS = {
+    **dubito.methods(),
+    # At the default rate most masks of so few nodes drop nothing, and draws would rightly coincide.
+    "mc-dropout": MCDropout(rate=0.5),
+    # Eigenvectors turn with rounding and draws turn with them: the same batches for every form of data.
+    "laplace-kfac": Laplace(structure=KFAC(), batch_size=8),
+    "laplace-efb": Laplace(structure=EFB(), batch_size=8),
+    # Layers this small have less than the default rank, and the fit would rightly say so.
+    "laplace-inf": Laplace(structure=INF(rank=0.1), batch_size=8),
+}
 QUICK = Training(epochs=2, batch_size=8, lr=1e-2)
 
 
@@ -118,7 +126,10 @@ def make(name: str, count: int = 12) -> Case:
         ids = torch.randint(11, (count, 7), generator=torch.Generator().manual_seed(2))
         table = {
             "mlp": lambda: (nn.Sequential(nn.Linear(4, 17), nn.ReLU(), nn.Linear(17, 3)), rows((count, 4))),
-            "one feature": lambda: (nn.Sequential(nn.Linear(1, 17), nn.Tanh(), nn.Linear(17, 3)), rows((count, 1))),
+            "one feature": lambda: (
+                nn.Sequential(nn.Linear(1, 17), nn.Tanh(), nn.Linear(17, 3)),
+                rows((count, 1)),
+            ),
             "nested": lambda: (Nested(), rows((count, 4))),
             "shared": lambda: (Shared(), rows((count, 4))),
             "convolutional": lambda: (convolutional(), rows((count, 2, 7, 7))),

@@ -147,7 +147,15 @@ def test_the_file_tells_what_it_holds(path):
     with safe_open(path, framework="pt") as file:
         names, header = set(file.keys()), json.loads(file.metadata()["dubito"])
     content = header["content"]
-    assert content["method"] == {"type": "MeanField", "prior_std": 1.0, "initial_std": 0.3, "subset": None}
+    assert content["method"] == {
+        "type": "MeanField",
+        "prior_std": 1.0,
+        "initial_std": 0.3,
+        "initial_spread": 0.0,
+        "max_std": None,
+        "estimator": {"type": "Reparameterised"},
+        "subset": None,
+    }
     assert content["likelihood"] == {"type": "Categorical", "class_axis": 1}
     own = {f"network.{name}" for name in dict(made().named_parameters())}
     assert own <= names and "network.tied.weight" not in names  # tied tensors are stored once
@@ -157,6 +165,7 @@ def test_the_file_tells_what_it_holds(path):
     assert set(header["shapes"]) == names
 
 
+@pytest.mark.filterwarnings("ignore:the network is no better than a constant")  # it was not trained
 def test_predicates_become_names(tmp_path):
     def weights_only(name: str, tensor: Tensor) -> bool:
         return tensor.ndim > 1

@@ -19,11 +19,13 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, WeightedRandomSa
 
 import dubito
 from dubito import (
+    INF,
     MAP,
     Categorical,
     DeepEnsemble,
     Gaussian,
     Interrupted,
+    Laplace,
     MeanField,
     Training,
     TrainingError,
@@ -32,7 +34,12 @@ from dubito.training import KL, SGD, Cosine, EarlyStopping, GradientStepper
 from dubito.training import checkpoint as checkpoints
 
 QUICK = Training(epochs=3, batch_size=8, lr=0.02, timeout=60)
-METHODS = {**dubito.methods(), "deep-ensemble": DeepEnsemble(members=3)}
+METHODS = {
+    **dubito.methods(),
+    "deep-ensemble": DeepEnsemble(members=3),
+    # Layers this small have less than the default rank, and the fit would rightly say so.
+    "laplace-inf": Laplace(structure=INF(rank=0.1)),
+}
 
 
 class Unused(nn.Module):

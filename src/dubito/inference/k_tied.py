@@ -1,0 +1,104 @@
+"""The k-tied Normal: mean field whose standard deviations form a matrix of low rank per layer.
+
+[Swiatkowski et al. 2020]
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from ..errors import ConfigError, require_count
+from ..layers.weight_noise import Estimator, Reparameterised, check_estimator
+from ..likelihoods import BuiltLikelihood
+from ..method import TrainedMethod
+from ..networks import Subset, resolve
+from ..normal_weights import (
+    NormalObjective,
+    NormalPosterior,
+    check_stds,
+    initial_factors,
+    initial_raw_std,
+    tied_ranks,
+)
+from ..priors import PriorStd, check_prior_std
+
+
+@dataclass(frozen=True, kw_only=True)
+class KTied(TrainedMethod):
+    """Variational inference with w ~ N(mean, σ²) and σ = U Vᵀ of rank k per weight matrix.
+
+    Kernels are read as outputs × (inputs · positions). Weights that are not tied are mean field.
+
+    Args:
+        rank: k.
+        prior_std: standard deviation of the Normal prior around 0, or `He()` to scale it per layer.
+        initial_std: standard deviation weights start with, to the noise of `initial_spread`.
+        initial_spread: standard deviation of the noise on the logarithms that factors (and standard deviations
+            of weights that are not tied) start with, which makes the k factors differ.
+        max_std: the largest standard deviation a weight may have; None sets no limit.
+        estimator: `Reparameterised()`, or `LocalReparameterised()` or `Flipout()` for less noise in gradients.
+        tied: the weights to tie, by names or by a predicate of (name, tensor); None ties all matrices whose both
+            sides exceed the rank.
+        subset: the parameters that get a distribution, by names or by a predicate; the rest are point estimates.
+        match_rates: halve the learning rate of the factors, so that log σ = log u + log v moves as fast as in
+            mean field.
+    """
+
+    rank: int = 2
+    prior_std: PriorStd = 1.0
+    initial_std: float = 0.01
+    initial_spread: float = 0.1
+    max_std: float | None = None
+    estimator: Estimator = Reparameterised()
+    tied: Subset = None
+    subset: Subset = None
+    match_rates: bool = True
+
+    posterior_type = NormalPosterior
+
+    def __post_init__(self) -> None:
+        require_count(rank=self.rank)
+        check_prior_std(self.prior_std)
+        check_stds(self.initial_std, self.initial_spread, self.max_std)
+        check_estimator(self.estimator)
+        if not isinstance(self.match_rates, bool):
+            raise ConfigError(f"match_rates must be True or False, got {self.match_rates!r}")
+
+    def _objective(
+        self,
+        network: nn.Module,
+        likelihood: BuiltLikelihood,
+        num_data: int,
+        modes: Mapping[str, bool],
+        *,
+        seed: int,
+    ) -> NormalObjective:
+        names = resolve(self.subset, network)
+        own = dict(network.named_parameters())
+        weights = {name: own[name] for name in names}
+        ranks = tied_ranks(weights, self.tied, self.rank, network)
+        start = (self.initial_std, self.initial_spread, seed)
+        factors = {name: initial_factors(weights[name], rank, *start, name) for name, rank in ranks.items()}
+        draft = NormalPosterior(
+            network,
+            likelihood,
+            method=replace(
+                self,
+                subset=None if self.subset is None else names,
+                tied=None if self.tied is None else tuple(ranks),
+            ),
+            structure={
+                "raw_std": {n: initial_raw_std(w, *start, n) for n, w in weights.items() if n not in ranks},
+                "log_u": {name: log_u for name, (log_u, _) in factors.items()},
+                "log_v": {name: log_v for name, (_, log_v) in factors.items()},
+            },
+        )
+        return NormalObjective(
+            draft,
+            estimator=self.estimator,
+            max_std=self.max_std,
+            factor_rate=0.5 if self.match_rates else 1.0,
+            num_data=num_data,
+            modes=modes,
+        )

@@ -1,0 +1,162 @@
+"""Variational inference with independent Normals: how they start, and the loss that trains them."""
+
+from collections.abc import Mapping
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import seeds
+from ..errors import ConfigError, require_positive
+from ..inputs import Batch, Inputs, call, rows_of
+from ..layers.weight_noise import (
+    Estimator,
+    LocalReparameterised,
+    Placement,
+    Reparameterised,
+    RowStreams,
+    flipped_noise,
+    local_noise,
+    place,
+)
+from ..likelihoods import inverse_softplus
+from ..networks import run
+from ..objective import Loss, Objective
+from ..posterior import Posterior
+from .posterior import NormalPosterior
+from .ties import limit_std
+
+WORDS = {"LocalReparameterised": "local reparameterisation", "Flipout": "flipout"}
+
+
+class NormalObjective(Objective):
+    """The negative evidence bound, its expectation estimated with one draw of the noise per step.
+
+    Args:
+        draft: the posterior under training.
+        estimator: where the noise is put.
+        max_std: no standard deviation may exceed it; they are set back to it before every step.
+        factor_rate: multiplies the learning rate of tied factors.
+        num_data: the number of training rows.
+        modes: modules by name that stay in evaluation mode while training.
+    """
+
+    draft: NormalPosterior
+
+    def __init__(
+        self,
+        draft: NormalPosterior,
+        *,
+        estimator: Estimator,
+        max_std: float | None,
+        factor_rate: float = 1.0,
+        num_data: int,
+        modes: Mapping[str, bool] | None = None,
+    ) -> None:
+        super().__init__(draft, num_data=num_data, modes=modes)
+        self.estimator, self.max_std, self.factor_rate = estimator, max_std, factor_rate
+        self.placement: Placement | None = None
+
+    def bind(self, inputs: Inputs) -> None:
+        """Learn which layers can carry the noise on their outputs; a plain draw fits any module."""
+        if self.placement is not None or isinstance(self.estimator, Reparameterised):
+            return
+        draft = self.draft
+        self.placement = place(draft.network, draft.random, self.estimator.layers, inputs)
+        words = WORDS[type(self.estimator).__name__]
+        drawn = {name: f"reparameterised ({why})" for name, why in self.placement.drawn.items()}
+        draft.details["in_training"] = {name: drawn.get(name, words) for name in draft.random}
+
+    def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        draft, inputs = self.draft, batch.inputs
+        if isinstance(self.estimator, Reparameterised):
+            return run(draft.network, draft.drawn(draft.random, generator), inputs)
+        assert self.placement is not None, "bind comes first"
+        drawn, layers = tuple(self.placement.drawn), self.placement.layers
+        placed = [name for name in draft.random if name not in self.placement.drawn]
+        streams = RowStreams(stream_seed(generator), batch.first, rows_of(inputs), batch.total)
+        weights = draft.drawn(drawn, generator)
+        if isinstance(self.estimator, LocalReparameterised):
+            spreads = {name: draft.spread(name) for name in placed}
+            noise = local_noise(draft.network, layers, spreads, streams)
+        else:
+            noise = flipped_noise(
+                draft.network, layers, draft.drawn(placed, generator, centred=True), streams
+            )
+        with noise:
+            return run(draft.network, weights, inputs) if weights else call(draft.network, inputs)
+
+    def kl(self) -> Tensor:
+        return self.draft.kl()
+
+    def batch_loss(
+        self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
+    ) -> Loss:
+        self._limit()
+        with self.draft.sharing():
+            return super().batch_loss(batch, kl_weight, generator, checked=checked)
+
+    def parameter_groups(
+        self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
+        groups = super().parameter_groups(lr, variational_lr=variational_lr, weight_decay=weight_decay)
+        structure = self.draft.structure
+        factors = {
+            id(t) for key in ("log_u", "log_v") if key in structure for t in structure[key].parameters()
+        }
+        if self.factor_rate == 1.0 or not factors:
+            return groups
+        *others, beside = groups
+        slow = [parameter for parameter in beside["params"] if id(parameter) in factors]
+        rest = [parameter for parameter in beside["params"] if id(parameter) not in factors]
+        # All of these are "variational": they follow the same schedule.
+        slower = {**beside, "params": slow, "lr": self.factor_rate * beside["lr"]}
+        return [*others, *([{**beside, "params": rest}] if rest else []), slower]
+
+    def posterior(self) -> Posterior:
+        self._limit()
+        return super().posterior()
+
+    @torch.no_grad()
+    def _limit(self) -> None:
+        """Set standard deviations back to the largest allowed."""
+        if self.max_std is None:
+            return
+        draft = self.draft
+        if "raw_std" in draft.structure:
+            for _, raw_std in draft.group("raw_std").items():
+                raw_std.clamp_(max=float(inverse_softplus(torch.tensor(self.max_std, dtype=torch.float64))))
+        if "log_u" in draft.structure:
+            for name, log_u in draft.group("log_u").items():
+                limit_std(log_u, draft.group("log_v")[name], self.max_std)
+
+
+def stream_seed(generator: torch.Generator | None) -> int:
+    """A seed for streams per row, from a step's generator."""
+    device = generator.device if generator is not None else "cpu"
+    return int(torch.randint(2**62, (), generator=generator, device=device))
+
+
+def check_stds(initial_std: float, initial_spread: float, max_std: float | None) -> None:
+    """Refuse standard deviations that are none, and a start above the largest allowed."""
+    require_positive(initial_std=initial_std)
+    if not (isinstance(initial_spread, Real) and 0 <= initial_spread < float("inf")):
+        raise ConfigError(f"initial_spread must be a number of at least 0, got {initial_spread!r}")
+    if max_std is None:
+        return
+    require_positive(max_std=max_std)
+    if initial_std > max_std:
+        raise ConfigError(
+            f"initial_std must be at most max_std, got {initial_std:g} and {max_std:g}; lower initial_std"
+        )
+
+
+def initial_raw_std(weight: nn.Parameter, std: float, spread: float, seed: int, name: str) -> Tensor:
+    """softplus⁻¹(σ) with log σ ~ N(log std, spread²)."""
+    values = torch.full_like(weight, std, requires_grad=False)
+    if spread:
+        generator = seeds.generator(seed, "initial", name, device=weight.device)
+        noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype, device=weight.device)
+        values = values * (spread * noise).exp()
+    return inverse_softplus(values)
