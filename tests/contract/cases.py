@@ -16,8 +16,7 @@ METHODS = {
     # Eigenvectors turn with rounding and draws turn with them: the same batches for every form of data.
     "laplace-kfac": Laplace(structure=KFAC(), batch_size=8),
     "laplace-efb": Laplace(structure=EFB(), batch_size=8),
-    # Layers this small have less than the default rank, and the fit would rightly say so.
-    "laplace-inf": Laplace(structure=INF(rank=0.1), batch_size=8),
+    "laplace-inf": Laplace(structure=INF(rank=0.1), batch_size=8),  # not all of layers this small
 }
 QUICK = Training(epochs=2, batch_size=8, lr=1e-2)
 

@@ -186,8 +186,8 @@ def test_a_rank_above_the_layers_own_is_reduced_with_a_warning_naming_it() -> No
         posterior = fitted(INF(rank=20), mlp(), normal(30, 4))
     assert caught[0].filename == __file__
     assert [posterior.details["facts"]["2"][key] for key in ("rank", "size")] == [18, 18]
-    full = fitted(INF(rank=1.0), mlp(), normal(30, 4))
-    assert full.details["facts"]["2"]["rank"] == 18
+    for silent in (INF(), INF(rank=1.0)):
+        assert fitted(silent, mlp(), normal(30, 4)).details["facts"]["2"]["rank"] == 18
 
 
 # -- built once -----------------------------------------------------------------------------------------------------

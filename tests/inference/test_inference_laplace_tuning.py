@@ -368,6 +368,20 @@ def test_a_prior_that_predicts_worse_than_before_is_told() -> None:
         -float(one.predict(inputs, linearised=True).log_prob(targets).mean()) for one in (posterior, tuned)
     )
     assert f"{new:.4g} a row at the best data scale, and {own:.4g} without tuning" in str(caught[0].message)
+    kept = posterior.tuned(prior=False, validation=(inputs, targets), scales=[1.0, 1e6])
+    assert kept.prior_precision == posterior.prior_precision
+
+
+@every_structure
+def test_noise_alone_keeps_the_prior(structure) -> None:
+    network, inputs = mlp(1), normal(40, 4)
+    posterior = fitted(structure, network, inputs, taught(network, inputs, noise=0.3), Gaussian())
+    tuned = posterior.tuned(prior=False, noise=True)
+    assert tuned.prior_precision == 0.7
+    best, factor = tuned.log_marginal_likelihood(), tuned.details["noise_factor"]
+    assert factor > 1
+    for other in (0.9, 0.99, 1.01, 1.1):
+        assert posterior._with(noise_factor=factor * other).log_marginal_likelihood() < best
 
 
 def test_unusable_validation_is_refused() -> None:
@@ -376,6 +390,8 @@ def test_unusable_validation_is_refused() -> None:
         posterior.tuned(validation=(normal(5, 3), labels(5)))
     with pytest.raises(DataError, match=r"labels must lie in 0\.\.2"):
         posterior.tuned(validation=(normal(5, 4), torch.full((5,), 3)))
+    with pytest.raises(ConfigError, match="leaves nothing to choose"):
+        posterior.tuned(prior=False)
     with pytest.raises(ConfigError, match=r"scales\[1\] must be a finite number above 0"):
         posterior.tuned(validation=(normal(5, 4), labels(5)), scales=[1.0, 0.0])
 

@@ -170,7 +170,8 @@ def _first_arguments(network: nn.Module, inputs: Inputs, paths: list[str]) -> di
 
     def hook(path: str):
         def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            firsts[path] = (args[0] if args else next(iter(kwargs.values())), rows)
+            first = args[0] if args else kwargs.get("query", kwargs.get("input"))
+            firsts[path] = (first, rows)
 
         return record
 

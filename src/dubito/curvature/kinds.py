@@ -76,5 +76,6 @@ def output_gradient(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tenso
     """∂(−Σ_i log p(y_i | f_i)) / ∂f, row by row."""
     with torch.enable_grad():
         leaf = outputs.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(-likelihood.log_prob(leaf, targets).sum(), leaf)
+        log_prob = likelihood.log_prob(leaf, targets)
+        (gradient,) = torch.autograd.grad(log_prob, leaf, torch.full_like(log_prob, -1.0))
     return gradient

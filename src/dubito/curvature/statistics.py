@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from .. import seeds
 from ..distributions.linalg import eigh
 from ..errors import ConfigError, DataError
 from ..inputs import Batch, call, map_tensors, rows_of, take
@@ -17,13 +16,12 @@ from ..sources import OrderedSource, Source
 from .blocks import Block, Statistics
 from .find import Taps
 from .kinds import Curvature
-from .sums import DiagonalSums, ProductSums, Sums, Wanted
+from .labels import LabelNoise
+from .products import ProductSums
+from .sums import DiagonalSums, Sums, Wanted
 
 if TYPE_CHECKING:
     from ..training.processes import Processes
-
-#: Numbers of label noise that are drawn and kept together.
-LABEL_BLOCK = 1 << 18
 
 #: The sums of every block's taps, by block name.
 BlockSums = dict[str, list[DiagonalSums | ProductSums]]
@@ -70,7 +68,6 @@ def statistics(
     like = torch.zeros((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
     factors = kronecker or (eigenvalues and basis is None)
     found = {name: Statistics() for name in taps.blocks}
-
     watchers = [watch] if watch is not None else []
 
     def once(wanted: Mapping[str, Wanted]) -> None:
@@ -204,7 +201,7 @@ def _fill(
                 watch(kept, batch.targets)
             gradients = kind.seeds(likelihood, kept, batch.targets, noise.at(first_row, kept))
             for number, last, (weight, gradient) in _numbered(gradients):
-                step.weight, step.first = weight, number == 0
+                step.weight, step.first, step.last = weight, number == 0, last
                 if outputs.requires_grad:
                     outputs.backward(gradient, retain_graph=not last)
                 step.finish()
@@ -232,7 +229,7 @@ class _Step:
     """
 
     def __init__(self, sums: list[DiagonalSums | ProductSums]) -> None:
-        self.rows, self.weight, self.first = 0, 1.0, True
+        self.rows, self.weight, self.first, self.last = 0, 1.0, True, True
         self.sums = sums
         self.by_port: dict[Port, list[DiagonalSums | ProductSums]] = {}
         for each in sums:
@@ -266,7 +263,7 @@ class _Step:
 
     def _add(self, each: DiagonalSums | ProductSums) -> None:
         with torch.no_grad():
-            each.add(self.rows, self.weight, self.first)
+            each.add(self.rows, self.weight, self.first, self.last)
         self.done.add(each)
 
     def clear(self) -> None:
@@ -306,26 +303,3 @@ def _batches(source: Source, batch_size: int, processes: "Processes | None") -> 
                 part = slice(start, end)
                 yield first + start, Batch(take(batch.inputs, part), batch.targets[part])
             first += len(batch.targets)
-
-
-class LabelNoise:
-    """Noise that draws labels: a row's labels are the same whatever batch it comes in, and in every pass.
-
-    Args:
-        seed: of the labels.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._streams: dict[int, seeds.RowNoise] = {}
-
-    def at(self, first_row: int, outputs: Tensor) -> Callable[[int], Tensor]:
-        """For rows from `first_row` on: a function from the number of the draw to its noise."""
-
-        def drawn(number: int) -> Tensor:
-            if number not in self._streams:
-                block = max(1, min(1024, LABEL_BLOCK // outputs[0].numel()))  # whatever the batch size
-                self._streams[number] = seeds.RowNoise(self.seed, "labels", number, block=block)
-            return self._streams[number].rows(first_row, outputs)
-
-        return drawn

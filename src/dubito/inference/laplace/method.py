@@ -145,9 +145,9 @@ class Laplace(Method):
                 DubitoWarning,
                 stacklevel=4,
             )
-        if not isinstance(self.structure, INF) or isinstance(self.structure.rank, float):
+        rank = self.structure.rank if isinstance(self.structure, INF) else None
+        if rank is None or isinstance(rank, float):
             return
-        rank = self.structure.rank
         small = {block.name: block.rows * block.columns for block in blocks if block.kronecker}
         small = {name: size for name, size in small.items() if size < rank}
         if small:

@@ -11,7 +11,7 @@ from torch.distributions import Distribution
 
 from ...curvature import Block
 from ...distributions import GroupedNormal, StructuredNormal
-from ...errors import require_count, require_positive, unknown_name
+from ...errors import ConfigError, require_count, require_positive, unknown_name
 from ...inputs import Inputs, Place, call, checked_inputs, map_tensors, take
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...posterior import MAX_ROWS, NamedTensors, Posterior
@@ -221,6 +221,7 @@ class LaplacePosterior(Posterior):
     def tuned(
         self,
         *,
+        prior: bool = True,
         per_layer: bool = False,
         noise: bool = False,
         validation: Any = None,
@@ -230,6 +231,7 @@ class LaplacePosterior(Posterior):
         """The posterior with the prior precision of the largest marginal likelihood; nothing is fitted again.
 
         Args:
+            prior: choose the prior precision; False keeps the present one.
             per_layer: one prior precision for each block, not one for all.
             noise: also the size of a Gaussian's learned noise: all its variances by one factor.
             validation: rows that choose the data scale too, by the negative log-likelihood of linearised
@@ -240,8 +242,11 @@ class LaplacePosterior(Posterior):
         require_count(max_rows=max_rows)
         for index, scale in enumerate(scales):
             require_positive(**{f"scales[{index}]": scale})
+        if not (prior or noise) and validation is None:
+            raise ConfigError("tuned(prior=False) leaves nothing to choose; give noise=True or validation=")
         with torch.inference_mode(False):
-            found = self._with(data_scale=self.num_data, **best_prior(self, per_layer=per_layer, noise=noise))
+            changes = best_prior(self, prior=prior, per_layer=per_layer, noise=noise)
+            found = self._with(data_scale=self.num_data, **changes)
             if validation is None:
                 return found
             return found._with(data_scale=best_scale(found, self, validation, scales, max_rows))

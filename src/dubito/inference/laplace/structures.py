@@ -27,6 +27,9 @@ from ...distributions.selection import Selection, resolve_rank
 from ...distributions.sparse_information import Guard
 from ...errors import require_count, unknown_name
 
+#: The K of `INF` where none is asked for.
+DEFAULT_RANK = 100
+
 #: Tensors of a block by kind, each with a leading axis of groups.
 Kept = dict[str, Tensor]
 
@@ -170,14 +173,14 @@ class INF(Structure):
 
     Args:
         rank: K, how many of a layer's largest eigenvalues to keep: a whole number, or, as a float, a fraction
-            of them; of each group where a layer has several.
+            of them; of each group where a layer has several. None keeps 100, or all of a smaller layer.
         max_rank: the largest L = a·g, the size of the rectangle that holds them; K is lowered until it fits.
         guard: "congruence" keeps the diagonal exact and the precision positive; "clamp" is what the authors'
             code does.
         selection: "algorithm1" of the paper, or "rectangle", which captures at least as much for the same L.
     """
 
-    rank: int | float = 100
+    rank: int | float | None = None
     max_rank: int = 1000
     guard: Guard = "congruence"
     selection: SelectionMethod = "algorithm1"
@@ -186,7 +189,8 @@ class INF(Structure):
     needs = Needs(kronecker=True, eigenvalues=True, diagonal=True)
 
     def __post_init__(self) -> None:
-        resolve_rank(self.rank, 1)
+        if self.rank is not None:
+            resolve_rank(self.rank, 1)
         require_count(max_rank=self.max_rank)
         if self.guard not in get_args(Guard):
             raise unknown_name("guard", self.guard, get_args(Guard))
@@ -230,7 +234,8 @@ class INF(Structure):
     def _selected(self, statistics: Statistics) -> Selection:
         # Eigenvectors ascend in every group, so groups share one rectangle, chosen by their mean.
         mean = present(statistics.eigenvalues).mean(0)
-        return select(mean, self.rank, method=self.selection, max_size=self.max_rank)
+        rank = DEFAULT_RANK if self.rank is None else self.rank
+        return select(mean, rank, method=self.selection, max_size=self.max_rank)
 
     def chosen(self, block: Block, statistics: Statistics) -> dict[str, Any]:
         """K as asked for, and as far as `max_rank` allows."""

@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ... import seeds
@@ -82,41 +83,40 @@ class Evidence:
         return normal.rescaled(num_data=self.num_data, prior_precision=precision)
 
 
-def best_prior(posterior: "LaplacePosterior", *, per_layer: bool, noise: bool) -> dict[str, Any]:
+def best_prior(posterior: "LaplacePosterior", *, prior: bool, per_layer: bool, noise: bool) -> dict[str, Any]:
     """The details of a posterior with the prior precision, and the noise, of the largest marginal likelihood.
 
     Args:
         posterior: to begin from.
+        prior: whether the prior precision is chosen; else it stays.
         per_layer: whether each block has its own prior precision.
         noise: whether the noise of a Gaussian is chosen too.
     """
-    details, start = posterior.details, posterior.prior_precisions
-    if not noise:
-        found = best_precisions(posterior.evidence(), start, per_layer=per_layer)
-        return {"prior_precision": found if per_layer else next(iter(found.values()))}
-    errors, values = details["squared_errors"], details["num_values"]
-    if errors is None or isinstance(posterior.method.curvature, Empirical):
+    details = posterior.details
+    errors, values, factor = (details[key] for key in ("squared_errors", "num_values", "noise_factor"))
+    if noise and (errors is None or isinstance(posterior.method.curvature, Empirical)):
         raise ConfigError(
             "noise=True scales the noise that Gaussian() learns, whose curvature is that of Fisher() or GGN(), got "
             f"{posterior.likelihood.settings!r} and {posterior.method.curvature!r}"
         )
-    factor = details["noise_factor"]
-    found = best_precisions(posterior.evidence(factor), start, per_layer=per_layer)
-    for _ in range(MOST_TURNS):  # each turn raises the marginal likelihood
+    found: Mapping[str, float] = posterior.prior_precisions
+    for _ in range(MOST_TURNS if noise else 1):  # each turn raises the marginal likelihood
         before = factor
-        priors = found
-
-        def determined(factor: float, priors: Mapping[str, float] = priors) -> float:
-            return posterior.evidence(factor).num_determined(priors)
-
-        factor = best_noise(errors, values, determined, factor)
-        found = best_precisions(posterior.evidence(factor), found, per_layer=per_layer)
+        if prior:
+            found = best_precisions(posterior.evidence(factor), found, per_layer=per_layer)
+        if noise:
+            factor = best_noise(errors, values, partial(_determined, posterior, found), factor)
         if abs(math.log(factor / before)) < 10 * CLOSE:
             break
-    return {
-        "prior_precision": found if per_layer else next(iter(found.values())),
-        "noise_factor": factor,
-    }
+    changes: dict[str, Any] = {"noise_factor": factor}
+    if prior:
+        changes["prior_precision"] = dict(found) if per_layer else next(iter(found.values()))
+    return changes
+
+
+def _determined(posterior: "LaplacePosterior", priors: Mapping[str, float], noise_factor: float) -> float:
+    """γ at another noise."""
+    return posterior.evidence(noise_factor).num_determined(priors)
 
 
 def best_precisions(evidence: Evidence, start: Mapping[str, float], *, per_layer: bool) -> dict[str, float]:
@@ -239,7 +239,8 @@ def best_scale(
         warnings.warn(
             f"the validation rows speak against the prior precision of the marginal likelihood: their negative "
             f"log-likelihood is {min(found) / rows:.4g} a row at the best data scale, and {present / rows:.4g} without "
-            "tuning; for a network that fits its data too well the marginal likelihood asks too wide a prior",
+            "tuning; of a network that fits its data too well it asks too wide a prior, and tuned(prior=False, "
+            "validation=...) keeps the present one",
             DubitoWarning,
             stacklevel=3,
         )

@@ -1,0 +1,311 @@
+"""Running sums for weights that multiply their layer's inputs: factors, moments along a basis, the diagonal."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..layers.taps import Call, Link, Tap, by_row, rows_first
+from ..layers.trace import Layout
+from ..layers.uses import PIECE, Product, add_gram, mirrored
+from .sums import BLOCK, Sums, Wanted, add_squares, row_blocks
+
+#: Rows that layers with one position per row wait for: products over few rows are slow.
+TOGETHER = 1024
+
+
+@dataclass(eq=False)
+class Waiting:
+    """Rows of layers with one position per row, until there are enough of them.
+
+    Attributes:
+        inputs: [G, B, n].
+        gradients: [G, B, m], the first ones of these rows.
+        squares: Σ g^∘2 over the further gradients of the same rows, with their weights; None if there are none.
+        turned: the same of (U_Gᵀ g)^∘2.
+    """
+
+    inputs: Tensor
+    gradients: Tensor
+    squares: Tensor | None = None
+    turned: Tensor | None = None
+
+
+class ProductSums(Sums):
+    """The sums of a weight that multiplies its layer's inputs.
+
+    Args:
+        tap: the weight's.
+        wanted: what to sum.
+        like: a tensor of the dtype and device of the sums.
+    """
+
+    def __init__(self, tap: Tap, wanted: Wanted, like: Tensor) -> None:
+        product = tap.product
+        assert product is not None
+        self.tap, self.product, self.biased = tap, product, tap.bias is not None
+        groups, m, n = product.groups, product.rows, product.columns + self.biased
+        sides = None if wanted.basis is None else (wanted.basis[1].shape[-1], wanted.basis[0].shape[-1])
+        super().__init__(
+            inputs=like.new_zeros(groups, n, n) if wanted.factors else None,
+            gradients=like.new_zeros(groups, m, m) if wanted.factors else None,
+            eigenvalues=None if sides is None else like.new_zeros(groups, *sides),
+            diagonal=like.new_zeros(groups, m, n) if wanted.diagonal else None,
+        )
+        self.dtype = like.dtype
+        self.waiting: list[Waiting] = []
+        self.share = (1.0, self.biased)
+        order = None if product.order is None else product.order.to(like.device)
+        if order is not None and self.biased:
+            order = torch.cat([order, order.new_tensor([n - 1])])
+        self.order = order
+        if wanted.basis is not None:
+            vectors, self.left = wanted.basis
+            self.right = vectors if order is None else vectors[:, order]
+
+    def add(self, rows: int, weight: float, first: bool, last: bool) -> None:
+        """Add what the tap saw of a batch of rows, for a share `weight` of their gradients.
+
+        Args:
+            rows: of the batch.
+            weight: of these gradients.
+            first: whether these are the first gradients for the batch; its inputs count once.
+            last: whether they are the last.
+        """
+        seen = self.tap.seen()
+        if not seen:
+            return
+        positions = sum(_positions(call, link) for call, link in seen) // rows
+        if positions == 1 and seen[0][0].active is None:
+            self._wait(*seen[0], rows, weight, first, last)
+            return
+        if self.inputs is not None and first:
+            for call, link in seen:
+                self._add_inputs(call, link)
+        if self.gradients is not None:
+            self._add_gradients(seen, rows, weight)
+        if self.eigenvalues is None and self.diagonal is None:
+            return
+        cases = max(_cases(call, rows) for call, _ in seen)
+        size = self.product.groups * max(positions, cases * self.product.rows) * (self.product.columns + 1)
+        for part in row_blocks(rows, size):
+            self._add_block(seen, rows, part, positions, weight)
+
+    def _add_inputs(self, call: Call, link: Link) -> None:
+        """A += Σ_t a_t a_tᵀ, in any order of positions."""
+        assert self.inputs is not None and isinstance(link.use, Product)
+        x = call.inputs.to(self.dtype)
+        if call.active is not None:
+            x = x * call.active.unsqueeze(-1)
+        width = self.product.columns
+        link.use.add_moment(self.inputs[:, :width, :width], x)
+        if self.biased and link.biased:
+            count = _positions(call, link) if call.active is None else call.active.sum()
+            self.inputs[:, :width, width] += link.use.total(x)
+            self.inputs[:, width, width] += count
+
+    def _add_gradients(self, seen: list[tuple[Call, Link]], rows: int, weight: float) -> None:
+        """G += 1/T Σ_t g_t g_tᵀ, with T all positions of a row."""
+        assert self.gradients is not None
+        if all(call.active is None for call, _ in seen):
+            scale = weight * rows / sum(_positions(call, link) for call, link in seen)
+            for call, link in seen:
+                assert isinstance(link.use, Product) and call.gradient is not None
+                _add_outer(self.gradients, link.use.outputs(call.gradient.to(self.dtype)), scale)
+            return
+        lengths = sum(_lengths(call, link, rows) for call, link in seen)
+        roots = torch.as_tensor(lengths).to(self.gradients).clamp(min=1).rsqrt()
+        for call, link in seen:
+            assert isinstance(link.use, Product)
+            _, g = call.part(rows, slice(None))
+            own = by_row(link.use.outputs(g.to(self.dtype)), rows, 3)
+            _add_outer(self.gradients, own * roots.reshape(-1, 1, 1, 1), weight)
+
+    def _wait(self, call: Call, link: Link, rows: int, weight: float, first: bool, last: bool) -> None:
+        """One position per row: keep inputs and gradients until there are enough rows."""
+        assert isinstance(link.use, Product)
+        _, g = call.part(rows, slice(None))
+        g = link.use.outputs(g.to(self.dtype))[..., 0].transpose(0, 1)
+        if first:
+            if self.share != (weight, link.biased):
+                self.flush()
+                self.share = (weight, link.biased)
+            x, _ = call.part(rows, slice(None))
+            a = link.use.inputs(x.to(self.dtype))[:, :, 0].transpose(0, 1)
+            self.waiting.append(Waiting(a, g))
+        else:
+            self._add_further(self.waiting[-1], g, weight)
+        if last:
+            count = sum(each.inputs.shape[1] for each in self.waiting)
+            size = self.product.groups * (self.product.columns + self.product.rows)
+            if count >= TOGETHER or count * size > 4 * BLOCK:
+                self.flush()
+
+    def _add_further(self, waiting: Waiting, g: Tensor, weight: float) -> None:
+        """Further gradients of rows that wait: Σ_s g_s^∘2 (a^∘2)ᵀ = (Σ_s g_s^∘2) (a^∘2)ᵀ."""
+        if self.gradients is not None:
+            add_gram(self.gradients, g, weight)
+        if self.diagonal is not None:
+            squares = g.square().mul_(weight)
+            waiting.squares = squares if waiting.squares is None else waiting.squares.add_(squares)
+        if self.eigenvalues is not None:
+            turned = _times(g, self.left).square_().mul_(weight)
+            waiting.turned = turned if waiting.turned is None else waiting.turned.add_(turned)
+
+    def flush(self) -> None:
+        if not self.waiting:
+            return
+        waiting, self.waiting = self.waiting, []
+        weight, biased = self.share[0], self.biased and self.share[1]
+        width = self.product.columns
+        a, g = _joined([each.inputs for each in waiting]), _joined([each.gradients for each in waiting])
+        if self.inputs is not None and self.gradients is not None:
+            add_gram(self.inputs[:, :width, :width], a)
+            if biased:
+                self.inputs[:, :width, width] += a.sum(1)
+                self.inputs[:, width, width] += a.shape[1]
+            add_gram(self.gradients, g, weight)
+        # (g aᵀ)^∘2 = g^∘2 (a^∘2)ᵀ, so the sum over rows is one product.
+        if self.diagonal is not None:
+            squares = _with_further(g.square(), weight, [each.squares for each in waiting])
+            _add_product(self.diagonal[..., :width], squares.mT, a.square())
+            if biased:
+                self.diagonal[..., width].add_(squares.sum(1))
+        if self.eigenvalues is not None:
+            # Λ = Σ_i (U_Gᵀ g_i)^∘2 ((U_Aᵀ a_i)^∘2)ᵀ
+            squares = _with_further(_times(g, self.left).square_(), weight, [each.turned for each in waiting])
+            turned = _with_row(a, self.right, width) if biased else _times(a, self.right[:, :width])
+            _add_product(self.eigenvalues, squares.mT, turned.square_())
+
+    def _add_block(
+        self, seen: list[tuple[Call, Link]], rows: int, part: slice, positions: int, weight: float
+    ) -> None:
+        """Several positions: they add up inside a row, before squaring."""
+        own = None
+        if self.diagonal is not None or positions > self.product.rows:
+            own = self._gradients(seen, rows, part, positions)
+        if self.eigenvalues is not None:
+            # (U_Gᵀ δ U_A)^∘2, turning whichever is shorter: δ or the inputs
+            if positions > self.product.rows:
+                assert own is not None
+                turned = self.left.mT @ _times(own, self.right)
+            else:
+                a, g, ones = self._matrices(seen, rows, part)
+                width = a.shape[-1]
+                inputs = _with_row(a, self.right, width) if ones else _times(a, self.right[:, :width])
+                turned = (self.left.mT @ g) @ inputs
+            add_squares(self.eigenvalues, turned, weight)
+        if self.diagonal is not None:
+            assert own is not None
+            add_squares(self.diagonal, own, weight)
+
+    def _gradients(self, seen: list[tuple[Call, Link]], rows: int, part: slice, positions: int) -> Tensor:
+        """δ of some rows, [b, G, m, n]."""
+        if len(seen) > 1 and positions * self.product.groups * self.product.columns <= PIECE:
+            a, g = self.tap.matrices(rows, part, self.dtype)  # all calls in one product
+            return g @ a
+        total = None
+        for call, link in seen:
+            assert isinstance(link.use, Product)
+            x, g = (tensor.to(self.dtype) for tensor in call.part(rows, part))
+            own = link.use.products(x, g)
+            if self.biased:
+                own = torch.cat([own, link.use.outputs(g).sum(-1, keepdim=True) * link.biased], -1)
+            own = own.unflatten(0, (_length(part, rows), -1)).sum(1) if _cases(call, rows) > 1 else own
+            total = own if total is None else total.add_(own)
+        assert total is not None
+        return total
+
+    def _matrices(self, seen: list[tuple[Call, Link]], rows: int, part: slice) -> tuple[Tensor, Tensor, bool]:
+        """Inputs [b, G, T, n], gradients [b, G, m, T], and whether a column of ones belongs behind the inputs."""
+        call, link = seen[0]
+        if len(seen) > 1 or call.active is not None or self.biased > link.biased:
+            return *self.tap.matrices(rows, part, self.dtype), False
+        assert isinstance(link.use, Product)
+        x, g = call.part(rows, part)
+        count = _length(part, rows)
+        a = by_row(link.use.inputs(x.to(self.dtype)), count, 2)
+        return a, by_row(link.use.outputs(g.to(self.dtype)), count, 3), self.biased
+
+    def finish(self) -> None:
+        """Bring the sums into their final form: symmetric, columns in the weight's order."""
+        if self.inputs is not None:
+            self.inputs = mirrored(self.inputs)
+        if self.gradients is not None:
+            self.gradients = mirrored(self.gradients)
+        if self.order is None:
+            return
+        place = self.order.argsort()
+        if self.inputs is not None:
+            self.inputs = self.inputs[:, place][:, :, place]
+        if self.diagonal is not None:
+            self.diagonal = self.diagonal[..., place]
+
+
+def _positions(call: Call, link: Link) -> int:
+    """Positions of all rows together."""
+    assert call.gradient is not None and isinstance(link.use, Product)
+    return call.gradient.numel() // (link.use.groups * link.use.rows)
+
+
+def _cases(call: Call, rows: int) -> int:
+    """How many cases (frames) each row has, on an axis with the rows."""
+    flat = call.layout in (Layout.FLAT, Layout.FLAT_SECOND)
+    return len(call.inputs) // rows if flat else 1
+
+
+def _length(part: slice, rows: int) -> int:
+    return len(range(*part.indices(rows)))
+
+
+def _lengths(call: Call, link: Link, rows: int) -> Tensor:
+    """Positions of each row that count, [rows]."""
+    assert call.gradient is not None
+    if call.active is None:
+        each = _positions(call, link) // rows
+        return torch.full((rows,), each, device=call.gradient.device)
+    return rows_first(call.active, call.layout, rows).reshape(rows, -1).sum(1)
+
+
+def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
+    """Sums += left · right, of stacks [G, ...]."""
+    if len(sums) == 1:
+        sums[0].addmm_(left[0], right[0])
+    else:
+        sums.baddbmm_(left, right)
+
+
+def _with_further(squares: Tensor, weight: float, further: list[Tensor | None]) -> Tensor:
+    """The first gradients' squares by their weight, and those of the further ones."""
+    squares = squares if weight == 1 else squares.mul_(weight)
+    more = [each for each in further if each is not None]
+    return squares.add_(_joined(more)) if more else squares
+
+
+def _add_outer(sums: Tensor, g: Tensor, scale: float) -> None:
+    """Sums [G, m, m] += scale · Σ_n Σ_t g_t g_tᵀ of [N, G, m, T], the upper triangle."""
+    count, groups, m, positions = g.shape
+    if positions > m:
+        for part in g.split(max(1, BLOCK // (groups * m * positions))):
+            sums.add_((part @ part.mT).sum(0), alpha=scale)
+    else:
+        add_gram(sums, g.permute(1, 0, 3, 2).reshape(groups, count * positions, m), scale)
+
+
+def _times(matrices: Tensor, right: Tensor) -> Tensor:
+    """[..., G, k, n] times [G, n, n']; one product where there is one group."""
+    if len(right) > 1:
+        return matrices @ right
+    return (matrices.reshape(-1, matrices.shape[-1]) @ right[0]).view(*matrices.shape[:-1], -1)
+
+
+def _with_row(matrices: Tensor, right: Tensor, width: int) -> Tensor:
+    """The same, with a column of ones behind the matrices that meets the last row."""
+    if len(right) > 1:
+        return matrices @ right[:, :width] + right[:, width:]
+    flat = matrices.reshape(-1, width)
+    return torch.addmm(right[0, width], flat, right[0, :width]).view(*matrices.shape[:-1], -1)
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
