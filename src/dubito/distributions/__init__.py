@@ -2,9 +2,12 @@
 
 from .diagonal import DiagonalNormal as DiagonalNormal
 from .grouped import GroupedNormal as GroupedNormal
+from .inverse_wishart import InverseWishart as InverseWishart
 from .k_tied import KTiedNormal as KTiedNormal
 from .kronecker import EigenKroneckerNormal as EigenKroneckerNormal
 from .kronecker import KroneckerNormal as KroneckerNormal
+from .matrix_normal import MatrixNormal as MatrixNormal
+from .matrix_normal_inverse_wishart import MatrixNormalInverseWishart as MatrixNormalInverseWishart
 from .selection import Selection as Selection
 from .selection import select as select
 from .sparse_information import SparseInformationNormal as SparseInformationNormal
