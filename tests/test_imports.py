@@ -21,16 +21,17 @@ CORE = (
     ("curvature", "posterior"),
     ("training",),
     ("objective",),
-    ("method", "normal_weights", "diagnostics"),
+    ("calibration", "method", "normal_weights", "diagnostics"),
     ("inference", "optim"),
     ("registry",),
 )
 PUBLIC = ("dubito",)  # `__init__.py`, the public names: what `import dubito` runs ends here
 BEYOND = (
-    ("data", "models"),
+    ("data", "models", "jobs"),
     ("shifts", "active"),
     ("integrations",),
     ("compare",),
+    ("plot",),
     ("report",),
     ("reproduce",),
     ("cli", "__main__"),

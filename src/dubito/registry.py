@@ -7,14 +7,23 @@ import torch
 from torch import nn
 
 from . import storage
+from .calibration import (
+    TemperedBernoulli,
+    TemperedBernoulliLikelihood,
+    TemperedCategorical,
+    TemperedCategoricalLikelihood,
+)
 from .curvature import GGN, Empirical, Fisher
 from .errors import StorageError, unknown_name
+from .factors import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
+from .inference.batch_ensemble import BatchEnsemble
 from .inference.deep_ensemble import DeepEnsemble
 from .inference.k_tied import KTied
 from .inference.laplace import EFB, INF, KFAC, Diagonal, Laplace
 from .inference.mc_dropout import MCDropout
 from .inference.mean_field import MeanField
 from .inference.point import MAP
+from .inference.rank1 import Rank1
 from .inputs import Place
 from .layers.weight_noise import Flipout, LocalReparameterised, Reparameterised
 from .likelihoods import (
@@ -48,6 +57,8 @@ def methods() -> Methods:
             "deep-ensemble": DeepEnsemble(),
             "mean-field": MeanField(),
             "k-tied": KTied(),
+            "batch-ensemble": BatchEnsemble(),
+            "rank1": Rank1(),
             "laplace-diag": Laplace(structure=Diagonal()),
             "laplace-kfac": Laplace(structure=KFAC()),
             "laplace-efb": Laplace(structure=EFB()),
@@ -65,6 +76,16 @@ SETTINGS: dict[str, type] = {
         DeepEnsemble,
         MeanField,
         KTied,
+        BatchEnsemble,
+        Rank1,
+        Normal,
+        Cauchy,
+        LogNormal,
+        HalfCauchy,
+        InverseGamma,
+        Point,
+        NearOne,
+        Signs,
         Reparameterised,
         LocalReparameterised,
         Flipout,
@@ -80,12 +101,16 @@ SETTINGS: dict[str, type] = {
         Categorical,
         Bernoulli,
         Gaussian,
+        TemperedCategorical,
+        TemperedBernoulli,
     )
 }
 LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,
     Bernoulli: BernoulliLikelihood,
     Gaussian: GaussianLikelihood,
+    TemperedCategorical: TemperedCategoricalLikelihood,
+    TemperedBernoulli: TemperedBernoulliLikelihood,
 }
 
 

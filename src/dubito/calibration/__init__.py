@@ -1,0 +1,15 @@
+"""Calibration after the fact: temperatures, sets and intervals with a guarantee, and a rule for when to abstain."""
+
+from .abstention import Abstention as Abstention
+from .abstention import SelectiveRisk as SelectiveRisk
+from .conformal import APS as APS
+from .conformal import LAC as LAC
+from .conformal import ConformalSets as ConformalSets
+from .intervals import ConformalIntervals as ConformalIntervals
+from .intervals import QuantileResiduals as QuantileResiduals
+from .intervals import ScaledResiduals as ScaledResiduals
+from .temperature import temperature_scaled as temperature_scaled
+from .tempered import TemperedBernoulli as TemperedBernoulli
+from .tempered import TemperedBernoulliLikelihood as TemperedBernoulliLikelihood
+from .tempered import TemperedCategorical as TemperedCategorical
+from .tempered import TemperedCategoricalLikelihood as TemperedCategoricalLikelihood

@@ -1,0 +1,168 @@
+"""Temperature scaling on validation data, for any posterior [Guo et al. 2017]."""
+
+import dataclasses
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from .. import seeds
+from ..errors import ConfigError, DubitoWarning, require_count
+from ..inputs import Inputs, Place, rows_of, take
+from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, GaussianLikelihood
+from ..networks import duplicate
+from ..posterior import MAX_ROWS, Posterior
+from ..prediction import Prediction, RealPrediction
+from ..sources import TensorSource, as_source
+from .tempered import (
+    TemperedBernoulli,
+    TemperedBernoulliLikelihood,
+    TemperedCategorical,
+    TemperedCategoricalLikelihood,
+    recording,
+)
+
+Kept = TypeVar("Kept", bound=Posterior)
+#: Temperatures that are looked at.
+LOWEST, HIGHEST = 0.02, 50.0
+#: How close to the best temperature the search ends, as a ratio.
+CLOSE = 1e-4
+
+
+@torch.no_grad()
+def temperature_scaled(
+    posterior: Kept,
+    validation: Any,
+    *,
+    num_samples: int = 32,
+    seed: int = 0,
+    max_rows: int = MAX_ROWS,
+    **options: Any,
+) -> Kept:
+    """The posterior at the temperature of the least negative log-likelihood of validation data.
+
+    Classes: the logits of every draw are divided by T, which `result.likelihood.settings.temperature` tells. Reals:
+    the noise's standard deviation is multiplied by T. The distribution over weights stays, the posterior that was
+    given too; the result is saved and loaded like any other. T follows from the predictions it is chosen by: predict
+    with the same number of draws and the same options.
+
+    Args:
+        posterior: of any method; a temperature it has already is replaced.
+        validation: rows that were not trained on: a pair, a `Dataset` or a `DataLoader`.
+        num_samples: as in `predict`.
+        seed: as in `predict`.
+        max_rows: as in `predict`.
+        options: what else this posterior's `predict` takes, such as Laplace's `linearised=True`.
+    """
+    require_count(num_samples=num_samples, max_rows=max_rows)
+    result = duplicate(posterior)
+    arguments = {"num_samples": num_samples, "seed": seed, "max_rows": max_rows, **options}
+    if isinstance(posterior.likelihood, GaussianLikelihood):
+        factor = best(_real_scores(posterior, validation, arguments))
+        result.likelihood = with_noise_times(posterior.likelihood, factor)
+        return result.finished()
+    settings = posterior.likelihood.settings
+    if not isinstance(settings, Categorical | Bernoulli):
+        raise ConfigError(
+            f"temperatures are for Categorical, Bernoulli and Gaussian likelihoods, got {settings!r}"
+        )
+    result.likelihood, record = recording(posterior.likelihood)
+    outputs, targets = [], []
+    for inputs, own in _rows(result, validation, seed, max_rows):
+        result.predict(inputs, **arguments)
+        outputs.append(record.last(rows_of(inputs)))
+        targets.append(own)
+    draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
+    labels = torch.cat(targets)
+
+    def score(temperature: float) -> float:
+        return mean_nll(tempered(settings, temperature).predictive(draws), labels)
+
+    result.likelihood = tempered(settings, best(score))
+    return result.finished()
+
+
+def _rows(posterior: Posterior, validation: Any, seed: int, max_rows: int) -> Iterator[tuple[Inputs, Tensor]]:
+    """Inputs with targets in the likelihood's form; the temperature is found for all of them together."""
+    source = as_source(validation, Place.of(posterior.network), "validation")
+    batches = [source.batch] if isinstance(source, TensorSource) else source.batches(max_rows)
+    first = 0
+    with seeds.forked(seed, "validation"):  # loaders draw from the global state
+        for batch in batches:
+            shape = posterior.sample_outputs(take(batch.inputs, slice(1)), 1, seed=seed)[0]
+            yield batch.inputs, posterior.likelihood.check_targets(shape, batch.targets, first)
+            first += len(batch.targets)
+
+
+def _real_scores(
+    posterior: Posterior, validation: Any, arguments: dict[str, Any]
+) -> Callable[[float], float]:
+    """The mean negative log-likelihood as a function of the noise's factor."""
+    predictions, targets = [], []
+    for inputs, own in _rows(posterior, validation, arguments["seed"], arguments["max_rows"]):
+        predictions.append(posterior.predict(inputs, **arguments))
+        targets.append(own)
+    whole, values = type(predictions[0]).cat(predictions), torch.cat(targets)
+    assert isinstance(whole, RealPrediction)
+
+    def score(factor: float) -> float:
+        full = None if whole.covariances is None else whole.covariances * factor**2
+        scaled = dataclasses.replace(whole, variances=whole.variances * factor**2, covariances=full)
+        return mean_nll(scaled, values)
+
+    return score
+
+
+def tempered(settings: Categorical | Bernoulli, temperature: float) -> BuiltLikelihood:
+    """The likelihood of classes at a temperature."""
+    if isinstance(settings, Categorical):
+        own = TemperedCategorical(class_axis=settings.class_axis, temperature=temperature)
+        return TemperedCategoricalLikelihood(own)
+    return TemperedBernoulliLikelihood(TemperedBernoulli(temperature=temperature))
+
+
+def with_noise_times(likelihood: GaussianLikelihood, factor: float) -> GaussianLikelihood:
+    """The likelihood with its noise's standard deviations multiplied by `factor`, one noise per component."""
+    several = likelihood.num_components > 1
+    if likelihood.scale_tril is not None:
+        return likelihood.with_noise(covariance=factor**2 * likelihood.scale_tril @ likelihood.scale_tril.mT)
+    stds = [likelihood.std(draw).detach() for draw in range(likelihood.num_components)]
+    return likelihood.with_noise(std=factor * (torch.stack(stds) if several else stds[0]))
+
+
+def mean_nll(prediction: Prediction, targets: Tensor) -> float:
+    """Mean negative log-likelihood in nats."""
+    return -float(prediction.log_prob(targets).double().mean())
+
+
+def best(score: Callable[[float], float]) -> float:
+    """The temperature of the least score: the best of a grid, then golden sections around it, both in log T."""
+    low, high, count = math.log(LOWEST), math.log(HIGHEST), 33
+    width = (high - low) / (count - 1)
+    grid = [low + width * index for index in range(count)]
+    place = min(grid, key=lambda value: score(math.exp(value)))
+    if place in (grid[0], grid[-1]):
+        warnings.warn(
+            f"the validation data ask for a temperature beyond {LOWEST:g} to {HIGHEST:g}, and get "
+            f"{math.exp(place):g}; check that they were not trained on, and that their targets are right",
+            DubitoWarning,
+            stacklevel=3,
+        )
+        return math.exp(place)
+    golden = (math.sqrt(5) - 1) / 2
+    left, right = place - width, place + width
+    inner = [right - golden * (right - left), left + golden * (right - left)]
+    scores = [score(math.exp(value)) for value in inner]
+    while right - left > CLOSE:
+        if scores[0] < scores[1]:
+            right, inner, scores = inner[1], [0.0, inner[0]], [0.0, scores[0]]
+            inner[0] = right - golden * (right - left)
+            scores[0] = score(math.exp(inner[0]))
+        else:
+            left, inner, scores = inner[0], [inner[1], 0.0], [scores[1], 0.0]
+            inner[1] = left + golden * (right - left)
+            scores[1] = score(math.exp(inner[1]))
+    return math.exp((left + right) / 2)

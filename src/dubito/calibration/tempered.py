@@ -1,0 +1,136 @@
+"""Likelihoods of classes at a temperature: every logit is divided by T before it is judged."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..errors import require_positive
+from ..likelihoods import (
+    Bernoulli,
+    BernoulliLikelihood,
+    BuiltLikelihood,
+    Categorical,
+    CategoricalLikelihood,
+)
+from ..prediction import BernoulliPrediction, CategoricalPrediction
+
+
+@dataclass(frozen=True)
+class TemperedCategorical(Categorical):
+    """One of C classes from logits over T.
+
+    Args:
+        class_axis: as in `Categorical`.
+        temperature: T; above 1 makes predictions less sure, below 1 surer.
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(temperature=self.temperature)
+
+    def build(
+        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+    ) -> "BuiltLikelihood":
+        return TemperedCategoricalLikelihood(self)
+
+
+@dataclass(frozen=True)
+class TemperedBernoulli(Bernoulli):
+    """Yes or no from logits over T.
+
+    Args:
+        temperature: T; above 1 makes predictions less sure, below 1 surer.
+    """
+
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(temperature=self.temperature)
+
+    def build(
+        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+    ) -> "BuiltLikelihood":
+        return TemperedBernoulliLikelihood(self)
+
+
+class TemperedCategoricalLikelihood(CategoricalLikelihood):
+    """See `TemperedCategorical`."""
+
+    settings: TemperedCategorical  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
+        return super().log_prob(outputs / self.settings.temperature, targets, draw)
+
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
+        return super().sample_with(outputs / self.settings.temperature, noise, draw)
+
+    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+        # ∂²/∂f² of ℓ(f/T) is ℓ''(f/T) / T², so its root is over T
+        temperature = self.settings.temperature
+        return super().hessian_root(outputs / temperature, draw) / temperature
+
+    def predictive(self, draws: Iterable[Tensor]) -> CategoricalPrediction:
+        return super().predictive(outputs / self.settings.temperature for outputs in draws)
+
+
+class TemperedBernoulliLikelihood(BernoulliLikelihood):
+    """See `TemperedBernoulli`."""
+
+    settings: TemperedBernoulli
+
+    def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
+        return super().log_prob(outputs / self.settings.temperature, targets, draw)
+
+    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
+        return super().sample_with(outputs / self.settings.temperature, noise, draw)
+
+    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+        temperature = self.settings.temperature
+        return super().hessian_root(outputs / temperature, draw) / temperature
+
+    def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
+        return super().predictive(outputs / self.settings.temperature for outputs in draws)
+
+
+class Recording:
+    """What a likelihood is asked to predict from, kept: the draws of each call of `predictive`."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[Tensor]] = []
+
+    def last(self, rows: int) -> list[Tensor]:
+        """The draws behind a prediction of `rows` rows: those of the last calls that together have as many.
+
+        A prediction may be made in pieces of rows, each a call, and may ask for others on the way (a linearised one
+        asks for that of the centre first).
+        """
+        kept: list[list[Tensor]] = []
+        while sum(len(call[0]) for call in kept) < rows:
+            kept.insert(0, self.calls.pop())
+        self.calls.clear()
+        return [torch.cat(pieces) for pieces in zip(*kept, strict=True)]
+
+
+def recording(likelihood: BuiltLikelihood) -> tuple[BuiltLikelihood, Recording]:
+    """The likelihood of classes without a temperature, and where it keeps what it predicts from."""
+    record = Recording()
+    settings = likelihood.settings
+    if isinstance(settings, Categorical):
+
+        class RecordingCategorical(CategoricalLikelihood):
+            def predictive(self, draws: Iterable[Tensor]) -> CategoricalPrediction:
+                record.calls.append(list(draws))
+                return super().predictive(record.calls[-1])
+
+        return RecordingCategorical(Categorical(class_axis=settings.class_axis)), record
+
+    class RecordingBernoulli(BernoulliLikelihood):
+        def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
+            record.calls.append(list(draws))
+            return super().predictive(record.calls[-1])
+
+    return RecordingBernoulli(Bernoulli()), record
