@@ -1,10 +1,10 @@
 """All tables by name; a new one is a module with its tables, and a line here."""
 
 from ..errors import unknown_name
-from . import bali_uci, inf_information, inf_sizes, inf_uci
+from . import bali_uci, inf_information, inf_sizes, inf_uci, ktied_costs, ktied_training, ktied_truncation
 from .experiment import Table
 
-MODULES = (bali_uci, inf_information, inf_sizes, inf_uci)
+MODULES = (bali_uci, inf_information, inf_sizes, inf_uci, ktied_costs, ktied_training, ktied_truncation)
 
 
 class Tables(dict[str, Table]):
