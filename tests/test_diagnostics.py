@@ -26,16 +26,17 @@ def network() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3)).double()
 
 
-def ratios(gradients: list[np.ndarray]) -> tuple[float, float, float]:
-    """E[g²]/Var[g] and E[g]²/Var[g], means over entries that vary, and the share of those that do not."""
+def ratios(gradients: list[np.ndarray]) -> tuple[float, float, float, float]:
+    """E[g²]/Var[g] and E[g]²/Var[g], means over entries that vary, the lower median of the first, and the share
+    of entries that do not vary."""
     each = np.stack(gradients)
     variance = ((each - each.mean(0)) ** 2).mean(0)
     varied = variance > 0
     if not varied.any():
-        return math.nan, math.nan, 1.0
-    paper = ((each**2).mean(0)[varied] / variance[varied]).mean()
+        return math.nan, math.nan, math.nan, 1.0
+    own = np.sort((each**2).mean(0)[varied] / variance[varied])
     signal = (each.mean(0)[varied] ** 2 / variance[varied]).mean()
-    return paper, signal, 1 - varied.mean()
+    return own.mean(), signal, own[(len(own) - 1) // 2], 1 - varied.mean()
 
 
 METHODS = [MAP(), MCDropout(), MeanField(), KTied(), KTied(estimator=LocalReparameterised())]
@@ -68,9 +69,10 @@ def test_along_a_run(method) -> None:
         found = each.result()
         assert set(found) == set(seen)
         for name, gradients in seen.items():
-            paper, signal, constant = ratios(gradients[-last:])
+            paper, signal, median, constant = ratios(gradients[-last:])
             assert found[name].signal == pytest.approx(signal, rel=1e-6, nan_ok=True), name
             assert found[name].paper == pytest.approx(paper, rel=1e-6, nan_ok=True), name
+            assert found[name].median == pytest.approx(median, rel=1e-6, nan_ok=True), name
             assert found[name].constant == constant
             assert found[name].paper == pytest.approx(found[name].signal + 1, nan_ok=True)
 

@@ -1,5 +1,6 @@
 """How much signal there is in stochastic gradients."""
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,19 +19,22 @@ from .sources import OrderedSource, as_source
 
 @dataclass(frozen=True)
 class SignalToNoise:
-    """The signal-to-noise ratio of one tensor's gradients, a mean over its entries.
+    """The signal-to-noise ratio of one tensor's gradients, over its entries.
 
     Moments are over batches, variances divided by their number. Entries whose gradient never varied have no
-    ratio and are left out; where there are no others both ratios are NaN.
+    ratio and are left out; where there are no others all ratios are NaN.
 
     Attributes:
-        paper: E[g²] / Var[g] [k-tied Normal, footnote 3], which is `signal` + 1.
-        signal: E[g]² / Var[g].
+        paper: E[g²] / Var[g] [k-tied Normal, footnote 3], which is `signal` + 1, a mean over entries. Few whose
+            gradient hardly varies, such as those of units that are always off, can decide it.
+        signal: E[g]² / Var[g], likewise.
+        median: that of E[g²] / Var[g] over the entries.
         constant: the share of entries whose gradient never varied.
     """
 
     paper: float
     signal: float
+    median: float
     constant: float
 
 
@@ -97,8 +101,9 @@ class _Moments:
     def ratios(self) -> SignalToNoise:
         variance = self.squares / self.count
         varied = variance > 0
-        signal = ((self.first + self.mean).square() / variance)[varied].double().mean().item()
-        return SignalToNoise(signal + 1, signal, 1 - varied.double().mean().item())
+        ratios = ((self.first + self.mean).square() / variance)[varied].double()
+        signal, median = ratios.mean().item(), ratios.median().item() if len(ratios) else math.nan
+        return SignalToNoise(signal + 1, signal, median + 1, 1 - varied.double().mean().item())
 
 
 def gradient_snr(

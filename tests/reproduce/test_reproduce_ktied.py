@@ -91,7 +91,8 @@ def test_ratios_and_bounds_are_looked_at_where_they_should_be():
     (found,) = ktied_training.convergence([cell], [DIGITS], settings, None)
     (shorter,) = ktied_training.convergence([cell], [DIGITS], replace(settings, marks=(3,)), None)
     assert found.details["steps"] == [2, 3, 4, 5]
-    assert set(found.metrics) == {"snr_3", "snr_5", "neg_elbo_3", "neg_elbo_5"}
+    names = ("snr", "median_snr", "neg_elbo")
+    assert set(found.metrics) == {f"{name}_{mark}" for name in names for mark in (3, 5)}
     assert found.metrics["snr_3"] == shorter.metrics["snr_3"]
     assert found.metrics["neg_elbo_3"] == shorter.metrics["neg_elbo_3"]
     assert all(len(values) == 4 for values in found.details["mean_stds"].values())
