@@ -21,12 +21,12 @@ def tied_std(log_u: Tensor, log_v: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def scale_by_tied(matrix: Tensor, log_u: Tensor, log_v: Tensor) -> None:
-    """Multiply a matrix [m, n] by σ = U Vᵀ, entry by entry and in place, σ being formed in pieces of rows."""
-    u, v = log_u.exp(), log_v.exp()
+def draw_tied(mean: Tensor, u: Tensor, v: Tensor, noise: Tensor) -> None:
+    """Turn noise [m, n] into mean + σ ∘ noise in place, σ = U Vᵀ being formed in pieces of rows."""
     step = _rows_at_once(v)
-    for rows, part in zip(u.split(step, 1), matrix.split(step), strict=True):
-        part.mul_(torch.mm(rows.mT, v))
+    pieces = zip(u.split(step, 1), mean.split(step), noise.split(step), strict=True)
+    for rows, centre, part in pieces:
+        torch.addcmul(centre, torch.mm(rows.mT, v), part, out=part)
 
 
 def sum_log_std(log_u: Tensor, log_v: Tensor) -> Tensor:
@@ -34,11 +34,6 @@ def sum_log_std(log_u: Tensor, log_v: Tensor) -> Tensor:
     if len(log_u) == 1:
         return log_v.shape[1] * log_u.sum() + log_u.shape[1] * log_v.sum()
     return _SumLogStd.apply(log_u, log_v)  # pyright: ignore[reportReturnType]
-
-
-def tied_kl(mean: Tensor, log_u: Tensor, log_v: Tensor, prior_std: float) -> Tensor:
-    """KL( k-tied ‖ N(0, s²) ) = (‖μ‖² + ⟨UᵀU, VᵀV⟩) / 2s² − Σ log(U Vᵀ) + mn (log s − ½); no σ is kept."""
-    return _TiedKL.apply(mean, log_u, log_v, prior_std)  # pyright: ignore[reportReturnType]
 
 
 def pair_factors(log_factors: Tensor, *, counted: bool) -> Tensor:
@@ -87,65 +82,13 @@ class _SumLogStd(torch.autograd.Function):
         return gradients[0] * du, gradients[0] * dv
 
 
-class _TiedKL(torch.autograd.Function):
-    """All terms and all gradients but the mean's in one go."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, log_u: Tensor, log_v: Tensor, prior_std: float) -> Tensor:
-        u, v = log_u.exp(), log_v.exp()
-        if len(u) == 1:
-            (m, n) = u.shape[1], v.shape[1]
-            terms = n * log_u.sum() + m * log_v.sum(), u.reciprocal().mul_(n), v.reciprocal().mul_(m)
-        else:
-            terms = _log_terms(u, v, any(ctx.needs_input_grad[1:3]))
-        kl, du, dv = _kl_terms(mean, u, v, *terms, prior_std)
-        ctx.precision = prior_std**-2
-        ctx.save_for_backward(mean, du, dv)
-        return kl
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, Tensor, Tensor, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (gradient,) = gradients
-        mean, du, dv = ctx.saved_tensors
-        d_mean = mean * (gradient * ctx.precision) if ctx.needs_input_grad[0] else None
-        return d_mean, gradient * du, gradient * dv, None
-
-
-class TiedDraw(torch.autograd.Function):
-    """μ + σ ε (or σ ε alone) in the shape of μ, and the divergence of `tied_kl`: σ is formed once for both."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, log_u: Tensor, log_v: Tensor, noise: Tensor, prior_std: float, centred: bool
-    ) -> tuple[Tensor, Tensor]:
-        u, v = log_u.exp(), log_v.exp()
-        std = torch.mm(u.mT, v)
-        spread = std.view(mean.shape)
-        weight = spread * noise if centred else torch.addcmul(mean, spread, noise)
-        inverse = std.reciprocal()
-        terms = std.log_().sum(), torch.mm(v, inverse.mT), torch.mm(u, inverse)
-        kl, du, dv = _kl_terms(mean, u, v, *terms, prior_std)
-        ctx.precision, ctx.centred = prior_std**-2, centred
-        ctx.save_for_backward(mean, u, v, du, dv, noise)
-        return weight, kl
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        d_weight, d_kl = gradients
-        mean, u, v, du, dv, noise = ctx.saved_tensors
-        scale = d_kl * ctx.precision
-        d_mean = mean * scale if ctx.centred else torch.addcmul(d_weight, mean, scale)
-        slope = (d_weight * noise).reshape(u.shape[1], v.shape[1])  # with respect to σ
-        d_u = torch.mm(v, slope.mT).mul_(u).addcmul_(du, d_kl)
-        d_v = torch.mm(u, slope).mul_(v).addcmul_(dv, d_kl)
-        return d_mean, d_u, d_v, None, None, None
-
-
 def _log_terms(u: Tensor, v: Tensor, slopes: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Σ log(U Vᵀ) and, if asked for, its gradients R V and Rᵀ U with R = 1/(U Vᵀ), in pieces of rows."""
     step = _rows_at_once(v)
+    if u.shape[1] <= step:
+        std = torch.mm(u.mT, v)
+        inverse = std.reciprocal()
+        return std.log_().sum(), torch.mm(v, inverse.mT), torch.mm(u, inverse)
     totals, du, dv = [], [], torch.zeros_like(v)
     for rows in u.split(step, 1):
         std = torch.mm(rows.mT, v)
@@ -154,33 +97,35 @@ def _log_terms(u: Tensor, v: Tensor, slopes: bool) -> tuple[Tensor, Tensor, Tens
             du.append(torch.mm(v, inverse.mT))
             dv.addmm_(rows, inverse)
         totals.append(std.log_().sum())
-    total = totals[0] if len(totals) == 1 else torch.stack(totals).sum()
-    return total, torch.cat(du, 1) if slopes else torch.zeros_like(u), dv
+    return torch.stack(totals).sum(), torch.cat(du, 1) if slopes else torch.zeros_like(u), dv
 
 
 def _rows_at_once(v: Tensor) -> int:
     return max(1, (CPU_CHUNK if v.device.type == "cpu" else CHUNK) // v.shape[1])
 
 
-def _kl_terms(
-    mean: Tensor, u: Tensor, v: Tensor, logs: Tensor, du: Tensor, dv: Tensor, prior_std: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The divergence from N(0, s²), and its gradients with respect to log_u and log_v.
+def tied_kl_terms(mean: Tensor, u: Tensor, v: Tensor, prior_std: float) -> tuple[Tensor, Tensor, Tensor]:
+    """KL( k-tied ‖ N(0, s²) ) and its gradients with respect to log_u and log_v.
+
+    KL = (‖μ‖² + ⟨UᵀU, VᵀV⟩) / 2s² − Σ log(U Vᵀ) + mn (log s − ½): only the logarithms need σ, which is formed
+    in pieces.
 
     Args:
         mean: of any shape.
-        u: U.
-        v: V.
-        logs: Σ log(U Vᵀ).
-        du: its gradient R V; overwritten.
-        dv: its gradient Rᵀ U; overwritten.
+        u: U, [k, m].
+        v: V, [k, n].
         prior_std: s.
     """
-    precision = prior_std**-2
+    (rank, m), n, precision = u.shape, v.shape[1], prior_std**-2
+    if rank == 1:  # separates: n Σ log u + m Σ log v
+        logs = u.log().sum().mul_(n).add_(v.log().sum(), alpha=m)
+        du, dv = u.reciprocal().mul_(n), v.reciprocal().mul_(m)
+    else:
+        logs, du, dv = _log_terms(u, v, slopes=True)
     uu, vv = torch.mm(u, u.mT), torch.mm(v, v.mT)
-    # d/dU = U VᵀV / s² − R V and d/d log u = u d/du; likewise for V
+    # d/dU = U VᵀV / s² − R V with R = 1/σ, and d/d log u = u d/du; likewise for V
     du = du.addmm_(vv, u, beta=-1, alpha=precision).mul_(u)
     dv = dv.addmm_(uu, v, beta=-1, alpha=precision).mul_(v)
-    quadratic = torch.linalg.vector_norm(mean).square_().add_((uu * vv).sum())  # Σ μ² + Σ σ²
-    constant = mean.numel() * (math.log(prior_std) - 0.5)
+    quadratic = torch.linalg.vector_norm(mean).square_().add_(uu.mul_(vv).sum())  # Σ μ² + Σ σ²
+    constant = m * n * (math.log(prior_std) - 0.5)
     return quadratic.mul_(precision / 2).sub_(logs).add_(constant), du, dv

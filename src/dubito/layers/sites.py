@@ -1,4 +1,4 @@
-"""Sites: weight tensors and the nodes that feed them, so that node factors can be folded into weights."""
+"""Sites: weight tensors and the nodes on both sides of them, so that node factors can be folded into weights."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -12,7 +12,7 @@ LAYERS = (nn.Linear, _ConvNd, nn.RNNBase, nn.RNNCellBase, nn.MultiheadAttention,
 
 @dataclass(frozen=True)
 class Site:
-    """One weight tensor whose input nodes can carry factors.
+    """One weight tensor whose input and output nodes can carry factors.
 
     Attributes:
         parameter: the user's name of the weight.
@@ -22,7 +22,9 @@ class Site:
         factor_view: the shape in which the factors meet the weight.
         hooked: whether the module multiplies its input by the weight directly, so that factors can be put on
             the input instead; else they are folded into the weight.
-        channel_axis: the axis of the input that holds the nodes.
+        channel_axis: the axis of the input, and of the output, that holds the nodes.
+        outputs: the shape of the factors on the output side.
+        output_view: the shape in which those meet the weight's `view`.
     """
 
     parameter: str
@@ -32,10 +34,25 @@ class Site:
     factor_view: tuple[int, ...]
     hooked: bool = False
     channel_axis: int = -1
+    outputs: tuple[int, ...] = ()
+    output_view: tuple[int, ...] = ()
 
-    def fold(self, weight: Tensor, factors: Tensor) -> Tensor:
-        """W with every column scaled by its input node's factor: W (x ∘ s) = (W diag(s)) x."""
-        return (weight.reshape(self.view) * factors.reshape(self.factor_view)).reshape(weight.shape)
+    def fold(self, weight: Tensor, factors: Tensor | None, outputs: Tensor | None = None) -> Tensor:
+        """W with its columns scaled by the input nodes' factors and its rows by the output nodes': W ∘ r sᵀ.
+
+        The layer then answers (W ∘ r sᵀ) x = (W (x ∘ s)) ∘ r   [rank-1, Eq. 1]
+        """
+        folded = weight.reshape(self.view)
+        if factors is not None:
+            folded = folded * factors.reshape(self.factor_view)
+        if outputs is not None:
+            folded = folded * outputs.reshape(self.output_view)
+        return folded.reshape(weight.shape)
+
+    def add(self, weight: Tensor, factors: Tensor, outputs: Tensor) -> Tensor:
+        """W + r sᵀ, the same at all positions of a kernel."""
+        product = factors.reshape(self.factor_view) * outputs.reshape(self.output_view)
+        return (weight.reshape(self.view) + product).reshape(weight.shape)
 
     def on_input(self, inputs: Tensor, factors: Tensor) -> Tensor:
         """The module's inputs [B, ...] with factors [B, nodes] on their channels."""
@@ -56,15 +73,22 @@ class Site:
         return cls(**fields)
 
 
-def find_sites(network: nn.Module) -> list[Site]:
-    """All sites of a network, in the order of its modules; a shared weight is one site."""
+def find_sites(network: nn.Module, *, embeddings: bool = False) -> list[Site]:
+    """All sites of a network, in the order of its modules; a shared weight is one site.
+
+    Args:
+        network: the network.
+        embeddings: take embeddings too: their input nodes are the tokens.
+    """
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     sites: dict[str, Site] = {}
     users: dict[str, list[tuple[str, Site | None]]] = {}
     for path, module in network.named_modules(remove_duplicate=False):
         # A weight computed from others (a parametrisation) has no name of its own and cannot be folded.
         own = {
-            names[id(w)]: Site(names[id(w)], *site) for w, site in _of_module(path, module) if id(w) in names
+            names[id(w)]: Site(names[id(w)], (path,), *site)
+            for w, site in _of_module(module, embeddings)
+            if id(w) in names
         }
         for name in dict.fromkeys(names[id(parameter)] for parameter in module.parameters(recurse=False)):
             users.setdefault(name, []).append((path, own.get(name)))
@@ -82,32 +106,44 @@ def find_sites(network: nn.Module) -> list[Site]:
     return list(sites.values())
 
 
-def _of_module(path: str, module: nn.Module) -> list[tuple[Tensor, tuple[Any, ...]]]:
-    """Weights of one module with the fields of their sites after the name."""
+def _of_module(module: nn.Module, embeddings: bool) -> list[tuple[Tensor, tuple[Any, ...]]]:
+    """Weights of one module with the fields of their sites after the modules."""
     if isinstance(module, nn.Linear):
-        return [(module.weight, _columns(path, module.weight, hooked=True))]
-    if isinstance(module, _ConvTransposeNd):
-        nodes, rest = module.in_channels, tuple(module.weight.shape[1:])
-        axis = -1 - len(module.kernel_size)
-        return [(module.weight, ((path,), (nodes,), (nodes, *rest), (nodes, *(1 for _ in rest)), True, axis))]
+        return [(module.weight, _matrix(module.weight, hooked=True))]
     if isinstance(module, _ConvNd):
-        groups, nodes = module.groups, module.in_channels
-        kernel = tuple(module.weight.shape[2:])
-        view = (groups, module.out_channels // groups, nodes // groups, *kernel)
-        factor_view = (groups, 1, nodes // groups, *(1 for _ in kernel))
-        return [(module.weight, ((path,), (nodes,), view, factor_view, True, -1 - len(kernel)))]
+        return [(module.weight, _kernel(module))]
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         weights = [p for name, p in module.named_parameters(recurse=False) if name.startswith("weight_")]
-        return [(weight, _columns(path, weight)) for weight in weights]
+        return [(weight, _matrix(weight)) for weight in weights]
     if isinstance(module, nn.MultiheadAttention):
         if module.in_proj_weight is None:
             separate = (module.q_proj_weight, module.k_proj_weight, module.v_proj_weight)
-            return [(weight, _columns(path, weight)) for weight in separate]
+            return [(weight, _matrix(weight)) for weight in separate]
         size = module.embed_dim  # query, key and value projections stand in one tensor
-        return [(module.in_proj_weight, ((path,), (3, size), (3, size, size), (3, 1, size), False, -1))]
+        view = (3, size, size)
+        return [(module.in_proj_weight, ((3, size), view, (3, 1, size), False, -1, (3, size), (3, size, 1)))]
+    if isinstance(module, nn.Embedding) and embeddings:
+        tokens, width = module.weight.shape
+        shape = (tokens, width)
+        return [(module.weight, ((tokens,), shape, (tokens, 1), True, -1, (width,), (1, width)))]
     return []
 
 
-def _columns(path: str, weight: Tensor, hooked: bool = False) -> tuple[Any, ...]:
+def _kernel(module: _ConvNd) -> tuple[Any, ...]:
+    groups, nodes, outputs = module.groups, module.in_channels, module.out_channels
+    kernel = tuple(module.weight.shape[2:])
+    ones = tuple(1 for _ in kernel)
+    inner, outer = nodes // groups, outputs // groups
+    axis = -1 - len(kernel)
+    if isinstance(module, _ConvTransposeNd):
+        view = (groups, inner, outer, *kernel)
+        sides = (groups, inner, 1, *ones), (groups, 1, outer, *ones)
+    else:
+        view = (groups, outer, inner, *kernel)
+        sides = (groups, 1, inner, *ones), (groups, outer, 1, *ones)
+    return (nodes,), view, sides[0], True, axis, (outputs,), sides[1]
+
+
+def _matrix(weight: Tensor, hooked: bool = False) -> tuple[Any, ...]:
     rows, nodes = weight.shape
-    return (path,), (nodes,), (rows, nodes), (1, nodes), hooked, -1
+    return (nodes,), (rows, nodes), (1, nodes), hooked, -1, (rows,), (rows, 1)

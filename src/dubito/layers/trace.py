@@ -31,11 +31,13 @@ class Visit:
         reads_input: whether it reads the network's own inputs, untouched but for views, or what the first
             named module reads (inputs that the network only prepared).
         calls: how often one forward pass calls it.
+        size: numbers in its inputs per row, of all calls.
     """
 
     layout: Layout
     reads_input: bool
     calls: int
+    size: float = 0.0
 
 
 def trace(network: nn.Module, inputs: Inputs, names: Iterable[str]) -> dict[str, Visit]:
@@ -54,7 +56,8 @@ def trace(network: nn.Module, inputs: Inputs, names: Iterable[str]) -> dict[str,
         pairs = list(zip(many[name], one.get(name, []), strict=False))
         layouts = {_layout(a, b, max(rows, 2)) for a, b in pairs}
         agreed = layouts.pop() if len(layouts) == 1 and len(many[name]) == len(one.get(name, [])) else None
-        visits[name] = Visit(agreed or Layout.UNKNOWN, name in reading, len(many[name]))
+        size = sum(tensor.numel() for tensor in many[name]) / max(rows, 2)
+        visits[name] = Visit(agreed or Layout.UNKNOWN, name in reading, len(many[name]), size)
     return visits
 
 

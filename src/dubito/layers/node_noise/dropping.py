@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .sites import Site
-from .trace import Layout, Visit
+from ..sites import Site
+from ..trace import Layout, Visit
 
 
 def per_example(site: Site, visits: Mapping[str, Visit]) -> bool:

@@ -1,0 +1,230 @@
+"""Laws of node factors: a variational family with its prior, as frozen settings.
+
+A factor is mean + std · noise, or its exponential where factors are positive. `mean` and `std` are the location
+and scale of the family, on the scale of logarithms for positive ones.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from numbers import Real
+from typing import ClassVar
+
+import torch
+from torch import Tensor, distributions
+from torch.distributions import Distribution, kl_divergence
+
+from .distributions import divergences as divergences  # registers what torch lacks
+from .errors import ConfigError, require_fraction, require_positive
+
+
+class Family(ABC):
+    """The law of the factors of one side of a layer."""
+
+    #: Whether factors are random; a point mass is learned like a weight.
+    random: ClassVar[bool] = True
+    #: Whether tails are so light that no number of a generator lies more than nine standard deviations out.
+    light: ClassVar[bool] = True
+    #: Whether factors are exponentials, and above 0.
+    positive: ClassVar[bool] = False
+
+    @abstractmethod
+    def law(self, mean: Tensor, std: Tensor) -> Distribution:
+        """The distribution of factors with these locations and scales, before any clamping."""
+
+    @abstractmethod
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        """Divergence from the prior in nats, one per factor."""
+
+    def noise(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Standard noise of the family."""
+        return torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Normal(Family):
+    """Normal factors.
+
+    Args:
+        prior_mean: of the Normal prior.
+        prior_std: likewise.
+    """
+
+    prior_mean: float = 1.0
+    prior_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_real(prior_mean=self.prior_mean)
+        require_positive(prior_std=self.prior_std)
+
+    def law(self, mean: Tensor, std: Tensor) -> Distribution:
+        return distributions.Normal(mean, std, validate_args=False)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        # KL(N(m, s²) ‖ N(m₀, s₀²)) = log(s₀/s) + (s² + (m − m₀)²) / 2s₀² − ½
+        ratio = std / self.prior_std
+        distance = (mean - self.prior_mean) / self.prior_std
+        return 0.5 * (ratio.square() + distance.square() - 1) - ratio.log()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cauchy(Family):
+    """Cauchy factors: heavy tails, which a method clamps.
+
+    Args:
+        prior_mean: location of the Cauchy prior.
+        prior_std: its scale.
+    """
+
+    light = False
+
+    prior_mean: float = 1.0
+    prior_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_real(prior_mean=self.prior_mean)
+        require_positive(prior_std=self.prior_std)
+
+    def law(self, mean: Tensor, std: Tensor) -> Distribution:
+        return distributions.Cauchy(mean, std, validate_args=False)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        prior = self.law(torch.full_like(mean, self.prior_mean), torch.full_like(std, self.prior_std))
+        return kl_divergence(self.law(mean, std), prior)
+
+    def noise(self, shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        # tan(π(u − ½)) of a uniform is five times as fast as `cauchy_`
+        uniform = torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device)
+        return uniform.sub_(0.5).mul_(math.pi).tan_()
+
+
+class PositiveFamily(Family):
+    """Log-Normal factors under one of several priors."""
+
+    positive = True
+
+    def law(self, mean: Tensor, std: Tensor) -> Distribution:
+        return distributions.LogNormal(mean, std, validate_args=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogNormal(PositiveFamily):
+    """Log-Normal factors under a log-Normal prior.
+
+    Args:
+        prior_mean: of the logarithm.
+        prior_std: likewise.
+    """
+
+    prior_mean: float = 0.0
+    prior_std: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_real(prior_mean=self.prior_mean)
+        require_positive(prior_std=self.prior_std)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        return Normal(prior_mean=self.prior_mean, prior_std=self.prior_std).kl(mean, std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HalfCauchy(PositiveFamily):
+    """Log-Normal factors under a half-Cauchy prior, which makes weights horseshoe.
+
+    A half-Cauchy law itself has its mode at 0 and could not gather around 1.
+
+    Args:
+        prior_scale: of the half-Cauchy.
+    """
+
+    prior_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(prior_scale=self.prior_scale)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        prior = distributions.HalfCauchy(torch.full_like(mean, self.prior_scale), validate_args=False)
+        return kl_divergence(self.law(mean, std), prior)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InverseGamma(PositiveFamily):
+    """Log-Normal factors whose squares have an inverse-gamma prior, which makes weights Student-t.
+
+    Args:
+        concentration: of the squares' prior; the Student-t has twice as many degrees of freedom.
+        rate: likewise.
+    """
+
+    concentration: float = 3.0
+    rate: float = 3.0
+
+    def __post_init__(self) -> None:
+        require_positive(concentration=self.concentration, rate=self.rate)
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        # The square of a log-Normal(μ, σ) is a log-Normal(2μ, 2σ), and a divergence is the same for both.
+        like = torch.ones_like(mean)
+        prior = distributions.InverseGamma(self.concentration * like, self.rate * like, validate_args=False)
+        return kl_divergence(self.law(2 * mean, 2 * std), prior)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point(Family):
+    """Factors without spread, learned like weights."""
+
+    random = False
+
+    def law(self, mean: Tensor, std: Tensor) -> Distribution:
+        raise NotImplementedError("a point mass has no density")
+
+    def kl(self, mean: Tensor, std: Tensor) -> Tensor:
+        return torch.zeros_like(mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NearOne:
+    """Means start at N(1, std²), logarithms of positive factors at N(0, std²).
+
+    Args:
+        std: of the start; 0 starts all components alike.
+    """
+
+    std: float = 0.1
+
+    def __post_init__(self) -> None:
+        require_real(std=self.std)
+        if self.std < 0:
+            raise ConfigError(f"std must not be negative, got {self.std!r}")
+
+    def draw(self, shape: tuple[int, ...], family: Family, generator: torch.Generator) -> Tensor:
+        """Where locations start."""
+        centre = 0.0 if family.positive else 1.0
+        return centre + self.std * torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """Means start at 1 or −1.
+
+    Args:
+        probability: of 1; the authors take 0.5 on CIFAR and 0.75 on ImageNet.
+    """
+
+    probability: float = 0.5
+
+    def __post_init__(self) -> None:
+        require_fraction(probability=self.probability, one=True)
+
+    def draw(self, shape: tuple[int, ...], family: Family, generator: torch.Generator) -> Tensor:
+        """Where locations start."""
+        uniform = torch.rand(shape, generator=generator, dtype=torch.float64)
+        return torch.where(uniform < self.probability, 1.0, -1.0).double()
+
+
+def require_real(**values: float) -> None:
+    """Refuse settings that are not finite numbers."""
+    for name, value in values.items():
+        number = isinstance(value, Real) and not isinstance(value, bool)
+        if not (number and abs(value) < float("inf")):
+            raise ConfigError(f"{name} must be a finite number, got {value!r}")

@@ -1,0 +1,93 @@
+"""BatchEnsemble: K networks that share their weights up to factors on inputs and outputs [Wen et al. 2020]."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from torch import nn
+
+from ..errors import ConfigError, require_count, require_positive
+from ..factors import NearOne, Point, Signs
+from ..likelihoods import BuiltLikelihood
+from ..method import TrainedMethod
+from ..networks import Subset
+from ..node_factors import (
+    Arrangement,
+    ComponentObjective,
+    NodePosterior,
+    check_arrangement,
+    sites_of,
+    structure_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchEnsemble(TrainedMethod):
+    """Weights W ∘ r_k s_kᵀ for K members, with all of W, r and s learned as points, and biases per member.
+
+    Args:
+        components: K, the number of members.
+        initial: where factors start: `factors.NearOne()` or `factors.Signs()`.
+        log_mixture: train on the log of the mean likelihood of the members instead of the mean of the logs.
+        factor_rate: multiplies the learning rate of the factors.
+        arrangement: "tile" sends the members through the network at once, "loop" one after the other; "auto"
+            takes the tile where it fits into memory.
+        subset: the weights that carry factors, by names or by a predicate of (name, tensor); None takes all.
+    """
+
+    components: int = 4
+    initial: NearOne | Signs = NearOne(std=0.5)
+    log_mixture: bool = False
+    factor_rate: float = 0.5
+    arrangement: Arrangement = "auto"
+    subset: Subset = None
+
+    posterior_type = NodePosterior
+    families: ClassVar[tuple[Point, Point]] = (Point(), Point())
+    bound: ClassVar[None] = None
+    additive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_count(components=self.components)
+        if not isinstance(self.initial, NearOne | Signs):
+            raise ConfigError(f"initial must be factors.NearOne() or factors.Signs(), got {self.initial!r}")
+        if not isinstance(self.log_mixture, bool):
+            raise ConfigError(f"log_mixture must be True or False, got {self.log_mixture!r}")
+        require_positive(factor_rate=self.factor_rate)
+        check_arrangement(self.arrangement)
+
+    def _objective(
+        self,
+        network: nn.Module,
+        likelihood: BuiltLikelihood,
+        num_data: int,
+        modes: Mapping[str, bool],
+        *,
+        seed: int,
+    ) -> ComponentObjective:
+        sites = sites_of(network, self.subset)
+        structure = structure_of(
+            network,
+            sites,
+            self.families,
+            self.components,
+            initial=self.initial,
+            initial_std=0.0,
+            seed=seed,
+        )
+        names = tuple(site.parameter for site in sites)
+        draft = NodePosterior(
+            network,
+            likelihood,
+            method=self if self.subset is None else replace(self, subset=names),
+            structure=structure,
+            details={"sites": [site.to_json() for site in sites]},
+        )
+        return ComponentObjective(
+            draft,
+            arrangement=self.arrangement,
+            log_mixture=self.log_mixture,
+            factor_rate=self.factor_rate,
+            num_data=num_data,
+            modes=modes,
+        )

@@ -1,0 +1,138 @@
+"""The implicit Bayesian network's settings and start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ... import seeds
+from ...errors import ConfigError, require_count, require_positive
+from ...factors import NearOne, Normal
+from ...likelihoods import BuiltLikelihood, inverse_softplus
+from ...method import TrainedMethod
+from ...networks import Subset
+from ...node_factors import Arrangement, bias_names, check_arrangement, sites_of, structure_of
+from .objective import ROWS, ImplicitObjective
+from .posterior import ImplicitPosterior
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implicit(TrainedMethod):
+    """Weights W diag(z) with a point estimate W and Normal factors z on the inputs of layers, in K components.
+
+    Each row of a batch belongs to one component. Start it from a trained network to have the paper's two phases:
+    weights first, then weights and factors together.
+
+    Args:
+        components: K, the size of the mixture.
+        noise_samples: S, draws of a row's factors per step.
+        prior_std: standard deviation of the Normal prior around 1.
+        mean_std: standard deviation of the Normal around 1 that means start from.
+        initial_std: standard deviations start at |N(initial_std, initial_spread²)|.
+        initial_spread: likewise.
+        kl: "mixture-mean" is the paper's, of the mean of the components, which fixes their mean and Σ σ² and
+            leaves their spread free; "components" is the mean of their own divergences.
+        bias_factors: let a factor per component multiply each bias, as the authors' code does.
+        arrangement: "tile" sends the S draws through the network at once, "loop" one after the other; "auto"
+            takes the tile where it fits into memory.
+        subset: the weights whose inputs carry factors, by names or by a predicate of (name, tensor); None takes
+            all.
+    """
+
+    components: int = 4
+    noise_samples: int = 1
+    prior_std: float = 0.1
+    mean_std: float = 0.5
+    initial_std: float = 0.05
+    initial_spread: float = 0.02
+    kl: Literal["mixture-mean", "components"] = "mixture-mean"
+    bias_factors: bool = False
+    arrangement: Arrangement = "auto"
+    subset: Subset = None
+
+    posterior_type = ImplicitPosterior
+    bound: ClassVar[None] = None
+    additive: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        require_count(components=self.components, noise_samples=self.noise_samples)
+        require_positive(prior_std=self.prior_std, initial_std=self.initial_std)
+        for name in ("mean_std", "initial_spread"):
+            if getattr(self, name) != 0:
+                require_positive(**{name: getattr(self, name)})
+        if self.kl not in ("mixture-mean", "components"):
+            raise ConfigError(f'kl must be "mixture-mean" or "components", got {self.kl!r}')
+        if not isinstance(self.bias_factors, bool):
+            raise ConfigError(f"bias_factors must be True or False, got {self.bias_factors!r}")
+        check_arrangement(self.arrangement)
+
+    @property
+    def families(self) -> tuple[Normal, None]:
+        """The law of factors on input nodes; output nodes have none."""
+        return Normal(prior_mean=1.0, prior_std=self.prior_std), None
+
+    def _objective(
+        self,
+        network: nn.Module,
+        likelihood: BuiltLikelihood,
+        num_data: int,
+        modes: Mapping[str, bool],
+        *,
+        seed: int,
+    ) -> ImplicitObjective:
+        sites = sites_of(network, self.subset, embeddings=False)
+        structure = structure_of(
+            network,
+            sites,
+            self.families,
+            self.components,
+            initial=NearOne(std=self.mean_std),
+            initial_std=self.initial_std,
+            biases=False,
+            seed=seed,
+        )
+        for name, raw in structure["input_raw_std"].items():
+            structure["input_raw_std"][name] = self._raw_std(raw, seed, name)
+        if self.bias_factors:
+            own = dict(network.named_parameters())
+            names = bias_names(network, sites)
+            starts = {
+                name: 1 + self.mean_std * noise(own[name].new_empty(self.components), seed, "bias", name)
+                for name in names
+            }
+            structure["bias_mean"] = starts
+            structure["bias_raw_std"] = {
+                name: self._raw_std(start, seed, name) for name, start in starts.items()
+            }
+        structure["statistics"] = {
+            ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
+        }
+        names = tuple(site.parameter for site in sites)
+        draft = ImplicitPosterior(
+            network,
+            likelihood,
+            method=self if self.subset is None else replace(self, subset=names),
+            structure=structure,
+            details={"sites": [site.to_json() for site in sites]},
+        )
+        return ImplicitObjective(
+            draft,
+            noise_samples=self.noise_samples,
+            mixture_mean=self.kl == "mixture-mean",
+            arrangement=self.arrangement,
+            num_data=num_data,
+            modes=modes,
+        )
+
+    def _raw_std(self, like: Tensor, seed: int, name: str) -> Tensor:
+        """softplus⁻¹ of |N(initial_std, initial_spread²)|."""
+        std = (self.initial_std + self.initial_spread * noise(like, seed, "std", name)).abs()
+        return inverse_softplus(std.clamp_min(1e-6))
+
+
+def noise(like: Tensor, seed: int, *path: str) -> Tensor:
+    """Standard Normal numbers in the shape of a tensor, the same on all devices."""
+    stream = seeds.generator(seed, "implicit", *path)
+    return torch.randn(like.shape, generator=stream, dtype=torch.float64).to(like)

@@ -1,0 +1,195 @@
+"""The loss of the implicit network: rows divided among the components, S draws of noise per row."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import ConfigError, NetworkError
+from ...factors import Normal
+from ...inputs import Batch, Inputs, rows_of, take
+from ...layers.node_noise import Factor, Sides, factors_on
+from ...layers.sites import Site
+from ...networks import run
+from ...node_factors import Arrangement, Drawn, NodeObjective, Stds
+from ...training import Plan, Processes, Stepper, Training
+from .posterior import ImplicitPosterior
+
+#: The rows seen in training, among what a posterior stores.
+ROWS = "rows seen"
+
+
+@dataclass(frozen=True)
+class DividedNoise(Drawn):
+    """Noise of a batch.
+
+    Attributes:
+        start: the component of the first row; the others follow in turn.
+        noise: by parameter: [S, n, nodes]; [S, K, nodes] where the rows of a component share it.
+        bias_noise: by bias: [S, n].
+    """
+
+    start: int
+    noise: dict[str, Tensor]
+    bias_noise: dict[str, Tensor]
+
+
+class ImplicitObjective(NodeObjective):
+    """The negative evidence bound; a pass is one of the S draws   [Eq. 16, Algorithm 1].
+
+    Row after row the components take turns, from batch to batch: over an epoch, or any number of rows, all see
+    the same number to within one.
+
+    Args:
+        draft: the posterior under training.
+        noise_samples: S.
+        mixture_mean: take the divergence of the components' mean instead of the mean of the divergences.
+        arrangement: of the S draws.
+        num_data: the number of training rows.
+        modes: modules by name that stay in evaluation mode while training.
+    """
+
+    draft: ImplicitPosterior  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(
+        self,
+        draft: ImplicitPosterior,
+        *,
+        noise_samples: int,
+        mixture_mean: bool,
+        arrangement: Arrangement,
+        num_data: int,
+        modes: Mapping[str, bool] | None = None,
+    ) -> None:
+        self.noise_samples, self.mixture_mean = noise_samples, mixture_mean
+        super().__init__(draft, arrangement=arrangement, num_data=num_data, modes=modes)
+
+    @property
+    def passes(self) -> int:
+        return self.noise_samples
+
+    def bind(self, inputs: Inputs) -> None:
+        super().bind(inputs)
+        shared = sorted(self.draft.shared)
+        if shared and self.draft.method.bias_factors:
+            raise NetworkError(
+                f"bias_factors need layers whose rows can be told apart, which these are not: {shared}; leave them off"
+            )
+
+    def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> Stepper:
+        asked = training.batch_size or 128
+        if self.draft.num_components > asked:
+            raise ConfigError(
+                f"components must be at most the batch size, got {self.draft.num_components} and {asked}; "
+                "raise batch_size or lower components"
+            )
+        return super().stepper(training, plan, processes, seed)
+
+    def drawn(self, batch: Batch, generator: torch.Generator | None) -> DividedNoise:
+        draft, rows = self.draft, rows_of(batch.inputs)
+        total, passes = batch.total or rows, self.passes
+        own, shared, weights = slice(batch.first, batch.first + rows), draft.shared, draft.weights()
+        half = -(-total // 2)
+        noise: dict[str, Tensor] = {}
+        for site in draft.sites:
+            weight = weights[site.parameter]
+            alone = site.parameter not in shared
+            shape = (passes, half if alone else draft.num_components, *site.shape)
+            drawn = torch.randn(shape, generator=generator, dtype=weight.dtype, device=weight.device)
+            if alone:  # two halves of the rows share the size of their noise, with signs of their own
+                signs = torch.randint(2, site.shape, generator=generator, device=weight.device)
+                drawn = torch.cat([drawn, drawn * (2 * signs - 1).to(weight.dtype)], 1)[:, own]
+            noise[site.parameter] = drawn
+        bias_noise = {}
+        if draft.method.bias_factors:
+            for name, mean in draft.group("bias_mean").items():
+                shape = (passes, total)
+                drawn = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
+                bias_noise[name] = drawn[:, own]
+        seen = draft.group("statistics")[ROWS]
+        start = (int(seen) + batch.first) % draft.num_components
+        return DividedNoise(draft.stds(), start, noise, bias_noise)
+
+    def batch_loss(self, batch: Batch, *args: Any, **kwargs: Any) -> Any:
+        loss = super().batch_loss(batch, *args, **kwargs)
+        with torch.no_grad():
+            self.draft.group("statistics")[ROWS].add_(batch.total or rows_of(batch.inputs))
+        return loss
+
+    def sides(self, site: Site, chosen: slice, drawn: Any) -> Sides:
+        mean = self.draft.group("input_mean")[site.parameter]
+        std, noise = drawn.stds["input", site.parameter], drawn.noise[site.parameter][chosen]
+        return Sides(Factor(in_turn(mean, std, noise, drawn.start), given=True), None)
+
+    def biases(self, chosen: slice, drawn: Any) -> dict[str, Tensor]:
+        own = self.draft.weights()
+        found = {}
+        for name, noise in drawn.bias_noise.items():
+            mean, std = self.draft.group("bias_mean")[name], drawn.stds["bias", name]
+            factors = in_turn(mean.unsqueeze(1), std.unsqueeze(1), noise[chosen].unsqueeze(-1), drawn.start)
+            found[name] = factors * own[name]
+        return found
+
+    def one_pass(self, index: int, batch: Batch, drawn: Drawn) -> Tensor:
+        assert isinstance(drawn, DividedNoise)
+        if not self.draft.shared:
+            return super().one_pass(index, batch, drawn)
+        # Factors that rows share are put into weights, so each component's rows go through the network apart.
+        components, rows = self.draft.num_components, rows_of(batch.inputs)
+        outputs, places = [], []
+        for turn in range(min(components, rows)):
+            own = torch.arange(turn, rows, components)
+            component = (drawn.start + turn) % components
+            outputs.append(self._component_pass(index, component, own, batch, drawn))
+            places.append(own)
+        return torch.cat(outputs)[torch.cat(places).argsort()]
+
+    def _component_pass(
+        self, index: int, component: int, own: Tensor, batch: Batch, drawn: DividedNoise
+    ) -> Tensor:
+        """Outputs of the rows `own`, which belong to one component."""
+        draft = self.draft
+        weights, inputs = draft.weights(), take(batch.inputs, own)
+        placed: dict[Site, Sides] = {}
+        folded: dict[str, Tensor] = {}
+        for site in draft.sites:
+            name = site.parameter
+            mean, std = draft.group("input_mean")[name][component], drawn.stds["input", name][component]
+            noise = drawn.noise[name][index]
+            if name in draft.shared:
+                value = torch.addcmul(mean, std, noise[component])
+                folded[name] = site.fold(weights[name], value)
+            else:
+                values = torch.addcmul(mean, std, noise[own])
+                placed[site] = Sides(Factor(values.unsqueeze(0), given=True), None)
+        with factors_on(draft.network, placed, {}, passes=1, rows=len(own)):
+            return run(draft.network, folded, inputs)
+
+    def divergence(self, stds: Stds) -> Tensor:
+        means, deviations = self.draft.mixture(stds)
+        family: Normal = self.draft.method.families[0]
+        if not self.mixture_mean:
+            return family.kl(means, deviations).sum() / len(means)
+        # μ̂ = 1/K Σ μ_k and σ̂² = 1/K² Σ σ_k²   [Eq. 22-24]
+        deviation = deviations.square().sum(0).sqrt() / len(means)
+        return family.kl(means.mean(0), deviation).sum()
+
+
+def in_turn(mean: Tensor, std: Tensor, noise: Tensor, start: int) -> Tensor:
+    """mean_k + std_k · noise with component k = (start + b) mod K for row b: [S, n, nodes].
+
+    Args:
+        mean: [K, nodes].
+        std: likewise.
+        noise: [S, n, nodes].
+        start: the component of the first row.
+    """
+    components, rows = len(mean), noise.shape[1]
+    missing = -rows % components
+    if missing:
+        noise = torch.cat([noise, noise.new_zeros(len(noise), missing, *noise.shape[2:])], 1)
+    rounds = noise.unflatten(1, (-1, components))
+    values = torch.addcmul(mean.roll(-start, 0), std.roll(-start, 0), rounds).flatten(1, 2)
+    return values[:, :rows] if missing else values

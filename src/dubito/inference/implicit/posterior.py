@@ -1,0 +1,57 @@
+"""Shared weights and biases, and K components of Normal factors on the inputs of layers."""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...layers.node_noise import Factor, Sides, fold
+from ...networks import with_flags, with_weights
+from ...node_factors import NodePosterior
+
+
+class ImplicitPosterior(NodePosterior):
+    """W diag(z) with z from one of K Normals per layer   [Eq. 11, 18, 19 with the sum that is meant].
+
+    `structure` holds `input_mean` and `input_raw_std`, [K, nodes]; with factors on biases also `bias_mean` and
+    `bias_raw_std`, [K] by the bias's name; and the number of rows seen in training, by which components take turns.
+    """
+
+    def drawn_biases(self, component: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        stds, own = self.stds(), self.weights()
+        drawn = {}
+        for name in self._names("bias_mean"):
+            noise = torch.randn((), generator=generator, dtype=own[name].dtype, device=own[name].device)
+            factor = self.group("bias_mean")[name][component] + stds["bias", name][component] * noise
+            drawn[name] = factor * own[name]
+        return drawn
+
+    def fold(self, index: int | Literal["mean"] = 0, *, seed: int = 0) -> nn.Module:
+        """A plain network like the user's, in evaluation mode.
+
+        Args:
+            index: the number of the draw of `seed` to put in; "mean" puts in the mean factors of all components.
+            seed: of the draws.
+        """
+        if index != "mean":
+            return super().fold(index, seed=seed)
+        with torch.no_grad():
+            weights = self.weights()
+            for site in self.sites:
+                mean = self.group("input_mean")[site.parameter].mean(0, keepdim=True)
+                weights[site.parameter] = fold(site, weights[site.parameter], Sides(Factor(mean), None))
+            for name in self._names("bias_mean"):
+                weights[name] = weights[name] * self.group("bias_mean")[name].mean()
+            return with_flags(with_weights(self.network, weights), self.trainable)
+
+    def mixture(self, stds: Any = None) -> tuple[Tensor, Tensor]:
+        """Locations and standard deviations of all factors, [K, nodes of the network]."""
+        stds = self.stds() if stds is None else stds
+        means = [self.group(f"{side}_mean")[name].flatten(1) if side == "input" else
+                 self.group(f"{side}_mean")[name].unsqueeze(1) for side, name in stds]  # fmt: skip
+        return torch.cat(means, 1), torch.cat([std.view(len(std), -1) for std in stds.values()], 1)
+
+    def holds(self, name: str) -> str:
+        if name in self._names("bias_mean"):
+            return f"{self.num_components} × Normal on the bias"
+        return super().holds(name)

@@ -1,0 +1,131 @@
+"""Rank-1 Bayesian networks: distributions over factors on the inputs and outputs of layers.
+
+[Dusenberry et al. 2020]
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import nn
+
+from ..errors import ConfigError, require_count, require_fraction, require_positive
+from ..factors import Family, NearOne, Normal, Point, Signs
+from ..likelihoods import BuiltLikelihood
+from ..method import TrainedMethod
+from ..networks import Subset
+from ..node_factors import (
+    Arrangement,
+    ComponentObjective,
+    NodePosterior,
+    check_arrangement,
+    sites_of,
+    structure_of,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank1(TrainedMethod):
+    """Weights W ∘ r sᵀ with a point estimate W and K components of distributions over r and s.
+
+    Args:
+        components: K, the size of the mixture.
+        family: the law of factors with its prior, one of `dubito.factors`.
+        on: the nodes whose factors are random: "input", "output" or "both"; the others are point masses.
+        additive: add r sᵀ to the weight instead of multiplying; give the family a prior mean of 0 with it.
+        initial: where means start: `factors.NearOne()` or `factors.Signs()`; 1 is taken off where additive.
+        initial_rate: standard deviations start at √(p / (1 − p)), those of dropout with rate p.
+        bound: the largest absolute value of a draw; None sets no limit. The divergence is that of the law
+            without it.
+        kl: "mean" over components, or their "sum" as in the authors' code, which weighs it K times as much.
+        log_mixture: train on the log of the mean likelihood of the components instead of the mean of the logs.
+        factor_rate: multiplies the learning rate of the factors.
+        arrangement: "tile" sends the components through the network at once, "loop" one after the other; "auto"
+            takes the tile where it fits into memory.
+        subset: the weights that carry factors, by names or by a predicate of (name, tensor); None takes all.
+    """
+
+    components: int = 4
+    family: Family = Normal()
+    on: Literal["input", "output", "both"] = "both"
+    additive: bool = False
+    initial: NearOne | Signs = NearOne()
+    initial_rate: float = 1e-3
+    bound: float | None = 10.0
+    kl: Literal["mean", "sum"] = "mean"
+    log_mixture: bool = False
+    factor_rate: float = 1.0
+    arrangement: Arrangement = "auto"
+    subset: Subset = None
+
+    posterior_type = NodePosterior
+
+    def __post_init__(self) -> None:
+        require_count(components=self.components)
+        if not isinstance(self.family, Family):
+            raise ConfigError(f"family must be one of dubito.factors, such as Normal(), got {self.family!r}")
+        if self.on not in ("input", "output", "both"):
+            raise ConfigError(f'on must be "input", "output" or "both", got {self.on!r}')
+        if not isinstance(self.initial, NearOne | Signs):
+            raise ConfigError(f"initial must be factors.NearOne() or factors.Signs(), got {self.initial!r}")
+        for name in ("additive", "log_mixture"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.family.positive and (self.additive or isinstance(self.initial, Signs)):
+            what = "added to weights" if self.additive else "started from random signs"
+            raise ConfigError(
+                f"{type(self.family).__name__} factors are above 0 and cannot be {what}; take Normal()"
+            )
+        require_fraction(zero=False, initial_rate=self.initial_rate)
+        require_positive(factor_rate=self.factor_rate)
+        if self.bound is not None:
+            require_positive(bound=self.bound)
+        if self.kl not in ("mean", "sum"):
+            raise ConfigError(f'kl must be "mean" or "sum", got {self.kl!r}')
+        check_arrangement(self.arrangement)
+
+    @property
+    def families(self) -> tuple[Family, Family]:
+        """The laws of factors on input and output nodes."""
+        return (
+            self.family if self.on != "output" else Point(),
+            self.family if self.on != "input" else Point(),
+        )
+
+    def _objective(
+        self,
+        network: nn.Module,
+        likelihood: BuiltLikelihood,
+        num_data: int,
+        modes: Mapping[str, bool],
+        *,
+        seed: int,
+    ) -> ComponentObjective:
+        sites = sites_of(network, self.subset)
+        structure = structure_of(
+            network,
+            sites,
+            self.families,
+            self.components,
+            initial=self.initial,
+            initial_std=(self.initial_rate / (1 - self.initial_rate)) ** 0.5,
+            additive=self.additive,
+            seed=seed,
+        )
+        names = tuple(site.parameter for site in sites)
+        draft = NodePosterior(
+            network,
+            likelihood,
+            method=self if self.subset is None else replace(self, subset=names),
+            structure=structure,
+            details={"sites": [site.to_json() for site in sites]},
+        )
+        return ComponentObjective(
+            draft,
+            arrangement=self.arrangement,
+            log_mixture=self.log_mixture,
+            summed=self.kl == "sum",
+            factor_rate=self.factor_rate,
+            num_data=num_data,
+            modes=modes,
+        )

@@ -1,0 +1,162 @@
+"""Products with node factors whose gradients take few passes over memory."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+#: Bounds of a draw: the least and the largest value, None where there is none.
+Bounds = tuple[float | None, float | None]
+#: Numbers that gradients are computed for at once on CPUs, about a megabyte.
+PIECE = 2**18
+
+
+def drawn(mean: Tensor, std: Tensor, noise: Tensor, bounds: Bounds) -> Tensor:
+    """Mean + std · noise, held between the bounds: [K, 1, C] and [1, n, C] give [K, n, C]."""
+    values = torch.addcmul(mean, std, noise)
+    return values if bounds == (None, None) else values.clamp_(*bounds)
+
+
+def inside(values: Tensor, bounds: Bounds) -> Tensor:
+    """Where draws are not at their bounds; there alone they depend on mean and std."""
+    low, high = bounds
+    below = values < (float("inf") if high is None else high)
+    return below if low is None else below & (values > low)
+
+
+class Scaled(Function):
+    """x ∘ f + b for blocks x [K or 1, n, A, C, Q], factors [K, n or 1, 1, C, 1], biases [K or 1, n or 1, 1, C, 1].
+
+    A and Q are positions before and after the channels; K components may share one block x.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factors: Tensor, bias: Tensor | None) -> Tensor:
+        factors = factors.to(x.dtype)  # autocast lowers activations alone
+        ctx.save_for_backward(x, factors)
+        ctx.bias = None if bias is None else bias.shape
+        return product(x, factors, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (g,) = grads
+        x, factors = ctx.saved_tensors
+        inputs, own, bias = ctx.needs_input_grad
+        gx = torch.empty_like(x) if inputs else None
+        per_row = factors.shape[1] == g.shape[1]
+        gf = (torch.empty_like(factors) if per_row else g.new_zeros(factors.shape)) if own else None
+        gb = g.new_zeros(ctx.bias) if bias else None
+        for rows in pieces(g, x):
+            part = g[:, rows]
+            if gx is not None:
+                _put(gx, rows, part, _rows(factors, rows))
+            if gf is not None and gf.shape == g.shape:
+                torch.mul(part, x[:, rows], out=gf[:, rows])
+            elif gf is not None and per_row:
+                torch.sum(part * x[:, rows], (2, 4), keepdim=True, out=gf[:, rows])
+            elif gf is not None:
+                _add(gf, rows, part * x[:, rows])
+            if gb is not None:
+                _add(gb, rows, part)
+        return gx, gf, gb
+
+
+class ScaledDraw(Function):
+    """x ∘ f + b like `Scaled`, with f = mean + std · noise held between bounds.
+
+    Mean and std are [K, 1, 1, C, 1], the noise [1, n, 1, C, 1].
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, std: Tensor, noise: Tensor, bias: Tensor | None, bounds: Bounds
+    ) -> Tensor:
+        factors = drawn(mean, std, noise, bounds).to(x.dtype)
+        ctx.bounds, ctx.shape = bounds, mean.shape
+        ctx.bias = None if bias is None else bias.shape
+        ctx.save_for_backward(x, factors, noise)
+        return product(x, factors, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (g,) = grads
+        x, factors, noise = ctx.saved_tensors
+        inputs, first, second, _, bias, _ = ctx.needs_input_grad
+        gx = torch.empty_like(x) if inputs else None
+        mean, std = noise.new_zeros(ctx.shape), noise.new_zeros(ctx.shape)
+        gb = g.new_zeros(ctx.bias) if bias else None
+        for rows in pieces(g, x):
+            part = g[:, rows]
+            if gx is not None:
+                _put(gx, rows, part, factors[:, rows])
+            if first or second:
+                own = part * x[:, rows]
+                own = own.sum_to_size((*own.shape[:2], 1, own.shape[3], 1))
+                if ctx.bounds != (None, None):
+                    own = own.mul_(inside(factors[:, rows], ctx.bounds))
+                mean += own.sum(1, keepdim=True)
+                std += own.mul_(noise[:, rows]).sum(1, keepdim=True)
+            if gb is not None:
+                _add(gb, rows, part)
+        return gx, mean, std, None, gb, None
+
+
+def pieces(g: Tensor, x: Tensor) -> list[slice]:
+    """Rows to take together: on CPUs what is made of them on the way should not leave the caches."""
+    rows = g.shape[1]
+    if g.device.type != "cpu" or g.numel() <= PIECE or g.shape != x.shape:
+        return [slice(0, rows)]
+    step = max(1, rows * PIECE // g.numel())
+    return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
+
+
+def _rows(values: Tensor, rows: slice) -> Tensor:
+    """Some rows of a tensor, or the one that stands for all."""
+    return values if values.shape[1] == 1 else values[:, rows]
+
+
+def _put(out: Tensor, rows: slice, g: Tensor, factors: Tensor) -> None:
+    """The product g ∘ f into some rows, summed where components share them."""
+    if out.shape[0] == g.shape[0]:
+        torch.mul(g, factors, out=out[:, rows])
+    else:
+        out[:, rows] = (g * factors).sum(0, keepdim=True)
+
+
+def _add(out: Tensor, rows: slice, part: Tensor) -> None:
+    """Add a part of some rows, summed over what `out` does not tell apart."""
+    own = _rows(out, rows)
+    own += part.sum_to_size(own.shape)
+
+
+def product(x: Tensor, factors: Tensor, bias: Tensor | None) -> Tensor:
+    """X ∘ f + b in the precision of x."""
+    return x * factors if bias is None else torch.addcmul(bias.to(x.dtype), x, factors)
+
+
+class Folded(Function):
+    """W ∘ s ∘ r for a weight in its site's view, with factors of input and output nodes that broadcast to it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, inputs, outputs)
+        return (weight * inputs).mul_(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (g,) = grads
+        weight, inputs, outputs = ctx.saved_tensors
+        gw = gi = go = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            # ∂/∂s_j = Σ_i g_ij w_ij r_i and ∂/∂r_i = Σ_j g_ij w_ij s_j
+            both = g * weight
+            gi = (both * outputs).sum_to_size(inputs.shape)
+            go = both.mul_(inputs).sum_to_size(outputs.shape)
+        if ctx.needs_input_grad[0]:
+            gw = (g * inputs).mul_(outputs)
+        return gw, gi, go

@@ -1,0 +1,109 @@
+"""Factors of one side of a layer for the passes at hand: where they come from, and how they meet activations."""
+
+from dataclasses import dataclass
+from math import log, prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .functions import Bounds, Scaled, ScaledDraw
+
+
+@dataclass(frozen=True)
+class Factor:
+    """P passes of factors on C nodes: mean, or mean + std · noise held between ±bound, or its exponential.
+
+    Attributes:
+        mean: [P, *C].
+        std: [P, *C], of either sign; None where factors are points.
+        noise: [n, *C], the same for all passes; [P, 1, *C] where the rows of a pass share a draw.
+        bound: the largest absolute value; None sets no limit.
+        positive: whether factors are exponentials.
+        given: whether `mean` holds the factors of every row themselves, [P, n, *C].
+    """
+
+    mean: Tensor
+    std: Tensor | None = None
+    noise: Tensor | None = None
+    bound: float | None = None
+    positive: bool = False
+    given: bool = False
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of mean + std · noise."""
+        if self.bound is None:
+            return None, None
+        return (None, log(self.bound)) if self.positive else (-self.bound, self.bound)
+
+    @property
+    def per_row(self) -> bool:
+        """Whether each row has factors of its own."""
+        return self.given or (self.noise is not None and self.noise.ndim == self.mean.ndim)
+
+    def tensor(self) -> Tensor:
+        """The factors, [P, n or 1, *C]."""
+        if self.given:
+            return self.mean
+        mean = self.mean.unsqueeze(1)
+        if self.std is None or self.noise is None:
+            return mean.exp() if self.positive else mean
+        values = torch.addcmul(mean, self.std.unsqueeze(1), self.noise)
+        values = values if self.bounds == (None, None) else values.clamp(*self.bounds)
+        return values.exp() if self.positive else values
+
+    def gathered(self, nodes: Tensor) -> Tensor:
+        """The factors of some nodes per row: nodes [1 or P, n, A] give [P, n, A]; for one axis of nodes."""
+        assert not self.given
+        passes = len(self.mean)
+        nodes = nodes.expand(passes, -1, -1)
+        flat = nodes.reshape(passes, -1)
+        values = self.mean.gather(1, flat).view(nodes.shape)
+        if self.std is not None and self.noise is not None:
+            noise = self.noise if self.noise.ndim == 3 else self.noise.unsqueeze(0)
+            own = noise.expand(passes, nodes.shape[1], -1).gather(2, nodes)
+            values = torch.addcmul(values, self.std.gather(1, flat).view(nodes.shape), own)
+            values = values if self.bounds == (None, None) else values.clamp(*self.bounds)
+        return values.exp() if self.positive else values
+
+    def on(self, x: Tensor, rows: int, axis: int, bias: Tensor | None = None) -> Tensor:
+        """X ∘ f (+ b) on the channels of activations, whose rows are those of all passes, or of one.
+
+        Args:
+            x: activations [P·n, ...] or, before passes part, [n, ...].
+            rows: n.
+            axis: of the channels.
+            bias: [P, C], or [P, n, C] where rows have their own.
+        """
+        blocks = as_blocks(x, len(self.mean), rows, axis)
+        added = None if bias is None else bias.reshape(len(bias), -1, 1, bias.shape[-1], 1)
+        if self.per_row and not self.positive and not self.given:
+            assert self.std is not None and self.noise is not None
+            wide = [t[:, None, None, :, None] for t in (self.mean, self.std)]
+            out = ScaledDraw.apply(blocks, *wide, self.noise[None, :, None, :, None], added, self.bounds)
+        else:
+            out = Scaled.apply(blocks, self.tensor()[:, :, None, :, None], added)
+        assert isinstance(out, Tensor)
+        parts = len(self.mean) // len(blocks)
+        return out.reshape(len(x) * parts, *x.shape[1:])
+
+
+class Sides(NamedTuple):
+    """The factors on both sides of a weight."""
+
+    inputs: Factor | None
+    outputs: Factor | None
+
+    @property
+    def per_row(self) -> bool:
+        """Whether each row has factors of its own on some side."""
+        return any(side is not None and side.per_row for side in self)
+
+
+def as_blocks(x: Tensor, passes: int, rows: int, axis: int) -> Tensor:
+    """Activations as [P or 1, n, positions, channels, positions]; 1 where passes have not parted yet."""
+    axis %= x.ndim
+    after = prod(x.shape[axis + 1 :])
+    parted = 1 if len(x) == rows else passes
+    return x.reshape(parted, rows, -1, x.shape[axis], after)

@@ -1,0 +1,144 @@
+"""The loss of a mixture: every component sees every row, with factors of its own."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import log
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..inputs import Batch, rows_of
+from ..layers.node_noise import Sides
+from ..layers.sites import Site
+from .objective import Arrangement, Drawn, NodeObjective
+from .posterior import NodePosterior, Noise, Stds
+
+#: No standard Normal number that a generator makes lies further out.
+NORMAL_REACH = 9.0
+
+
+@dataclass(frozen=True)
+class ComponentNoise(Drawn):
+    """Noise of all components.
+
+    Attributes:
+        noise: by parameter: [n, nodes] where rows have their own, [K, 1, nodes] where those of a pass share it.
+        flips: by parameter: signs [K, nodes] of that noise, None where components have noise of their own.
+        bounds: by parameter: of the draws, None where none can reach it.
+    """
+
+    noise: dict[str, Noise]
+    flips: dict[str, Noise]
+    bounds: dict[str, float | None]
+
+
+class ComponentObjective(NodeObjective):
+    """The negative evidence bound of K components, averaged; a pass is a component.
+
+    Args:
+        draft: the posterior under training.
+        arrangement: of the components.
+        log_mixture: train on the log of the mean likelihood of the components instead of the mean of the logs.
+        summed: add the components' divergences up instead of averaging them.
+        factor_rate: multiplies the learning rate of the factors.
+        num_data: the number of training rows.
+        modes: modules by name that stay in evaluation mode while training.
+    """
+
+    def __init__(
+        self,
+        draft: NodePosterior,
+        *,
+        arrangement: Arrangement,
+        log_mixture: bool,
+        summed: bool = False,
+        factor_rate: float,
+        num_data: int,
+        modes: Mapping[str, bool] | None = None,
+    ) -> None:
+        super().__init__(
+            draft,
+            arrangement=arrangement,
+            log_mixture=log_mixture,
+            factor_rate=factor_rate,
+            num_data=num_data,
+            modes=modes,
+        )
+        self.summed = summed
+
+    @property
+    def passes(self) -> int:
+        return self.draft.num_components
+
+    def drawn(self, batch: Batch, generator: torch.Generator | None) -> ComponentNoise:
+        """Noise for a batch.
+
+        Noise costs more than what is made of it, so two halves of the rows, and all components, share its size
+        with signs of their own: each draw has its law, and none is correlated with another.
+        """
+        draft, rows = self.draft, rows_of(batch.inputs)
+        shared, weights, stds = draft.shared, draft.weights(), draft.stds()
+        own = slice(batch.first, batch.first + rows)
+        noise: dict[str, Noise] = {}
+        flips: dict[str, Noise] = {}
+        for site in draft.sites:
+            name, weight = site.parameter, weights[site.parameter]
+            if name in shared:
+                noise[name] = draft.noise(site, (self.passes, 1), generator, weight)
+                flips[name] = None, None
+                continue
+            halves = draft.noise(site, (-(-(batch.total or rows) // 2),), generator, weight)
+            pairs = [signed(half, self.passes, own, generator) for half in halves]
+            noise[name] = pairs[0][0], pairs[1][0]
+            flips[name] = pairs[0][1], pairs[1][1]
+        return ComponentNoise(stds, noise, flips, self._bounds(stds))
+
+    def _bounds(self, stds: Stds) -> dict[str, float | None]:
+        """The bound of each weight's draws, None where no draw can reach it and the check is saved."""
+        draft, bound = self.draft, self.draft.method.bound
+        light = all(family is None or family.light for family in draft.families.values())
+        if bound is None or not light or not stds:
+            return {site.parameter: bound for site in draft.sites}
+        means = {key: draft.group(f"{key[0]}_mean")[key[1]] for key in stds}
+        reach = [means[key].detach().abs().amax() + NORMAL_REACH * stds[key].detach().amax() for key in stds]
+        found: dict[str, float | None] = {site.parameter: None for site in draft.sites}
+        for (side, name), most in zip(stds, torch.stack(reach).tolist(), strict=True):
+            family = draft.families[side]
+            if most >= (log(bound) if family is not None and family.positive else bound):
+                found[name] = bound
+        return found
+
+    def sides(self, site: Site, chosen: slice, drawn: Any) -> Sides:
+        name = site.parameter
+        first, second = drawn.noise[name]
+        if name in self.draft.shared:
+            first, second = (None if each is None else each[chosen] for each in (first, second))
+        noise = first, second
+        return self.draft.sides(site, chosen, noise, drawn.stds, drawn.bounds[name], drawn.flips[name])
+
+    def biases(self, chosen: slice, drawn: Any) -> dict[str, Tensor]:
+        own = self.draft.weights()
+        others = self.draft.other_biases
+        if chosen.start > 0:
+            return {name: values[chosen.start - 1 : chosen.stop - 1] for name, values in others.items()}
+        return {
+            name: torch.cat([own[name].unsqueeze(0), values[: chosen.stop - 1]])
+            for name, values in others.items()
+        }
+
+    def divergence(self, stds: Stds) -> Tensor:
+        """Mean or sum over the components; the mean bounds the mixture's divergence from above."""
+        kl = self.draft.kl(stds)
+        return kl if self.summed else kl / self.draft.num_components
+
+
+def signed(
+    half: Tensor | None, passes: int, own: slice, generator: torch.Generator | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """The rows `own` of noise whose second half is the first with other signs, and signs [P, nodes] for passes."""
+    if half is None:
+        return None, None
+    shape = (passes + 1, *half.shape[1:])
+    signs = torch.randint(2, shape, generator=generator, device=half.device).to(half.dtype).mul_(2).sub_(1)
+    return torch.cat([half, half * signs[-1]])[own], signs[:-1]

@@ -1,0 +1,353 @@
+"""Posteriors whose doubt lies on the nodes: shared weights, and K components of factors on their sides."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .. import seeds
+from ..errors import ConfigError, require_count
+from ..factors import Family
+from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
+from ..layers.node_noise import Factor, Sides, factors_on, fold
+from ..layers.sites import Site
+from ..metrics import Disagreement, disagreement
+from ..networks import duplicate, run, with_flags
+from ..posterior import MAX_ROWS, Posterior
+from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction
+
+#: The sides of a weight, in the order in which their noise is drawn.
+SIDES = ("input", "output")
+#: Noise of the sides of a site; None where factors are points or the side has none.
+Noise = tuple[Tensor | None, Tensor | None]
+#: Standard deviations of the sides of a weight by (side, parameter name).
+Stds = dict[tuple[str, str], Tensor]
+
+
+class NodeMethod(Protocol):
+    """What a method tells of its factors."""
+
+    @property
+    def components(self) -> int:
+        """K."""
+        ...
+
+    @property
+    def families(self) -> tuple[Family | None, Family | None]:
+        """The laws of factors on input and output nodes; None where a side has none."""
+        ...
+
+    @property
+    def bound(self) -> float | None:
+        """The largest absolute value of a random factor."""
+        ...
+
+    @property
+    def additive(self) -> bool:
+        """Whether the product r sᵀ is added to the weight instead of multiplied with it."""
+        ...
+
+
+class NodePosterior(Posterior):
+    """W ∘ r sᵀ (or W + r sᵀ) with factors s on the input and r on the output nodes, and biases per component.
+
+    `structure` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
+    `output_raw_std`) and the biases of the components after the first (`biases`, [K − 1, nodes]); the first
+    component's are the network's own.
+    """
+
+    method: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sites = [Site.from_json(site) for site in self.details["sites"]]
+        self.num_components = self.method.components
+        #: The law of each side.
+        self.families: dict[str, Family | None] = dict(zip(SIDES, self.method.families, strict=True))
+        self._kept: tuple[Any, Stds] | None = None
+        if not any(family is not None and family.random for family in self.families.values()):
+            self.num_atoms = self.num_components
+
+    @property
+    def shared(self) -> set[str]:
+        """The weights whose factors are drawn once per component and batch in training."""
+        return set(self.details.get("shared", ()))
+
+    # -- the distribution ----------------------------------------------------------------------------------
+
+    def stds(self) -> Stds:
+        """Standard deviations of all random factors, [K, *nodes]."""
+        keys = [(side, name) for side in (*SIDES, "bias") for name in self._names(f"{side}_raw_std")]
+        if not keys:
+            return {}
+        raw = [self.group(f"{side}_raw_std")[name] for side, name in keys]
+        state = None
+        if not any(values.requires_grad or values.is_inference() for values in raw):
+            state = [(values.data_ptr(), values._version) for values in raw]
+            if self._kept is not None and self._kept[0] == state:
+                return self._kept[1]
+        whole = F.softplus(torch.cat([values.flatten() for values in raw]))
+        parts = whole.split([values.numel() for values in raw])
+        stds = {key: part.view(own.shape) for key, part, own in zip(keys, parts, raw, strict=True)}
+        self._kept = None if state is None else (state, stds)
+        return stds
+
+    def noise(
+        self, site: Site, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor
+    ) -> Noise:
+        """Noise for the random factors of a site, [*shape, *nodes] per side."""
+        drawn = []
+        for side, nodes in zip(SIDES, (site.shape, site.outputs), strict=True):
+            family = self.families[side]
+            random = family is not None and family.random
+            drawn.append(family.noise((*shape, *nodes), like, generator) if random and family else None)
+        return drawn[0], drawn[1]
+
+    def sides(
+        self,
+        site: Site,
+        chosen: slice,
+        noise: Noise,
+        stds: Stds,
+        bound: float | None,
+        flips: Noise | None = None,
+    ) -> Sides:
+        """The factors of some components on the sides of a weight."""
+        found: list[Factor | None] = []
+        for index, side in enumerate(SIDES):
+            family = self.families[side]
+            if family is None:
+                found.append(None)
+                continue
+            mean = self.group(f"{side}_mean")[site.parameter][chosen]
+            if not family.random:
+                found.append(Factor(mean))
+                continue
+            std = stds[side, site.parameter][chosen]
+            if flips is not None and (signs := flips[index]) is not None:
+                std = std * signs[chosen]
+            found.append(Factor(mean, std, noise[index], bound, family.positive))
+        return Sides(*found)
+
+    def biases(self, component: int) -> dict[str, Tensor]:
+        """The biases of a component by name; the first component's are the network's own."""
+        if component == 0:
+            return {}
+        return {name: values[component - 1] for name, values in self.other_biases.items()}
+
+    def drawn_biases(self, component: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        """The biases of a draw, where they are not the network's own."""
+        return self.biases(component)
+
+    @property
+    def other_biases(self) -> dict[str, Tensor]:
+        """The biases of the components after the first, [K − 1, C] by name."""
+        return dict(self.group("biases").items()) if "biases" in self.structure else {}
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        component = index % self.num_components
+        weights = self.weights() | self.drawn_biases(component, generator)
+        chosen, stds = slice(component, component + 1), self.stds()
+        for site in self.sites:
+            weight = weights[site.parameter]
+            noise = self.noise(site, (1, 1), generator, weight)
+            sides = self.sides(site, chosen, noise, stds, self.method.bound)
+            weights[site.parameter] = self.perturbed(site, weight, sides)
+        return weights
+
+    def perturbed(self, site: Site, weight: Tensor, sides: Sides) -> Tensor:
+        """The weight with the factors of one pass in it, whose rows share them."""
+        return fold(site, weight, sides, additive=self.method.additive)
+
+    def kl(self, stds: Stds | None = None) -> Tensor:
+        """Divergence of the factors from their priors in nats, summed over all components."""
+        stds = self.stds() if stds is None else stds
+        total = next(iter(self.weights().values())).new_zeros(())
+        for side, family in self.families.items():
+            names = [name for where, name in stds if where == side]
+            if family is None or not names:
+                continue
+            means = torch.cat([self.group(f"{side}_mean")[name].flatten() for name in names])
+            total = total + family.kl(means, torch.cat([stds[side, name].flatten() for name in names])).sum()
+        return total
+
+    def holds(self, name: str) -> str:
+        if name in self._names("biases"):
+            return f"{self.num_components} points"
+        site = next((site for site in self.sites if site.parameter == name), None)
+        if site is None:
+            return "point"
+        sizes = {"input": site.shape, "output": site.outputs}
+        parts = [
+            f"{type(family).__name__} on {torch.Size(sizes[side]).numel()} {side}s"
+            for side, family in self.families.items()
+            if family is not None
+        ]
+        together = ", one draw per component and batch in training" if name in self.shared else ""
+        return f"{self.num_components} × {' and '.join(parts)}{together}"
+
+    def _names(self, key: str) -> tuple[str, ...]:
+        return tuple(self.group(key).names) if key in self.structure else ()
+
+    # -- components ----------------------------------------------------------------------------------------
+
+    @property
+    def components(self) -> "Components":
+        """Each component as a posterior of its own."""
+        return Components(self)
+
+    def component(self, index: int) -> Self:
+        """Component `index` as a posterior of its own."""
+        network = with_flags(duplicate(self.network), self.trainable)
+        own = dict(network.named_parameters())
+        with torch.no_grad():
+            for name, value in self.biases(index).items():
+                own[name].copy_(value)
+        structure = {
+            key: {
+                name: (tensor if key == "statistics" else tensor[index : index + 1]).clone()
+                for name, tensor in self.group(key).items()
+            }
+            for key in self.structure
+            if key != "biases"
+        }
+        posterior = type(self)(
+            network,
+            duplicate(self.likelihood),
+            method=replace(self.method, components=1),
+            structure=structure,
+            details=self.details,
+            history=self.history,
+        )
+        return posterior.finished()
+
+    @torch.no_grad()
+    def diversity(
+        self, inputs: Inputs, targets: Any, *, num_samples: int = 32, seed: int = 0
+    ) -> Disagreement:
+        """Share of rows on which two components predict different classes, over their mean error rate.
+
+        Args:
+            inputs: what the network reads.
+            targets: the labels.
+            num_samples: draws in all, as in `predict`.
+            seed: as in `predict`.
+        """
+        if self.num_components < 2:
+            raise ConfigError(
+                "diversity compares components, and this posterior has one; fit with components=2 or more"
+            )
+        members = []
+        samples = self.num_atoms or -(-num_samples // self.num_components) * self.num_components
+        outputs = list(self._outputs(inputs, samples, seed, MAX_ROWS))
+        for component in range(self.num_components):
+            one = self.likelihood.predictive(outputs[component :: self.num_components])
+            if not isinstance(one, CategoricalPrediction | BernoulliPrediction):
+                raise ConfigError(f"diversity is about classes, got {type(one).__name__}")
+            probs = one.probs
+            members.append(probs[:, 0] if probs.ndim == 2 and isinstance(one, BernoulliPrediction) else probs)
+        return disagreement(torch.stack(members), torch.as_tensor(targets))
+
+    # -- a draw per row ------------------------------------------------------------------------------------
+
+    def predict(
+        self,
+        inputs: Inputs,
+        num_samples: int = 32,
+        *,
+        seed: int = 0,
+        max_rows: int = MAX_ROWS,
+        per_example: bool = False,
+    ) -> Prediction:
+        """The prediction for some rows, averaged over draws.
+
+        Args:
+            inputs: what the network reads.
+            num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely
+                many atoms uses each once instead.
+            seed: the same seed, dtype and device give the same draws.
+            max_rows: rows that go through the network at once.
+            per_example: draw factors anew for each row, as in training, instead of one function for all rows.
+        """
+        if not per_example or self.num_atoms is not None:
+            return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
+        require_count(num_samples=num_samples, max_rows=max_rows)
+        inputs = checked_inputs(inputs, Place.of(self.network))
+        samples = -(-num_samples // self.num_components) * self.num_components
+        predictions, first = [], 0
+        for piece in chunks(inputs, max_rows):
+            draws = self._row_draws(piece, samples, seed, first)
+            predictions.append(self.likelihood.predictive(draws))
+            first += rows_of(piece)
+        return type(predictions[0]).cat(predictions)
+
+    @torch.no_grad()
+    def _row_draws(self, inputs: Inputs, num_samples: int, seed: int, first: int) -> Iterator[Tensor]:
+        """Outputs of rows from number `first` on, draw by draw, each row with factors of its own."""
+        stds, bound, rows = self.stds(), self.method.bound, rows_of(inputs)
+        device = Place.of(self.network).device
+        for index in range(num_samples):
+            component = index % self.num_components
+            chosen = slice(component, component + 1)
+            generator = self.generator(seed, index)
+            biases = self.drawn_biases(component, generator)
+            weights = self.weights() | biases
+            own: dict[Site, Sides] = {}
+            for site in self.sites:
+                weight = weights[site.parameter]
+                noise = self.noise(site, (1, 1), generator, weight)
+                if site.parameter in self.shared:
+                    sides = self.sides(site, chosen, noise, stds, bound)
+                    weights[site.parameter] = self.perturbed(site, weight, sides)
+                    continue
+                labels = ("per example", index, site.parameter)
+                noise = self._row_noise(site, seed, labels, first, rows, weight)
+                own[site] = self.sides(site, chosen, noise, stds, bound)
+            placed = {name: value.unsqueeze(0) for name, value in biases.items()}
+            with (
+                torch.no_grad(),
+                seeds.forked(seed, "network", index, device=device),
+                factors_on(self.network, own, placed, passes=1, rows=rows, additive=self.method.additive),
+            ):
+                outputs = self._read(partial(run, self.network, weights), inputs)
+            yield outputs
+
+    def _row_noise(
+        self, site: Site, seed: int, labels: tuple[int | str, ...], first: int, rows: int, like: Tensor
+    ) -> Noise:
+        """Noise for rows from number `first` on: a row's does not depend on the rows around it."""
+        parts: list[Noise] = []
+        start = first
+        while start < first + rows:
+            block, offset = divmod(start, ROW_BLOCK)
+            stream = seeds.generator(seed, *labels, block, device=like.device)
+            whole = self.noise(site, (ROW_BLOCK,), stream, like)
+            stop = min(ROW_BLOCK, offset + first + rows - start)
+            parts.append(tuple(None if each is None else each[offset:stop] for each in whole))  # pyright: ignore
+            start += stop - offset
+        pairs = zip(*parts, strict=True)
+        found = [None if side[0] is None else torch.cat(side) for side in pairs]
+        return found[0], found[1]
+
+
+#: Rows whose noise is drawn from one generator where each row has its own.
+ROW_BLOCK = 256
+
+
+class Components(Sequence[NodePosterior]):
+    """The components of a posterior, each made when asked for."""
+
+    def __init__(self, posterior: NodePosterior) -> None:
+        self.posterior = posterior
+
+    def __len__(self) -> int:
+        return self.posterior.num_components
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self.posterior.component(each) for each in range(len(self))[index]]
+        return self.posterior.component(range(len(self))[index])

@@ -1,0 +1,330 @@
+"""Factors on both sides of layers: every row is answered by the network with that row's factors in its weights."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dubito.inputs import call, take
+from dubito.layers.node_noise import Factor, Sides, by_row, factors_on, fold
+from dubito.layers.sites import LAYERS, find_sites
+from dubito.layers.trace import trace
+from dubito.networks import run
+
+PASSES, ROWS = 2, 3
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Shared(nn.Module):
+    """A layer called twice, two layers with one weight, a module under two names, a call by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.twice = nn.Linear(4, 6), nn.Linear(6, 6)
+        self.alias = self.twice
+        self.tied = nn.Linear(6, 6, bias=False)
+        self.tied.weight = self.twice.weight
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.twice(torch.tanh(self.alias(torch.tanh(self.first(input=inputs))))))
+        return self.head(torch.tanh(self.tied(hidden)))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, layer: nn.RNNBase, width: int) -> None:
+        super().__init__()
+        self.embedding, self.layer, self.head = nn.Embedding(7, 5, padding_idx=0), layer, nn.Linear(width, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        steps = self.embedding(ids)
+        if not self.layer.batch_first:
+            steps = steps.transpose(0, 1)
+        states, last = self.layer(steps)
+        final = last[0] if isinstance(last, tuple) else last
+        return self.head(
+            states.mean(1 if self.layer.batch_first else 0)
+            + torch.cat([final[-1]] * (states.shape[-1] // final.shape[-1]), -1)
+        )
+
+
+class Cells(nn.Module):
+    def __init__(self, cell: nn.RNNCellBase) -> None:
+        super().__init__()
+        self.cell, self.head = cell, nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        state = self.cell(inputs[:, 0])
+        for time in range(1, inputs.shape[1]):
+            state = self.cell(inputs[:, time], state)
+        return self.head(state[0] if isinstance(state, tuple) else state)
+
+
+class Positions(nn.Module):
+    """Dense layers over positions, rows first and rows with their positions in one axis."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.flat, self.head = nn.Linear(4, 6), nn.Linear(6, 5), nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.body(inputs))
+        flat = torch.tanh(self.flat(hidden.flatten(0, 1)))
+        return self.head(flat.unflatten(0, hidden.shape[:2]).mean(1))
+
+
+def pixels(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(*layers, nn.Flatten(), nn.LazyLinear(3))
+
+
+IDS = torch.tensor([[0, 2, 3, 6], [5, 1, 1, 4], [0, 0, 6, 2]])
+NETWORKS = {
+    "dense": (
+        lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False)),
+        normal(ROWS, 4),
+    ),
+    "shared": (Shared, normal(ROWS, 4)),
+    "positions": (Positions, normal(ROWS, 5, 4)),
+    "conv1d": (lambda: pixels(nn.Conv1d(4, 6, 3, stride=2, groups=2), nn.Tanh()), normal(ROWS, 4, 9)),
+    "conv2d": (
+        lambda: pixels(
+            nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=1, padding_mode="circular"),
+            nn.Tanh(),
+            nn.Conv2d(4, 6, 3, padding="same", groups=2, bias=False),
+        ),
+        normal(ROWS, 2, 6, 5),
+    ),
+    "conv3d": (lambda: pixels(nn.Conv3d(2, 4, 2, dilation=2), nn.Tanh()), normal(ROWS, 2, 4, 4, 3)),
+    "transposed": (
+        lambda: pixels(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2, output_padding=1), nn.Tanh()),
+        normal(ROWS, 4, 3, 2),
+    ),
+    "lstm": (lambda: Recurrent(nn.LSTM(5, 6, num_layers=2, batch_first=True), 6), IDS),
+    "lstm both ways": (lambda: Recurrent(nn.LSTM(5, 6, bidirectional=True), 12), IDS),
+    "gru": (lambda: Recurrent(nn.GRU(5, 6, num_layers=2, bidirectional=True, batch_first=True), 12), IDS),
+    "rnn": (lambda: Recurrent(nn.RNN(5, 6, nonlinearity="relu", bias=False), 6), IDS),
+    "lstm cell": (lambda: Cells(nn.LSTMCell(4, 6)), normal(ROWS, 3, 4)),
+    "gru cell": (lambda: Cells(nn.GRUCell(4, 6)), normal(ROWS, 3, 4)),
+    "rnn cell": (lambda: Cells(nn.RNNCell(4, 6)), normal(ROWS, 3, 4)),
+}
+every_network = pytest.mark.parametrize("name", NETWORKS)
+
+
+def made(name: str):
+    make, inputs = NETWORKS[name]
+    network = make()
+    call(network.eval(), inputs if not inputs.is_floating_point() else inputs.float())
+    network = network.double().train()
+    layers = [key for key, m in network.named_modules(remove_duplicate=False) if isinstance(m, LAYERS)]
+    sites = find_sites(network, embeddings=True)
+    visits = trace(network.eval(), inputs, layers)
+    assert all(by_row(site, network, visits) for site in sites)
+    return network.train(), inputs, sites
+
+
+def leaves(network: nn.Module, sites) -> tuple[dict, dict[str, Tensor]]:
+    """Random means and deviations of two passes per side, noise per row, and biases of their own per pass."""
+    given, seed = {}, 0
+    for site in sites:
+        for side, nodes in (("in", site.shape), ("out", site.outputs)):
+            seed += 3
+            mean = 1 + 0.3 * normal(PASSES, *nodes, seed=seed)
+            std = 0.4 * normal(PASSES, *nodes, seed=seed + 1)
+            noise = normal(ROWS, *nodes, seed=seed + 2)
+            given[site.parameter, side] = mean.requires_grad_(), std.requires_grad_(), noise
+    biases = {
+        name: (p.detach() + 0.1 * normal(PASSES, *p.shape, seed=seed + len(name))).requires_grad_()
+        for name, p in network.named_parameters()
+        if "bias" in name
+    }
+    return given, biases
+
+
+def reference(network, inputs, sites, given, biases, bound, positive) -> Tensor:
+    """Outputs [P·n, 3] by running every pass of every row alone, with its factors multiplied into the weights."""
+    rows = []
+    own = dict(network.named_parameters())
+    for index in range(PASSES):
+        for row in range(ROWS):
+            weights = {name: values[index] for name, values in biases.items()}
+            for site in sites:
+                s, r = (
+                    (mean[index] + std[index] * noise[row])
+                    for mean, std, noise in (given[site.parameter, "in"], given[site.parameter, "out"])
+                )
+                if positive:
+                    s, r = s.exp(), r.exp()
+                    s, r = s.clamp(max=bound), r.clamp(max=bound)
+                else:
+                    s, r = s.clamp(-bound, bound), r.clamp(-bound, bound)
+                weights[site.parameter] = site.fold(own[site.parameter], s, r)
+            rows.append(run(network, weights, take(inputs, slice(row, row + 1))))
+    return torch.cat(rows)
+
+
+def placed(network, inputs, sites, given, biases, bound, positive, chosen: slice) -> Tensor:
+    def factor(site, side: str) -> Factor:
+        mean, std, noise = given[site.parameter, side]
+        return Factor(mean[chosen], std[chosen], noise, bound, positive)
+
+    factors = {site: Sides(factor(site, "in"), factor(site, "out")) for site in sites}
+    own = {name: values[chosen] for name, values in biases.items()}
+    with factors_on(network, factors, own, passes=chosen.stop - chosen.start, rows=ROWS):
+        return call(network, inputs)
+
+
+@every_network
+@pytest.mark.parametrize(("bound", "positive"), [(1.2, False), (float("inf"), False), (1.3, True)])
+def test_rows_of_all_passes_agree_with_folding_their_own_factors(name: str, bound: float, positive: bool):
+    network, inputs, sites = made(name)
+    given, biases = leaves(network, sites)
+    limit = None if bound == float("inf") else bound
+    learned = [*network.parameters(), *biases.values(), *(t for pair in given.values() for t in pair[:2])]
+    expected = reference(network, inputs, sites, given, biases, bound, positive)
+    weights = normal(*expected.shape, seed=99)
+    truth = torch.autograd.grad((expected * weights).sum(), learned, allow_unused=True)
+    late = placed(network, inputs, sites, given, biases, limit, positive, slice(0, PASSES))
+    tiled = inputs.repeat(PASSES, *(1 for _ in inputs.shape[1:]))
+    early = placed(network, tiled, sites, given, biases, limit, positive, slice(0, PASSES))
+    loop = [
+        placed(network, inputs, sites, given, biases, limit, positive, slice(k, k + 1)) for k in range(PASSES)
+    ]
+    for outputs in (early, torch.cat(loop)) if name == "positions" else (late, early, torch.cat(loop)):
+        torch.testing.assert_close(outputs, expected, rtol=1e-10, atol=1e-10)
+        found = torch.autograd.grad((outputs * weights).sum(), learned, allow_unused=True)
+        for mine, true in zip(found, truth, strict=True):
+            torch.testing.assert_close(
+                torch.zeros(()) if mine is None else mine,
+                torch.zeros(()) if true is None else true,
+                rtol=1e-8,
+                atol=1e-9,
+                check_dtype=False,
+            ) if mine is not None or true is not None else None
+
+
+@every_network
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_factors_of_one_leave_the_outputs_as_they_were(name: str, dtype: torch.dtype):
+    network, inputs, sites = made(name)
+    network = network.to(dtype)
+    inputs = inputs.to(dtype) if inputs.is_floating_point() else inputs
+    before = copy.deepcopy(network.state_dict())
+    plain = call(network, inputs)
+    ones = {
+        site: Sides(
+            *(
+                Factor(
+                    torch.ones(1, *nodes, dtype=dtype),
+                    torch.zeros(1, *nodes, dtype=dtype),
+                    torch.randn(ROWS, *nodes, dtype=dtype),
+                )
+                for nodes in (site.shape, site.outputs)
+            )
+        )
+        for site in sites
+    }
+    with factors_on(network, ones, {}, passes=1, rows=ROWS):
+        again = call(network, inputs)
+    torch.testing.assert_close(
+        again,
+        plain,
+        rtol=1e-6 if dtype == torch.float32 else 1e-13,
+        atol=1e-6 if dtype == torch.float32 else 1e-13,
+    )
+    assert torch.equal(call(network, inputs), plain)  # nothing is left behind
+    for key, value in network.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+@every_network
+def test_points_are_folded_where_that_is_cheaper(name: str):
+    """The same outputs and gradients whether factors that rows share meet the weights or the activations."""
+    network, inputs, sites = made(name)
+    values = {
+        site: [(1 + 0.3 * normal(1, *nodes, seed=i)).requires_grad_() for nodes in (site.shape, site.outputs)]
+        for i, site in enumerate(sites)
+    }
+    learned = [*network.parameters(), *(v for pair in values.values() for v in pair)]
+    own = dict(network.named_parameters())
+    with factors_on(
+        network, {s: Sides(Factor(a), Factor(b)) for s, (a, b) in values.items()}, {}, passes=1, rows=ROWS
+    ):
+        outputs = call(network, inputs)
+    weights = {s.parameter: s.fold(own[s.parameter], a[0], b[0]) for s, (a, b) in values.items()}
+    expected = run(network, weights, inputs)
+    torch.testing.assert_close(outputs, expected, rtol=1e-11, atol=1e-11)
+    found = torch.autograd.grad(outputs.square().sum(), learned, allow_unused=True)
+    truth = torch.autograd.grad(expected.square().sum(), learned, allow_unused=True)
+    for mine, true in zip(found, truth, strict=True):
+        assert (mine is None) == (true is None)
+        if mine is not None:
+            torch.testing.assert_close(mine, true, rtol=1e-9, atol=1e-10)
+
+
+def test_folding_has_the_gradient_of_the_product():
+    site = find_sites(nn.Conv2d(4, 6, 3, groups=2))[0]
+    leaves = (
+        normal(6, 2, 3, 3).requires_grad_(),
+        normal(1, 4, seed=1).requires_grad_(),
+        normal(1, 6, seed=2).requires_grad_(),
+    )
+    assert torch.autograd.gradcheck(lambda w, s, r: fold(site, w, Sides(Factor(s), Factor(r))), leaves)
+
+
+def test_channels_last_stays_channels_last():
+    conv, x = nn.Conv2d(4, 6, 3).double(), normal(ROWS, 4, 6, 5).contiguous(memory_format=torch.channels_last)
+    (site,) = find_sites(conv)
+    factor = Factor(normal(1, 4), normal(1, 4, seed=1), normal(ROWS, 4, seed=2))
+    outward = Factor(normal(1, 6), normal(1, 6, seed=1), normal(ROWS, 6, seed=2))
+    with factors_on(
+        conv.to(memory_format=torch.channels_last), {site: Sides(factor, outward)}, {}, passes=1, rows=ROWS
+    ):
+        outputs = conv(x)
+    assert outputs.is_contiguous(memory_format=torch.channels_last)
+    expected = F.conv2d(x * factor.tensor()[0, :, :, None, None], conv.weight)
+    expected = expected * outward.tensor()[0, :, :, None, None] + conv.bias[:, None, None]
+    torch.testing.assert_close(outputs, expected)
+
+
+def test_additive_factors_of_dense_layers():
+    layer, x = nn.Linear(4, 6).double(), normal(ROWS, 5, 4)
+    (site,) = find_sites(layer)
+    inputs = Factor(normal(PASSES, 4), normal(PASSES, 4, seed=1), normal(ROWS, 4, seed=2))
+    outputs = Factor(normal(PASSES, 6, seed=3), normal(PASSES, 6, seed=4), normal(ROWS, 6, seed=5))
+    with factors_on(layer, {site: Sides(inputs, outputs)}, {}, passes=PASSES, rows=ROWS, additive=True):
+        found = layer(x)
+    s, r = inputs.tensor(), outputs.tensor()
+    weights = layer.weight + r[..., :, None] * s[..., None, :]  # [P, n, 6, 4]
+    expected = torch.einsum("pnoi,nti->pnto", weights, x) + layer.bias
+    torch.testing.assert_close(found, expected.flatten(0, 1))
+
+
+class Own(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, self.weight / self.weight.norm(), self.bias)
+
+
+def test_layers_with_a_forward_pass_of_their_own_share_a_draw():
+    network = nn.Sequential(Own(4, 6), nn.Linear(6, 3))
+    visits = trace(network, torch.randn(ROWS, 4), ["0", "1"])
+    assert [by_row(site, network, visits) for site in find_sites(network)] == [False, True]
+
+
+@pytest.mark.parametrize("piece", [1, 40, 10**6])
+def test_gradients_do_not_depend_on_the_pieces_they_are_computed_in(piece: int, monkeypatch):
+    monkeypatch.setattr("dubito.layers.node_noise.functions.PIECE", piece)
+    network, inputs, sites = made("conv2d")
+    given, biases = leaves(network, sites)
+    learned = [*network.parameters(), *biases.values(), *(t for pair in given.values() for t in pair[:2])]
+    expected = reference(network, inputs, sites, given, biases, 1.2, False)
+    truth = torch.autograd.grad(expected.square().sum(), learned, allow_unused=True)
+    outputs = placed(network, inputs, sites, given, biases, 1.2, False, slice(0, PASSES))
+    found = torch.autograd.grad(outputs.square().sum(), learned, allow_unused=True)
+    for mine, true in zip(found, truth, strict=True):
+        if true is not None:
+            torch.testing.assert_close(mine, true, rtol=1e-9, atol=1e-10)
