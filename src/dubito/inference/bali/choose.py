@@ -1,0 +1,149 @@
+"""Settings that choose themselves: effective data and the last layer's floor, by rows kept from training."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ... import seeds
+from ...inputs import Batch
+from ...sources import OrderedSource, Source
+from .layer import Layer, Prior
+from .objective import BALIObjective
+
+if TYPE_CHECKING:
+    from .method import BALI
+
+#: What is tried: shares of the data, and floors in units of the targets' variance.
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01)
+FLOORS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
+#: Where a run that chooses starts from, and what is taken where there is nothing to choose by.
+START_DATA, START_FLOOR = 2000.0, 1e-4
+#: Fewer rows than this are not split: what they would say about settings is noise.
+LEAST_ROWS = 100
+#: The part of the rows that judges, and how many it has at most.
+PART, MOST_ROWS = 0.1, 2000
+NUM_SAMPLES = 32
+
+
+class SomeRows(OrderedSource):
+    """Some of the rows of a source, by number.
+
+    Args:
+        source: whose rows.
+        index: which.
+    """
+
+    def __init__(self, source: OrderedSource, index: Tensor) -> None:
+        self.source, self.index = source, index
+        self.num_data, self.batch_size, self.drop_last = len(index), source.batch_size, source.drop_last
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        for batch in self.source.read(self.index.split(batch_size)):
+            assert batch is not None
+            yield batch
+
+    def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
+        return self.source.read([self.index[group] for group in groups])
+
+    def digest(self) -> str:
+        return f"{self.num_data} rows of {self.source.digest()}"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows to train on and rows to judge by."""
+
+    train: SomeRows
+    judge: SomeRows
+
+
+def split_rows(source: Source, seed: int) -> Split | None:
+    """A split of the rows, or None where they are too few or cannot be read by number."""
+    if not isinstance(source, OrderedSource) or source.num_data < LEAST_ROWS:
+        return None
+    order = torch.randperm(source.num_data, generator=seeds.generator(seed, "judging rows"))
+    kept = min(MOST_ROWS, math.ceil(PART * source.num_data))
+    return Split(SomeRows(source, order[kept:].sort().values), SomeRows(source, order[:kept].sort().values))
+
+
+def started(method: "BALI", num_data: int) -> "BALI":
+    """The method with numbers to start from where it has none."""
+    return replace(
+        method,
+        effective_data=method.effective_data or min(float(num_data), START_DATA),
+        output_floor=START_FLOOR if method.output_floor is None else method.output_floor,
+    )
+
+
+@torch.no_grad()
+def chosen(
+    method: "BALI",
+    objective: BALIObjective,
+    layers: Mapping[str, Layer],
+    correction: float,
+    judge: Source,
+    num_data: int,
+    seed: int,
+) -> "BALI":
+    """The method with the settings that serve the judging rows best.
+
+    A layer's averages do not depend on the two settings, so its posterior under others follows from them at once:
+    one run judges all. First the effective data are chosen, then the floor.
+
+    Args:
+        method: as asked for, with None where to choose.
+        objective: of a finished run with the settings of `started`.
+        layers: what the run learned.
+        correction: of the averages' bias.
+        judge: rows the run did not see.
+        num_data: of the whole data.
+        seed: of the draws.
+    """
+    best = started(method, num_data)
+    run_data = best.effective_data
+    assert run_data is not None
+
+    def score(candidate: "BALI") -> float:
+        return _score(candidate, objective, layers, correction, judge, seed)
+
+    if method.effective_data is None:
+        counts = sorted({run_data, *(share * num_data for share in SHARES)}, reverse=True)
+        best = _best([replace(best, effective_data=count) for count in counts if count >= 10], score)
+    if method.output_floor is None and objective.last is not None:
+        best = _best([replace(best, output_floor=floor) for floor in FLOORS], score)
+    return best
+
+
+def _best(candidates: Sequence["BALI"], score: Callable[["BALI"], float]) -> "BALI":
+    return min(candidates, key=score)
+
+
+def _score(
+    candidate: "BALI",
+    objective: BALIObjective,
+    layers: Mapping[str, Layer],
+    correction: float,
+    judge: Source,
+    seed: int,
+) -> float:
+    """Mean negative log-likelihood of the judging rows under other settings."""
+    for name, layer in layers.items():
+        floor = layer.prior.floor
+        if name == objective.last:
+            assert objective.spread is not None and candidate.output_floor is not None
+            floor = (candidate.output_floor * objective.spread.square()).to(floor).expand_as(floor)
+        assert candidate.effective_data is not None
+        data = torch.full_like(layer.prior.data, candidate.effective_data)
+        layer.prior = Prior(precision=layer.prior.precision, floor=floor, data=data)
+        layer.infer(correction, 0)
+    objective.commit(layers)
+    total, rows = 0.0, 0
+    for batch in judge.batches(1024):
+        prediction = objective.draft.predict(batch.inputs, NUM_SAMPLES, seed=seed)
+        total -= float(prediction.log_prob(batch.targets).sum())
+        rows += len(batch.targets)
+    return total / rows if math.isfinite(total) else math.inf

@@ -1,0 +1,254 @@
+"""BALI: Bayesian layerwise inference, a network as a stack of Bayesian linear regressions [Kurle et al. 2024]."""
+
+import copy
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import ConfigError, require_fraction, require_positive
+from ...likelihoods import BuiltLikelihood, GaussianLikelihood, Likelihood
+from ...method import Method, Prepared
+from ...networks import Subset
+from ...sources import Source, TensorSource
+from ...training import Run, Step, Training, train
+from ...training.schedules import Schedule
+from .choose import chosen, split_rows, started
+from .layer import Layer
+from .objective import BALIObjective, prior_of
+from .posterior import BALIPosterior
+from .replicas import fit_many as fit_replicas
+from .setup import Layers, check_training, find_layers, initial_weights, suffixed
+
+#: Rows that tell the spread of the targets where a source must be read to know them.
+TOLD_ROWS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class BALI(Method):
+    """Every layer is a Bayesian linear regression on what it reads, with targets that gradients propose.
+
+    Args:
+        step_size: α, how far pseudo-targets move along normalised gradients.
+        update_rate: β, of the moving averages, in (0, 1].
+        schedule: of the update rate; the paper's own divides it by 5 at 60 % and at 80 % of the run.
+        prior_scale: σ_r² of the prior R_0 = σ_r² I, for inputs scaled as in Eq. 12.
+        hidden_floor: σ_u² / N_eff of the prior U_0 = σ_u² I: the least noise of a layer's regression.
+        output_floor: the same for the last layer of a regression, in units of the targets' variance; None chooses
+            it on a tenth of the rows, which then take part in the fit proper.
+        effective_data: N_eff, how many data points a layer's posterior answers for; None chooses it likewise.
+        sampling: "weight" draws weights for a forward pass, "local" draws the outputs of layers for each row
+            (BALI-L), "deterministic" takes the means.
+        covariance: "mode" takes the most probable noise covariance Σ of a layer, "sampled" draws it with the weights.
+        momentum: μ in [0, 1): pseudo-targets go on along the way the layer's mean last went.
+        initial_std: standard deviation of drawn first weights, in the paper's scale; None starts from the
+            network's own.
+        subset: the parameters to treat; the rest are points, trained by the optimiser.
+    """
+
+    step_size: float = 0.3
+    update_rate: float = 0.2
+    schedule: Schedule = Step()
+    prior_scale: float = 40.0
+    hidden_floor: float = 0.01
+    output_floor: float | None = None
+    effective_data: float | None = None
+    sampling: Literal["weight", "local", "deterministic"] = "weight"
+    covariance: Literal["mode", "sampled"] = "mode"
+    momentum: float = 0.0
+    initial_std: float | None = None
+    subset: Subset = None
+
+    posterior_type = BALIPosterior
+
+    def __post_init__(self) -> None:
+        require_positive(step_size=self.step_size, prior_scale=self.prior_scale)
+        require_fraction(zero=False, one=True, update_rate=self.update_rate)
+        require_fraction(momentum=self.momentum)
+        for name in ("effective_data", "initial_std"):
+            if (value := getattr(self, name)) is not None:
+                require_positive(**{name: value})
+        for name in ("hidden_floor", "output_floor"):
+            if (value := getattr(self, name)) not in (None, 0):
+                require_positive(**{name: value})
+        if not isinstance(self.schedule, Schedule):
+            raise ConfigError(
+                f"schedule must be Constant(), Cosine(), Step() or Linear(), got {self.schedule!r}"
+            )
+        choices = {"sampling": ("weight", "local", "deterministic"), "covariance": ("mode", "sampled")}
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
+
+    # -- one fit -----------------------------------------------------------------------------------------------
+
+    def _fit(self, prepared: Prepared, training: Training | None) -> BALIPosterior:
+        training = training or Training()
+        check_training(training)
+        found = find_layers(prepared.network, prepared.example.inputs, self.subset)
+        method = self.resolved(found)
+        if method.open(prepared.likelihood, found):
+            method = method._chosen(prepared, found, training)
+        method = started(method, prepared.num_data)
+        return method._run(prepared, found, training, prepared.source, prepared.run)[0]
+
+    def resolved(self, found: Layers) -> "BALI":
+        """The same with its subset as names."""
+        if self.subset is None:
+            return self
+        return replace(self, subset=tuple(name for block in found.blocks for name in block.parameters))
+
+    def open(self, likelihood: BuiltLikelihood, found: Layers) -> bool:
+        """Whether some setting is to be chosen."""
+        noisy = isinstance(likelihood, GaussianLikelihood) and found.last is not None
+        return self.effective_data is None or (self.output_floor is None and noisy)
+
+    def _chosen(self, prepared: Prepared, found: Layers, training: Training) -> "BALI":
+        run = prepared.run
+        split = split_rows(prepared.source, run.seed)
+        if split is None:
+            return self
+        own = replace(
+            prepared,
+            network=copy.deepcopy(prepared.network),
+            likelihood=copy.deepcopy(prepared.likelihood),
+            num_data=split.train.num_data,
+        )
+        method = started(self, split.train.num_data)
+        beside = replace(run, checkpoint=suffixed(run.checkpoint, "choice"), validation=None)
+        training = replace(training, early_stopping=None)
+        _, objective, layers, correction = method._run(own, found, training, split.train, beside)
+        return chosen(self, objective, layers, correction, split.judge, prepared.num_data, run.seed)
+
+    def _run(
+        self, prepared: Prepared, found: Layers, training: Training, source: Source, run: Run
+    ) -> tuple[BALIPosterior, BALIObjective, dict[str, Layer], float]:
+        """Train with settings that are all numbers."""
+        objective = self.objective(prepared, found, source, run.seed)
+        history = train(objective, source, training, run)
+        stepper = objective.final
+        assert stepper is not None
+        objective.draft.details["jitters"] = stepper.jitters()
+        posterior = objective.posterior()
+        posterior.history = history
+        assert isinstance(posterior, BALIPosterior)
+        return posterior, objective, stepper.layers, stepper.correction
+
+    def objective(self, prepared: Prepared, found: Layers, source: Source, seed: int) -> BALIObjective:
+        """The objective around a prepared network."""
+        network, likelihood = prepared.network, prepared.likelihood
+        weights: dict[str, Tensor] = dict(network.named_parameters())
+        if self.initial_std is not None:
+            put(weights, self.first_weights(found, weights, seed))
+        spread = target_spread(likelihood, found, source)
+        structure: dict[str, dict[str, Tensor]] = {"input_tril": {}, "output_tril": {}}
+        for block in found.blocks:
+            own = spread if block.name == found.last else None
+            mean = block.matrix(weights).detach()
+            start = Layer.start(block.name, prior_of(self, found, block, own, mean), mean)
+            structure["input_tril"][block.weight] = start.input_tril
+            structure["output_tril"][block.weight] = start.output_tril
+        built, inferred = with_inferred_noise(likelihood, spread)
+        assert self.effective_data is not None
+        details = {
+            "blocks": [block.to_json() for block in found.blocks],
+            "effective_data": {block.weight: float(self.effective_data) for block in found.blocks},
+            "last": found.last if spread is not None else None,
+        }
+        draft = BALIPosterior(network, built, method=self, structure=structure, details=details)
+        return BALIObjective(
+            draft,
+            found,
+            spread=spread,
+            inferred_noise=inferred,
+            num_data=prepared.num_data,
+            modes=prepared.modes,
+        )
+
+    def first_weights(self, found: Layers, weights: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+        """Drawn first weights by parameter name."""
+        assert self.initial_std is not None
+        scales = {b.name: 1.0 if b.name in found.first else b.columns**-0.5 for b in found.blocks}
+        like = weights[found.blocks[0].weight]
+        return initial_weights(found.blocks, scales, self.initial_std, like, seed)
+
+    # -- many fits ---------------------------------------------------------------------------------------------
+
+    def fit_many(
+        self,
+        net: nn.Module,
+        data: Sequence[Any],
+        likelihood: Likelihood,
+        *,
+        training: Training | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        seed: int = 0,
+        seeds_of_fits: Sequence[int] | None = None,
+        progress: bool | None = None,
+    ) -> list[BALIPosterior]:
+        """Fit to several data sets side by side, as fast as the hardware multiplies.
+
+        Networks whose trainable parameters are all weights and biases of Linear and Conv layers, each called once,
+        are trained as one, stacked along a leading axis; data sets of one size together. Other networks are fitted
+        one after the other. Fit r is what `fit` gives with the same order of rows and noise.
+
+        Args:
+            net: any module; every fit starts from its weights, or from `initial_std`.
+            data: one data set per fit, each in any form `fit` takes.
+            likelihood: as in `fit`.
+            training: as in `fit`.
+            checkpoint: as in `fit`; one file per group of fits, named after it.
+            seed: of the order of the rows.
+            seeds_of_fits: of the noise of each; None derives them from `seed`.
+            progress: as in `fit`.
+        """
+        return fit_replicas(
+            self,
+            net,
+            data,
+            likelihood,
+            training=training or Training(),
+            checkpoint=checkpoint,
+            seed=seed,
+            seeds_of_fits=seeds_of_fits,
+            progress=progress,
+        )
+
+
+def target_spread(likelihood: BuiltLikelihood, found: Layers, source: Source) -> Tensor | None:
+    """The targets' standard deviation per output where the last layer learns from them; else None."""
+    if not isinstance(likelihood, GaussianLikelihood) or found.last is None:
+        return None
+    if isinstance(source, TensorSource):
+        targets = source.batch.targets
+    else:
+        parts, rows = [], 0
+        for batch in source.batches(1024):
+            parts.append(batch.targets)
+            rows += len(batch.targets)
+            if rows >= TOLD_ROWS:
+                break
+        targets = torch.cat(parts)
+    flat = targets.reshape(len(targets), -1)
+    spread = flat.std(0, unbiased=False)
+    return torch.where(spread > 0, spread, torch.ones_like(spread))
+
+
+def with_inferred_noise(likelihood: BuiltLikelihood, spread: Tensor | None) -> tuple[BuiltLikelihood, bool]:
+    """The likelihood with noise to be inferred in place of learned noise, and whether it was so."""
+    if spread is None or not isinstance(likelihood, GaussianLikelihood) or likelihood.raw_std is None:
+        return likelihood, False
+    std = likelihood.std().detach()
+    if spread.numel() == 1:
+        return likelihood.with_noise(std=spread.reshape(std.shape).to(std)), True
+    return likelihood.with_noise(covariance=spread.to(std).square().diag()), True
+
+
+@torch.no_grad()
+def put(own: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+    """Copy values into tensors of the same names."""
+    for name, value in values.items():
+        own[name].copy_(value)

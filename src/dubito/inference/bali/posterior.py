@@ -1,0 +1,65 @@
+"""What BALI leaves behind: a matrix normal for every layer."""
+
+import math
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ...curvature import Block
+from ...distributions import InverseWishart, MatrixNormal
+from ...posterior import Posterior
+from .layer import placed
+
+
+class BALIPosterior(Posterior):
+    """W ~ MN(M, R, Σ) for each layer, the means being the network's own weights.
+
+    The structure holds L with L Lᵀ = R⁻¹ ("input_tril") and C with C Cᵀ = Σ ("output_tril") under the weight's
+    name, for the layer's G groups of matrices, bias column included. Parameters of other kinds are points.
+    """
+
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """The layers, as matrices."""
+        return tuple(Block.from_json(each) for each in self.details["blocks"])
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        weights = self.weights()
+        drawn = {
+            block.weight: self.matrices(block, generator, block.matrix(weights)) for block in self.blocks
+        }
+        return weights | {
+            name: tensor
+            for block in self.blocks
+            for name, tensor in block.tensors(drawn[block.weight]).items()
+        }
+
+    def matrices(self, block: Block, generator: torch.Generator | None, mean: Tensor) -> Tensor:
+        """A draw of a layer's matrices [G, m, n]."""
+        noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+        root = self.group("output_tril")[block.weight]
+        if self.method.covariance == "sampled":
+            root = sampled_root(root, self.details["effective_data"][block.weight], generator)
+        return placed(mean, self.group("input_tril")[block.weight], root, noise)
+
+    def distribution(self, weight: str) -> MatrixNormal:
+        """The distribution of one layer's matrices by the weight's name, inputs × outputs as in the paper."""
+        block = next(block for block in self.blocks if block.weight == weight)
+        return MatrixNormal(
+            block.matrix(self.weights()).mT,
+            row_precision_tril=self.group("input_tril")[weight].detach(),
+            column_scale_tril=self.group("output_tril")[weight].detach(),
+        )
+
+    def holds(self, name: str) -> str:
+        for block in self.blocks:
+            if name in block.parameters:
+                return f"matrix normal, {block.columns} x {block.rows}"
+        return "point"
+
+
+def sampled_root(output_tril: Tensor, data: float, generator: torch.Generator | None) -> Tensor:
+    """F with F Fᵀ = Σ drawn from q(Σ) = W⁻¹(U, u), from the root of its mode U / (u + m + 1)."""
+    scale_tril = output_tril * math.sqrt(data + output_tril.shape[-1] + 1)
+    return InverseWishart(data, scale_tril, validate_args=False).root(generator=generator)

@@ -1,0 +1,281 @@
+"""BALI's update rule: a forward and a backward pass, sums of products, and every layer's regression anew."""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ... import seeds
+from ...errors import ConfigError, DubitoWarning
+from ...inputs import Batch, Place, rows_of
+from ...layers.taps import tapped
+from ...networks import run
+from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
+from .layer import Layer, placed
+from .local import LocalNoise
+from .posterior import sampled_root
+from .products import gram
+
+if TYPE_CHECKING:
+    from .method import BALI
+    from .objective import BALIObjective
+
+#: What a layer keeps beside the posterior's own tensors.
+KEPT = ("sums", "squares", "before")
+
+
+@dataclass(eq=False)
+class Seen:
+    """What all passes of a step saw.
+
+    Attributes:
+        nll: the negative log-likelihood, summed over rows.
+        grams: sums of products by block.
+        cases: over how many rows and positions each was summed.
+    """
+
+    nll: Tensor
+    grams: dict[str, Tensor]
+    cases: dict[str, float]
+
+    def add(self, name: str, sums: Tensor, cases: float) -> None:
+        """Add the sums of one pass."""
+        self.grams[name] = self.grams[name].add_(sums) if name in self.grams else sums
+        self.cases[name] = self.cases.get(name, 0.0) + cases
+
+
+class LayerwiseStepper(Stepper):
+    """What is the same for one network and for a stack of replicas.
+
+    Args:
+        layers: what is known of each block, by name.
+        method: the settings.
+        last: name of the block that learns from the targets themselves, or None.
+        plan: of the run.
+        processes: who share it.
+    """
+
+    def __init__(
+        self, layers: dict[str, Layer], method: "BALI", last: str | None, plan: Plan, processes: Processes
+    ) -> None:
+        self.layers, self.method, self.last = layers, method, last
+        self.plan, self.processes = plan, processes
+        self.remainder = 1.0  # Π (1 − β_s)
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Put what was inferred where the posterior keeps it."""
+
+    def width(self, name: str) -> int:
+        """The side of a block's sums of products."""
+        return self.layers[name].sums.shape[-1]
+
+    def rate(self, number: int) -> float:
+        """β at a step."""
+        progress = min(1.0, number / self.plan.total) if self.plan.total else 0.0
+        return self.method.update_rate * self.method.schedule.factor(progress)
+
+    @property
+    def correction(self) -> float:
+        """b_t = 1 − Π (1 − β_s), for rates that change."""
+        return 1 - self.remainder
+
+    @torch.no_grad()
+    def learn(self, number: int, seen: Seen, weights: Mapping[str, Tensor]) -> float:
+        """Take in what a step saw and infer all layers; returns the rate."""
+        rate, method = self.rate(number), self.method
+        self.remainder *= 1 - rate
+        for name, layer in self.layers.items():
+            if name == self.last:
+                layer.see_targets(seen.grams[name], seen.cases[name], rate)
+            else:
+                layer.see_gradients(
+                    seen.grams[name],
+                    seen.cases[name],
+                    rate,
+                    self.correction,
+                    weights=weights[name],
+                    step_size=method.step_size,
+                    momentum=method.momentum,
+                )
+            layer.infer(self.correction, number)
+        self.commit()
+        return rate
+
+    def combine(self, seen: Seen, extra: list[Tensor], stop: bool) -> bool:
+        """Sum over processes, in one message; one without rows takes part with zeros."""
+        if self.processes.count == 1:
+            return stop
+        counts = [seen.cases.get(name, 0.0) for name in self.layers]
+        cases = torch.tensor([*counts, float(stop)], dtype=torch.float64)
+        for name, layer in self.layers.items():
+            if name not in seen.grams:
+                width = self.width(name)
+                seen.grams[name] = layer.sums.new_zeros(len(layer.sums), width, width)
+        cases = cases.to(seen.nll.device) if seen.nll.device.type != "mps" else cases.float().to("mps")
+        self.processes.sum([*(seen.grams[name] for name in self.layers), cases, seen.nll, *extra])
+        *counts, wish = cases.tolist()
+        seen.cases = dict(zip(self.layers, counts, strict=True))
+        return wish > 0
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {
+            f"{name}:{key}": getattr(layer, key) for name, layer in self.layers.items() for key in KEPT
+        }
+        jitters = {name: layer.jitters for name, layer in self.layers.items()}
+        return tensors, {"remainder": self.remainder, "jitters": jitters}
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        for name, layer in self.layers.items():
+            for key in KEPT:
+                getattr(layer, key).copy_(tensors[f"{name}:{key}"])
+            layer.jitters = facts["jitters"][name]
+        self.remainder = facts["remainder"]
+
+    def jitters(self) -> dict[str, int]:
+        """How often a factorisation needed a jitter, by block; a warning says so where any did."""
+        found = {name: layer.jitters for name, layer in self.layers.items() if layer.jitters}
+        if found:
+            each = ", ".join(f"{name} {count} times" for name, count in found.items())
+            warnings.warn(
+                f"factorisations needed a jitter on the diagonal: {each}; raise hidden_floor or output_floor, "
+                "take a larger batch_size, or use double precision",
+                DubitoWarning,
+                stacklevel=5,
+            )
+        return found
+
+
+class BALIStepper(LayerwiseStepper):
+    """One network.
+
+    Args:
+        objective: with the posterior under training.
+        training: settings of the run; its rates are those of points.
+        plan: of the run.
+        processes: who share it.
+        seed: of the noise.
+    """
+
+    def __init__(
+        self, objective: "BALIObjective", training: Training, plan: Plan, processes: Processes, seed: int
+    ) -> None:
+        found, method = objective.found, objective.draft.method
+        layers = {block.name: objective.layer(block) for block in found.blocks}
+        super().__init__(layers, method, objective.last, plan, processes)
+        self.objective, self.found, self.seed = objective, found, seed
+        self.draft, self.device = objective.draft, Place.of(objective.draft.network).device
+        self.points = (
+            GradientStepper(objective, training, plan, processes, seed) if objective.beside() else None
+        )
+        self.local: dict[str, LocalNoise] = {}
+        if method.sampling == "local":
+            plain = [block for block in found.blocks if found.plain(block)]
+            self.local = {
+                block.name: LocalNoise(found.taps_of(block)[0], layers[block.name]) for block in plain
+            }
+        for block in found.blocks:
+            zero = not layers[block.name].prior.floor.all()
+            if zero and plan.step_rows < block.rows:
+                raise ConfigError(
+                    f"a floor of 0 needs batches of at least as many rows as a layer has outputs, but "
+                    f"{block.name!r} has {block.rows} and a step sees {plan.step_rows} rows; raise hidden_floor "
+                    "or output_floor, or batch_size"
+                )
+
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+        weights = self.weights(number)
+        seen = Seen(torch.zeros((), dtype=self.dtype, device=self.device), {}, {})
+        own = [] if self.points is None else self.points.parameters
+        for parameter in own:
+            parameter.grad = torch.zeros_like(parameter)
+        for index, batch in enumerate(passes):
+            if batch is not None:
+                self.look(batch, weights, seen, number, index)
+        slopes = [parameter.grad for parameter in own if parameter.grad is not None]
+        for slope in slopes:
+            slope.div_(-rows)  # from the sum of the log-likelihood to its negative mean
+        stop = self.combine(seen, slopes, stop)
+        rate = self.learn(number, seen, weights)
+        norm = None
+        if self.points is not None:
+            norm = self.points._norm(number)
+            self.points._set_rates(number)
+            self.points.optimizer.step()
+        nll = seen.nll / rows
+        return Record(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, norm, stop)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the weights."""
+        return next(iter(self.layers.values())).mean.dtype
+
+    @torch.no_grad()
+    def weights(self, number: int) -> dict[str, Tensor]:
+        """The weights of a step's forward pass by block: drawn, or the means where noise is elsewhere."""
+        if number == 0 or self.method.sampling == "deterministic":
+            return {name: layer.mean for name, layer in self.layers.items()}
+        stream = seeds.generator(self.seed, "noise", number, device=self.device)
+        sizes = [layer.mean.numel() for layer in self.layers.values()]
+        noise = torch.randn(sum(sizes), generator=stream, dtype=self.dtype, device=self.device).split(sizes)
+        return {
+            name: layer.mean if name in self.local else drawn(layer, self.method, unit, stream)
+            for (name, layer), unit in zip(self.layers.items(), noise, strict=True)
+        }
+
+    def look(self, batch: Batch, weights: Mapping[str, Tensor], seen: Seen, number: int, index: int) -> None:
+        """A forward and a backward pass over some rows, and the sums of products they give."""
+        network, rows = self.draft.network, rows_of(batch.inputs)
+        tensors: dict[str, Tensor] = {}
+        for block in self.found.blocks:
+            tensors |= block.tensors(weights[block.name])
+        with torch.enable_grad(), tapped(network, self.found.ports):
+            for name in self.found.points:
+                network.get_parameter(name).requires_grad_(True)
+            stream = seeds.generator(self.seed, "noise", number, index, "rows", device=self.device)
+            with LocalNoise.added(network, list(self.local.values()), batch, stream, silent=number == 0):
+                outputs = run(network, tensors, batch.inputs)
+            total = self.draft.likelihood.log_prob(outputs, batch.targets).sum()
+            total.backward()
+            with torch.no_grad():
+                seen.nll -= total
+                for block in self.found.blocks:
+                    targets = batch.targets if block.name == self.last else None
+                    added = self.local[block.name].taken() if block.name in self.local else None
+                    if targets is not None:
+                        added = None  # true targets need no forward pass of their own layer
+                    seen.add(block.name, *gram(self.found.taps_of(block), rows, targets, added))
+
+    def width(self, name: str) -> int:
+        noisy = name in self.local and name != self.last
+        return super().width(name) + (self.layers[name].mean.shape[1] if noisy else 0)
+
+    def commit(self) -> None:
+        self.objective.commit(self.layers)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, facts = super().state()
+        if self.points is not None:
+            own, facts["points"] = self.points.state()
+            tensors |= {f"points:{name}": tensor for name, tensor in own.items()}
+        return tensors, facts
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        super().restore(tensors, facts)
+        for block in self.found.blocks:  # the checkpoint's means came back into the network
+            self.layers[block.name].mean.copy_(block.matrix(self.draft.weights()))
+        if self.points is not None:
+            own = {name[7:]: tensor for name, tensor in tensors.items() if name.startswith("points:")}
+            self.points.restore(own, facts["points"])
+
+
+def drawn(layer: Layer, method: "BALI", unit: Tensor, stream: torch.Generator) -> Tensor:
+    """Weights [K, m, n] from a layer's posterior as it stands, by unit noise for them and more for Σ."""
+    root = layer.output_tril
+    if method.covariance == "sampled":
+        root = sampled_root(root, float(layer.prior.data[0]), stream)
+    return placed(layer.mean, layer.input_tril, root, unit.view_as(layer.mean))

@@ -1,0 +1,221 @@
+"""Noisy Adam, Vadam, VOGN and Noisy K-FAC as methods: natural-gradient variational inference."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ... import optim, seeds
+from ...errors import require_count, require_fraction, require_positive
+from ...inputs import Inputs, Place, call
+from ...method import Method, Prepared
+from ...networks import resolve, trainable
+from ...optim.watch import Watch
+from ...training import Training, train
+from .objective import NaturalObjective
+from .posterior import NaturalPosterior
+
+
+@dataclass(frozen=True, kw_only=True)
+class NaturalGradient(Method):
+    """What the four share: the learning rate and its schedule are those of `Training`."""
+
+    posterior_type = NaturalPosterior
+
+    @abstractmethod
+    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyOptimizer:
+        """The optimiser behind the method."""
+
+    def _fit(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
+        network = prepared.network
+        resolve(None, network)  # refuses a network whose parameters are all frozen
+        structure, factored = self._structure(network, prepared.example.inputs)
+        draft = NaturalPosterior(
+            network, prepared.likelihood, method=self, structure=structure, details={"factored": factored}
+        )
+        objective = NaturalObjective(
+            draft,
+            lambda params, num_data: self.optimizer(params, num_data),
+            num_data=prepared.num_data,
+            modes=prepared.modes,
+        )
+        history = train(objective, prepared.source, training or Training(), prepared.run)
+        posterior = objective.posterior()
+        posterior.history = history
+        assert isinstance(posterior, NaturalPosterior)
+        return posterior
+
+    def _structure(
+        self, network: nn.Module, inputs: Inputs
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str | None]]:
+        """Tensors for the spreads, and the weights with factors, each with its bias."""
+        return {"std": {name: torch.zeros_like(p) for name, p in trainable(network).items()}}, {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyAdam(NaturalGradient):
+    """A diagonal Gaussian by natural gradients, in the manner of Adam.
+
+    Args:
+        betas: decay rates of the momentum and of the Fisher information's diagonal.
+        prior_std: of the Normal prior around 0.
+        kl_weight: λ; below 1 the posterior is colder.
+        extrinsic_damping: added to the denominator of a step.
+        initial_std: standard deviations to start from.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    prior_std: float = 1.0
+    kl_weight: float = 1.0
+    extrinsic_damping: float = 0.0
+    initial_std: float = 0.05
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        require_fraction(beta1=self.betas[0], beta2=self.betas[1])
+        require_positive(prior_std=self.prior_std, kl_weight=self.kl_weight, initial_std=self.initial_std)
+        require_damping(self.extrinsic_damping)
+
+    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyAdam:
+        return optim.NoisyAdam(
+            params,
+            num_data=num_data,
+            betas=self.betas,
+            prior_std=self.prior_std,
+            kl_weight=self.kl_weight,
+            extrinsic_damping=self.extrinsic_damping,
+            initial_std=self.initial_std,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vadam(NaturalGradient):
+    """Adam at perturbed weights, the perturbation being that of a diagonal Gaussian posterior.
+
+    Args:
+        betas: decay rates of the momentum and of the mean squared gradient.
+        prior_std: of the Normal prior around 0.
+        initial_std: standard deviations to start from.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    prior_std: float = 1.0
+    initial_std: float = 0.05
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        require_fraction(beta1=self.betas[0], beta2=self.betas[1])
+        require_positive(prior_std=self.prior_std, initial_std=self.initial_std)
+
+    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.Vadam:
+        return optim.Vadam(
+            params,
+            num_data=num_data,
+            betas=self.betas,
+            prior_std=self.prior_std,
+            initial_std=self.initial_std,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VOGN(NaturalGradient):
+    """A diagonal Gaussian from the squares of each row's own gradient.
+
+    Args:
+        betas: decay rate of the momentum, and rate at which new squares are taken in.
+        prior_std: of the Normal prior around 0.
+        kl_weight: the final λ.
+        kl_start: the first λ; None starts at `kl_weight`.
+        kl_steps: over so many steps λ moves in a straight line.
+        extrinsic_damping: added to the precision.
+        initial_std: standard deviations to start from.
+    """
+
+    betas: tuple[float, float] = (0.9, 0.001)
+    prior_std: float = 1.0
+    kl_weight: float = 1.0
+    kl_start: float | None = None
+    kl_steps: int = 0
+    extrinsic_damping: float = 0.0
+    initial_std: float = 0.05
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "betas", tuple(self.betas))
+        require_fraction(beta1=self.betas[0], beta2=self.betas[1])
+        require_positive(prior_std=self.prior_std, kl_weight=self.kl_weight, initial_std=self.initial_std)
+        if self.kl_start is not None:
+            require_positive(kl_start=self.kl_start)
+        require_count(0, kl_steps=self.kl_steps)
+        require_damping(self.extrinsic_damping)
+
+    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.VOGN:
+        return optim.VOGN(
+            params,
+            num_data=num_data,
+            betas=self.betas,
+            prior_std=self.prior_std,
+            kl_weight=self.kl_weight,
+            kl_start=self.kl_start,
+            kl_steps=self.kl_steps,
+            extrinsic_damping=self.extrinsic_damping,
+            initial_std=self.initial_std,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyKFAC(NaturalGradient):
+    """A matrix normal for every layer by natural gradients, in the manner of K-FAC.
+
+    Args:
+        beta: rate of the factors' moving averages.
+        prior_std: of the Normal prior around 0.
+        kl_weight: λ; below 1 the posterior is colder.
+    """
+
+    beta: float = 0.05
+    prior_std: float = 1.0
+    kl_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_fraction(zero=False, one=True, beta=self.beta)
+        require_positive(prior_std=self.prior_std, kl_weight=self.kl_weight)
+
+    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyKFAC:
+        return optim.NoisyKFAC(
+            params, num_data=num_data, beta=self.beta, prior_std=self.prior_std, kl_weight=self.kl_weight
+        )
+
+    def _structure(
+        self, network: nn.Module, inputs: Inputs
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str | None]]:
+        named = trainable(network)
+        names = {id(p): name for name, p in named.items()}
+        watch = Watch(named.values())
+        device = Place.of(network).device
+        with torch.enable_grad(), watch.open(), seeds.forked(0, "factors", device=device):
+            outputs = call(network, inputs)
+        # cuDNN's recurrent layers have no backward pass in evaluation mode; sums of outputs reach all layers.
+        with torch.backends.cudnn.flags(enabled=False):
+            torch.autograd.grad(outputs.sum(), list(named.values()), allow_unused=True)
+        structure: dict[str, dict[str, Tensor]] = {"std": {}, "input_tril": {}, "output_tril": {}}
+        factored: dict[str, str | None] = {}
+        for name, parameter in named.items():
+            found = watch.factors(parameter)
+            if found is None:
+                continue
+            bias = watch.biases.get(id(parameter))
+            factored[name] = None if bias is None else names.get(id(bias))
+            for key, sums in zip(("input_tril", "output_tril"), found, strict=True):
+                eye = torch.eye(sums.shape[-1], dtype=parameter.dtype, device=parameter.device)
+                structure[key][name] = eye.repeat(len(sums), 1, 1)
+        held = {*factored, *factored.values()}
+        structure["std"] = {name: torch.zeros_like(p) for name, p in named.items() if name not in held}
+        return structure, factored
+
+
+def require_damping(value: float) -> None:
+    """Refuse a damping below 0."""
+    if value != 0:
+        require_positive(extrinsic_damping=value)

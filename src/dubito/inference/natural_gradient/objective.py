@@ -1,0 +1,164 @@
+"""Natural-gradient training in the library's loop: an optimiser whose gradients are taken at draws."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import seeds
+from ...errors import ConfigError
+from ...inputs import Batch, Place
+from ...networks import trainable
+from ...objective import PlainObjective
+from ...optim import NoisyKFAC, NoisyOptimizer
+from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
+from .posterior import NaturalPosterior
+
+
+class NaturalObjective(PlainObjective):
+    """The negative log-likelihood at a draw; the optimiser knows the prior.
+
+    Args:
+        draft: the posterior under training.
+        make: the optimiser for given parameters and rows.
+        num_data: the number of training rows.
+        modes: modules by name that stay in evaluation mode while training.
+    """
+
+    draft: NaturalPosterior
+
+    def __init__(
+        self,
+        draft: NaturalPosterior,
+        make: Callable[[list[Tensor], int], NoisyOptimizer],
+        *,
+        num_data: int,
+        modes: Mapping[str, bool],
+    ) -> None:
+        super().__init__(draft, num_data=num_data, modes=modes)
+        draft.structure.requires_grad_(False)
+        self.names = list(trainable(draft.network))
+        self.optimizer = make([draft.network.get_parameter(name) for name in self.names], num_data)
+
+    def parameter_groups(
+        self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """What the library's own optimiser trains: the likelihood's noise."""
+        groups = super().parameter_groups(lr, variational_lr=variational_lr, weight_decay=weight_decay)
+        return [group for group in groups if group["name"] != "weights"]
+
+    def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> "NaturalStepper":
+        return NaturalStepper(self, training, plan, processes, seed)
+
+    @torch.no_grad()
+    def commit(self) -> None:
+        """Put the optimiser's spreads where the posterior keeps them."""
+        optimizer, draft = self.optimizer, self.draft
+        (group,) = optimizer.param_groups
+        for name, std in draft.group("std").items():
+            std.copy_(optimizer.std(draft.network.get_parameter(name), group))
+        if isinstance(optimizer, NoisyKFAC):
+            scale = (group["num_data"] / group["kl_weight"]) ** 0.5
+            for name in draft.biases:
+                parameter = draft.network.get_parameter(name)
+                if "inputs" in optimizer.state[parameter]:
+                    right, left = optimizer.roots(parameter, group)
+                    draft.group("input_tril")[name].copy_(right * scale)
+                    draft.group("output_tril")[name].copy_(left)
+
+
+class NaturalStepper(Stepper):
+    """Steps of a natural-gradient optimiser, and of the usual one for the likelihood's noise.
+
+    Args:
+        objective: what is trained.
+        training: settings of the run.
+        plan: of the run.
+        processes: who share it.
+        seed: of the noise.
+    """
+
+    def __init__(
+        self, objective: NaturalObjective, training: Training, plan: Plan, processes: Processes, seed: int
+    ) -> None:
+        if training.precision != "full":
+            raise ConfigError(
+                f'natural gradients are squares of gradients, which need precision="full", got {training.precision!r}'
+            )
+        self.objective, self.training, self.plan = objective, training, plan
+        self.processes, self.seed, self.optimizer = processes, seed, objective.optimizer
+        learned = objective.parameter_groups(1.0)
+        self.beside = GradientStepper(objective, training, plan, processes, seed) if learned else None
+        self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.device = Place.of(objective.draft.network).device
+
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+        own = self.parameters + ([] if self.beside is None else self.beside.parameters)
+        for parameter in own:
+            parameter.grad = torch.zeros_like(parameter)
+        total = torch.zeros((), device=self.device, dtype=own[0].dtype)
+        for index, batch in enumerate(passes):
+            if batch is None:
+                continue
+            stream = seeds.generator(self.seed, "noise", number, index, device=self.device)
+            with self.optimizer.sampled(stream):
+                loss = self.objective.batch_loss(batch, 1.0, None)
+                (loss.nll * (len(batch.targets) / rows)).backward()
+            total += loss.nll.detach() * (len(batch.targets) / rows)
+        stop = self._combine(total, own, stop)
+        norm = None
+        if self.training.clip_norm is not None:
+            norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
+        lr = self._set_rates(number)
+        self.optimizer.step()
+        if self.beside is not None:
+            self.beside._set_rates(number)
+            self.beside.optimizer.step()
+        self.objective.commit()
+        return Record(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)
+
+    def _combine(self, total: Tensor, own: list[Tensor], stop: bool) -> bool:
+        if self.processes.count == 1:
+            return stop
+        wish = torch.tensor([float(stop)], device=self.device)
+        gradients = [parameter.grad for parameter in own if parameter.grad is not None]
+        self.processes.sum([*gradients, *self.optimizer.pending(), total, wish])
+        return bool(wish > 0)
+
+    def _set_rates(self, number: int) -> float:
+        progress = min(1.0, number / self.plan.total) if self.plan.total else 0.0
+        warmup = self.training.warmup * (self.plan.steps_per_epoch or 1)
+        rise = min(1.0, (number + 1) / warmup) if warmup else 1.0
+        lr = self.training.lr * rise * self.training.schedule.factor(progress)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        return lr
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        held = self.optimizer.state_dict()
+        entries = {f"{i}.{key}": value for i, own in held["state"].items() for key, value in own.items()}
+        tensors = {f"natural:{name}": value for name, value in entries.items() if isinstance(value, Tensor)}
+        plain = {name: value for name, value in entries.items() if not isinstance(value, Tensor)}
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in held["param_groups"]]
+        facts: dict[str, Any] = {"plain": plain, "groups": groups}
+        if self.beside is not None:
+            own, facts["beside"] = self.beside.state()
+            tensors |= {f"beside:{name}": tensor for name, tensor in own.items()}
+        return tensors, facts
+
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        state: dict[int, dict[str, Any]] = {}
+        own = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("natural:")}
+        for name, value in {**facts["plain"], **own}.items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = value
+        groups = self.optimizer.state_dict()["param_groups"]
+        kept = [{**group, **was} for group, was in zip(groups, facts["groups"], strict=True)]
+        for group in kept:
+            if "betas" in group:
+                group["betas"] = tuple(group["betas"])
+        self.optimizer.load_state_dict({"state": state, "param_groups": kept})
+        if self.beside is not None:
+            beside = {name[7:]: tensor for name, tensor in tensors.items() if name.startswith("beside:")}
+            self.beside.restore(beside, facts["beside"])

@@ -1,0 +1,48 @@
+"""What natural-gradient methods leave behind: Gaussians around the network's weights, diagonal or by layers."""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...posterior import Posterior
+
+
+class NaturalPosterior(Posterior):
+    """w ~ N(mean, std²) for each weight, and matrix normals for layers with Kronecker factors.
+
+    The structure holds standard deviations ("std") by parameter name; for a weight with factors, roots of R⁻¹ and of
+    Σ⁻¹ with N/λ in them ("input_tril", "output_tril") instead, its bias being their last column.
+    """
+
+    @cached_property
+    def biases(self) -> dict[str, str | None]:
+        """The bias of each weight with factors."""
+        return dict(self.details.get("factored", {}))
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        weights = self.weights()
+        drawn: dict[str, Tensor] = {}
+        for name, std in self.group("std").items():
+            mean = weights[name]
+            unit = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+            drawn[name] = mean + std * unit
+        for name, bias in self.biases.items():
+            right, left = self.group("input_tril")[name], self.group("output_tril")[name]
+            groups, m, n = len(left), left.shape[-1], right.shape[-1]
+            like = weights[name]
+            unit = torch.randn(groups, m, n, generator=generator, dtype=like.dtype, device=like.device)
+            # Rows of L⁻¹ and columns of C⁻ᵀ: Cov = Σ ⊗ R for L Lᵀ = R⁻¹ and C Cᵀ = Σ⁻¹
+            noise = torch.linalg.solve_triangular(right, unit, upper=False, left=False)
+            noise = torch.linalg.solve_triangular(left.mT, noise, upper=True)
+            drawn[name] = like + noise[..., : n - (bias is not None)].reshape(like.shape)
+            if bias is not None:
+                drawn[bias] = weights[bias] + noise[..., -1].reshape(weights[bias].shape)
+        return weights | drawn
+
+    def holds(self, name: str) -> str:
+        if name in self.group("std"):
+            return "Normal, own std"
+        held: set[Any] = {*self.biases, *self.biases.values()}
+        return "matrix normal" if name in held else "point"

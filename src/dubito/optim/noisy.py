@@ -1,0 +1,174 @@
+"""What natural-gradient optimisers share: means that are moved, and draws around them to take gradients at."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .. import seeds
+from ..errors import ConfigError, require_count, require_fraction, require_positive
+from .watch import Watch
+
+
+class NoisyOptimizer(Optimizer, ABC):
+    """An optimiser whose parameters are the means of a Gaussian posterior.
+
+    Gradients are taken inside `with optimizer.sampled():`, where the parameters hold a draw; the loss is the
+    negative log-likelihood, a mean over rows, without a prior's penalty, which the optimiser adds itself. Several
+    passes before a step add up: weigh each loss by its share of the step's rows.
+
+    Args:
+        params: parameters, or groups of them.
+        defaults: settings of a group.
+        num_data: N.
+        seed: of the draws.
+    """
+
+    #: Whether the rule needs what each row says.
+    watches = False
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *, num_data: int, seed: int) -> None:
+        require_count(num_data=num_data)
+        seeds.derived(seed)
+        super().__init__(params, {**defaults, "num_data": num_data, "seed": seed, "draws": 0, "passes": 0})
+        for group in self.param_groups:
+            self.check(group)
+        self._watch = Watch(p for group in self.param_groups for p in group["params"])
+        self._open = False
+
+    def check(self, group: dict[str, Any]) -> None:
+        """Refuse settings out of range."""
+        require_positive(lr=group["lr"], prior_std=group["prior_std"], initial_std=group["initial_std"])
+        require_positive(kl_weight=group["kl_weight"])
+        if "betas" in group:
+            require_fraction(beta1=group["betas"][0], beta2=group["betas"][1])
+
+    # -- draws ---------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def sampled(self, generator: torch.Generator | None = None) -> Iterator[None]:
+        """While open the parameters hold a draw from the posterior; afterwards the means, whatever happened.
+
+        Args:
+            generator: the source of noise; None takes the optimiser's own stream.
+        """
+        if self._open:
+            raise ConfigError("sampled() is open already: close it before another draw")
+        first = self.param_groups[0]
+        held = [(group, p) for group in self.param_groups for p in group["params"]]
+        means = [p.detach().clone() for _, p in held]
+        if generator is None:
+            generator = seeds.generator(first["seed"], "draw", first["draws"], device=held[0][1].device)
+        first["draws"] += 1
+        first["passes"] += 1
+        self._open = True
+        try:
+            with torch.no_grad():
+                self.draw_all(generator)
+                for _, p in held:
+                    state = self.state[p]
+                    state["drawn"] = state["drawn"].add_(p) if "drawn" in state else p.detach().clone()
+            with self._watch.open() if self.watches else nullcontext():
+                yield
+            if self.watches:
+                self.look()
+        finally:
+            self._watch.clear()
+            self._open = False
+            with torch.no_grad():
+                for (_, p), mean in zip(held, means, strict=True):
+                    p.copy_(mean)
+
+    def draw_all(self, generator: torch.Generator) -> None:
+        """Put a draw into every parameter."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.add_(self.noise(p, group, generator))
+
+    def noise(self, p: Tensor, group: dict[str, Any], generator: torch.Generator) -> Tensor:
+        """A parameter's draw less its mean."""
+        unit = torch.randn(p.shape, generator=generator, dtype=p.dtype, device=p.device)
+        return unit * self.std(p, group)
+
+    def look(self) -> None:
+        """Take in what the passes inside `sampled` showed of each row."""
+
+    def std(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """The posterior's standard deviations of one parameter."""
+        return self.precision(p, group).rsqrt()
+
+    @abstractmethod
+    def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """The posterior's precisions of one parameter."""
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Move the means by the gradients of all passes since the last step.
+
+        Args:
+            closure: computes the loss and its gradients, and is called with a draw in the parameters.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad(), self.sampled():
+                loss = closure()
+        passes = max(self.param_groups[0]["passes"], 1)
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                drawn = state.pop("drawn") / passes if "drawn" in state else p
+                if p.grad is not None:
+                    self.move(p, -p.grad, drawn, group)
+        self.param_groups[0]["passes"] = 0
+        self.advance()
+        return loss
+
+    @abstractmethod
+    def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
+        """Move one mean.
+
+        Args:
+            p: the parameter, which holds the mean.
+            slope: the gradient of the mean log-likelihood at the draw.
+            drawn: the draw; the mean of several.
+            group: the settings.
+        """
+
+    def advance(self) -> None:
+        """What changes once per step."""
+
+    def fisher(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """f, which starts where the posterior has the standard deviation `initial_std`."""
+        state = self.state[p]
+        if "fisher" not in state:
+            state["fisher"] = torch.full_like(p, max(0.0, self.initial_fisher(group)))
+        return state["fisher"]
+
+    @abstractmethod
+    def initial_fisher(self, group: dict[str, Any]) -> float:
+        """f_0."""
+
+    def pending(self) -> list[Tensor]:
+        """What passes since the last step have summed beside gradients, to be added up over processes."""
+        states = [self.state[p] for group in self.param_groups for p in group["params"]]
+        return [state[key] for state in states for key in self.sums if key in state]
+
+    #: Names of what is summed over passes.
+    sums: tuple[str, ...] = ()
+
+    def add(self, p: Tensor, **values: Tensor) -> None:
+        """Add to what is summed over passes for one parameter."""
+        state = self.state[p]
+        for key, value in values.items():
+            state[key] = state[key].add_(value) if key in state else value
+
+
+def damping(group: dict[str, Any]) -> float:
+    """γ_in = λ / (N η), the prior's precision per data point; η is the prior's variance."""
+    return group["kl_weight"] / (group["num_data"] * group["prior_std"] ** 2)

@@ -1,0 +1,65 @@
+"""Noisy Adam: a diagonal Gaussian by natural gradients, in the manner of Adam [Zhang et al. 2018]."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .noisy import NoisyOptimizer, damping
+
+
+class NoisyAdam(NoisyOptimizer):
+    """Algorithm 2 of BALI's appendix.
+
+    Args:
+        params: parameters, or groups of them.
+        num_data: N, the number of training rows.
+        lr: α.
+        betas: decay rates of the momentum and of the Fisher information's diagonal f.
+        prior_std: √η, of the Normal prior around 0.
+        kl_weight: λ; below 1 the posterior is colder.
+        extrinsic_damping: γ_ex, added to the denominator alone.
+        initial_std: standard deviations to start from.
+        seed: of the draws.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        num_data: int,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        prior_std: float = 1.0,
+        kl_weight: float = 1.0,
+        extrinsic_damping: float = 0.0,
+        initial_std: float = 0.05,
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "betas": tuple(betas),
+            "prior_std": prior_std,
+            "kl_weight": kl_weight,
+            "extrinsic_damping": extrinsic_damping,
+            "initial_std": initial_std,
+        }
+        super().__init__(params, defaults, num_data=num_data, seed=seed)
+
+    def initial_fisher(self, group: dict[str, Any]) -> float:
+        return group["kl_weight"] / (group["num_data"] * group["initial_std"] ** 2) - damping(group)
+
+    def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        # w ~ N(μ, λ/N diag(f + γ_in)⁻¹)   [Alg. 2, line 5]
+        return (self.fisher(p, group) + damping(group)) * (group["num_data"] / group["kl_weight"])
+
+    def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
+        state, (beta1, beta2), gamma = self.state[p], group["betas"], damping(group)
+        fisher = self.fisher(p, group)
+        momentum = state.setdefault("momentum", torch.zeros_like(p))
+        state["step"] = state.get("step", 0) + 1
+        momentum.lerp_(slope - gamma * drawn, 1 - beta1)  # lines 6 and 7
+        fisher.lerp_(slope.square(), 1 - beta2)  # line 8
+        scale = group["lr"] / (1 - beta1 ** state["step"])  # line 9
+        p.addcdiv_(momentum, fisher + (gamma + group["extrinsic_damping"]), value=scale)  # line 10

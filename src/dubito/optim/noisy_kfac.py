@@ -1,0 +1,182 @@
+"""Noisy K-FAC: a matrix normal for every layer by natural gradients [Zhang et al. 2018]."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .noisy import NoisyOptimizer, damping
+
+
+class NoisyKFAC(NoisyOptimizer):
+    """Algorithm 5 of BALI's appendix, with λ/N in the draw and π the balance of the factors' mean traces.
+
+    Layers that multiply their inputs by a weight get Kronecker factors, bias included; other parameters get a
+    diagonal, from the squares of the batch's mean gradient. The first draws, before any step, are the means.
+
+    Args:
+        params: parameters, or groups of them; a layer's weight and bias belong in one group.
+        num_data: N, the number of training rows.
+        lr: α.
+        beta: rate of the factors' moving averages.
+        prior_std: √η, of the Normal prior around 0.
+        kl_weight: λ; below 1 the posterior is colder.
+        seed: of the draws.
+    """
+
+    watches = True
+    sums = ("seen_inputs", "seen_outputs", "seen_rows")
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        *,
+        num_data: int,
+        lr: float = 1e-2,
+        beta: float = 0.05,
+        prior_std: float = 1.0,
+        kl_weight: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "beta": beta,
+            "prior_std": prior_std,
+            "kl_weight": kl_weight,
+            "initial_std": 1.0,
+        }
+        super().__init__(params, defaults, num_data=num_data, seed=seed)
+
+    @property
+    def _all(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _bias(self, p: Tensor) -> Tensor | None:
+        """The bias that is the last column of a weight with factors."""
+        index = self.state[p].get("bias", -1)
+        return None if index < 0 else self._all[index]
+
+    def _held(self) -> set[int]:
+        """The biases that belong to a weight."""
+        biases = (self._bias(p) for p in self._all)
+        return {id(bias) for bias in biases if bias is not None}
+
+    def initial_fisher(self, group: dict[str, Any]) -> float:
+        return 0.0
+
+    def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        return (self.fisher(p, group) + damping(group)) * (group["num_data"] / group["kl_weight"])
+
+    # -- the factors ---------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        places = {id(p): index for index, p in enumerate(self._all)}
+        for p in self._all:
+            found = self._watch.factors(p)
+            if found is not None:
+                rows = found[0].new_tensor(float(self._watch.rows))
+                self.add(p, seen_inputs=found[0], seen_outputs=found[1], seen_rows=rows)
+                self.state[p]["bias"] = places.get(id(self._watch.biases.get(id(p))), -1)
+
+    def matrix(self, p: Tensor, values: Tensor, bias_values: Tensor | None) -> Tensor:
+        """A weight's values, with its bias's as the last column, as matrices [G, m, n]."""
+        groups, m = len(self.state[p]["inputs"]), self.state[p]["outputs"].shape[-1]
+        own = values.reshape(groups, m, -1)
+        return own if bias_values is None else torch.cat([own, bias_values.reshape(groups, m, 1)], -1)
+
+    def roots(self, p: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Cholesky factors of R⁻¹ = π √γ_in I + Ψ^xx and of Σ⁻¹ = √γ_in / π I + Ψ^gg (lines 10 and 11)."""
+        state, root = self.state[p], damping(group) ** 0.5
+        inputs, outputs = state["inputs"], state["outputs"]
+        traces = [each.diagonal(0, 1, 2).mean(-1) for each in (inputs, outputs)]
+        balance = (traces[0] / traces[1].clamp(min=torch.finfo(p.dtype).tiny)).sqrt()  # π
+        balance = torch.where((traces[0] > 0) & (traces[1] > 0), balance, torch.ones_like(balance))
+        first, second = inputs.clone(), outputs.clone()
+        first.diagonal(0, 1, 2).add_((balance * root)[:, None])
+        second.diagonal(0, 1, 2).add_((root / balance)[:, None])
+        return torch.linalg.cholesky(first), torch.linalg.cholesky(second)
+
+    # -- draws and steps -----------------------------------------------------------------------------------------
+
+    def draw_all(self, generator: torch.Generator) -> None:
+        held = self._held()
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                if "inputs" in state:
+                    self._draw_block(p, group, generator)
+                elif "fisher" in state and id(p) not in held:
+                    p.add_(self.noise(p, group, generator))
+
+    def _draw_block(self, p: Tensor, group: dict[str, Any], generator: torch.Generator) -> None:
+        bias = self._bias(p)
+        right, left = self.roots(p, group)
+        like = self.matrix(p, p, bias)
+        unit = torch.randn(like.shape, generator=generator, dtype=p.dtype, device=p.device)
+        # W ~ MN(M, (λ/N) R, Σ): with L Lᵀ = R⁻¹ and C Cᵀ = Σ⁻¹, √(λ/N) C⁻ᵀ A L⁻¹ for outputs × inputs
+        drawn = torch.linalg.solve_triangular(right, unit, upper=False, left=False)
+        drawn = torch.linalg.solve_triangular(left.mT, drawn, upper=True)
+        self._add(p, bias, drawn * (group["kl_weight"] / group["num_data"]) ** 0.5)
+
+    def _add(self, p: Tensor, bias: Tensor | None, values: Tensor) -> None:
+        if bias is None:
+            p.add_(values.reshape(p.shape))
+            return
+        weight, last = values.split([values.shape[-1] - 1, 1], -1)
+        p.add_(weight.reshape(p.shape))
+        bias.add_(last.reshape(bias.shape))
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Move the means by the gradients of all passes since the last step.
+
+        Args:
+            closure: computes the loss and its gradients, and is called with a draw in the parameters.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad(), self.sampled():
+                loss = closure()
+        passes = max(self.param_groups[0]["passes"], 1)
+        drawn = {
+            id(p): self.state[p].pop("drawn") / passes if "drawn" in self.state[p] else p.clone()
+            for group in self.param_groups
+            for p in group["params"]
+        }
+        held = self._held()
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None or id(p) in held:
+                    continue
+                if "seen_rows" in self.state[p]:
+                    self._move_block(p, drawn, group)
+                else:
+                    self.move(p, -p.grad, drawn[id(p)], group)
+        self.param_groups[0]["passes"] = 0
+        return loss
+
+    def _move_block(self, p: Tensor, drawn: dict[int, Tensor], group: dict[str, Any]) -> None:
+        state, gamma, beta = self.state[p], damping(group), group["beta"]
+        rows = state.pop("seen_rows")
+        # Gradients are those of a mean over the rows: sums of (g / B)(g / B)ᵀ, times B, are the mean of g gᵀ.
+        for key, mean in (
+            ("inputs", state.pop("seen_inputs") / rows),
+            ("outputs", state.pop("seen_outputs") * rows),
+        ):
+            state.setdefault(key, torch.zeros_like(mean)).lerp_(mean, beta)  # lines 8 and 9
+        bias = self._bias(p)
+        assert p.grad is not None
+        slope = self.matrix(p, -p.grad, None if bias is None or bias.grad is None else -bias.grad)
+        held = self.matrix(p, drawn[id(p)], None if bias is None else drawn[id(bias)])
+        right, left = self.roots(p, group)
+        whole = slope - gamma * held  # line 12
+        moved = torch.cholesky_solve(
+            torch.cholesky_solve(whole, left).mT, right
+        ).mT  # Σ G R, as outputs × inputs
+        self._add(p, bias, group["lr"] * moved)  # line 13
+
+    def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
+        fisher, gamma = self.fisher(p, group), damping(group)
+        fisher.lerp_(slope.square(), group["beta"])
+        p.addcdiv_(slope - gamma * drawn, fisher + gamma, value=group["lr"])
