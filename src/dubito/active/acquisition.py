@@ -1,0 +1,182 @@
+"""Acquisition functions: how much would be learned from the label of each row of a pool.
+
+Each is frozen settings with one verb, `scores(posterior, inputs)`, one number per row, higher for rows worth more.
+Rows with several outputs or positions take the mean over them.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import seeds
+from ..errors import ConfigError, DataError, require_count
+from ..inference.laplace import LaplacePosterior
+from ..inference.laplace.linearised import Linearised
+from ..inputs import Inputs, Place, checked_inputs, rows_of, take
+from ..posterior import MAX_ROWS, Posterior
+from ..prediction import (
+    BernoulliPrediction,
+    CategoricalPrediction,
+    ClassPrediction,
+    Prediction,
+    RealPrediction,
+)
+
+
+class Acquisition(ABC):
+    """Base of acquisition functions."""
+
+    @abstractmethod
+    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
+        """Scores of the rows, [B].
+
+        Args:
+            posterior: fitted to what is labelled so far.
+            inputs: the pool.
+            num_samples: as in `predict`.
+            seed: of draws.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputVariance(Acquisition):
+    """The variance of the outputs that doubt about the weights makes [MacKay 1992].
+
+    Laplace posteriors have it in closed form, J P⁻¹ Jᵀ of the network linearised in its weights, as MacKay does;
+    others by draws.
+    """
+
+    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
+        if not isinstance(posterior, LaplacePosterior):
+            outputs = posterior.sample_outputs(inputs, num_samples, seed=seed)
+            return _per_row(outputs.var(0, unbiased=False))
+        with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
+            rows = posterior.readable(inputs)
+            read = Linearised(posterior.network, posterior.blocks, take(rows, slice(8)))
+            _, (covariance,) = read(rows, [posterior.normals], MAX_ROWS)
+        return _per_row(covariance.diagonal(dim1=1, dim2=2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entropy(Acquisition):
+    """The entropy of the predicted classes, or of a Normal with a real prediction's variance, up to a constant."""
+
+    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
+        prediction = _predicted(posterior, inputs, num_samples, seed)
+        if isinstance(prediction, ClassPrediction):
+            return _per_row(prediction.total)
+        assert isinstance(prediction, RealPrediction)
+        return _per_row(prediction.std.log())  # ½ log 2πe σ², without its constant
+
+
+@dataclass(frozen=True, kw_only=True)
+class BALD(Acquisition):
+    """The mutual information of label and weights [Houlsby et al. 2011].
+
+    Of reals, that of Normals with the prediction's variances: ½ log((noise + doubt) / noise).
+    """
+
+    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
+        prediction = _predicted(posterior, inputs, num_samples, seed)
+        if isinstance(prediction, ClassPrediction):
+            return _per_row(prediction.epistemic)
+        assert isinstance(prediction, RealPrediction)
+        return _per_row(0.5 * (prediction.epistemic / prediction.aleatoric).log1p())
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariationRatio(Acquisition):
+    """One minus the probability of the likeliest class."""
+
+    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
+        return _per_row(1 - _classes(self, posterior, inputs, num_samples, seed).confidence)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margin(Acquisition):
+    """Minus the distance between the two likeliest classes' probabilities."""
+
+    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
+        prediction = _classes(self, posterior, inputs, num_samples, seed)
+        if isinstance(prediction, BernoulliPrediction):
+            return _per_row(1 - 2 * prediction.confidence)  # p − (1 − p)
+        assert isinstance(prediction, CategoricalPrediction)
+        first, second = prediction.probs.topk(2, prediction.class_axis).values.unbind(prediction.class_axis)
+        return _per_row(second - first)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Random(Acquisition):
+    """No preference: what the others are measured against."""
+
+    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
+        place = Place.of(posterior.network)
+        stream = seeds.generator(seed, "random acquisition", device=place.device)
+        return torch.rand(rows_of(checked_inputs(inputs, place)), generator=stream, device=place.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """How several rows are chosen at once from their scores.
+
+    Args:
+        size: rows per step.
+        temperature: 0 takes the highest scores. Above it rows are drawn, without putting back, with probabilities
+            proportional to exp(standardised score / temperature): rows of a batch are then less alike than the
+            highest ones, which often say the same [Kirsch et al. 2023].
+    """
+
+    size: int = 1
+    temperature: float = 0.0
+
+    def __post_init__(self) -> None:
+        require_count(size=self.size)
+        if not 0 <= self.temperature < float("inf"):
+            raise ConfigError(f"temperature must be a number of at least 0, got {self.temperature!r}")
+
+    def choose(self, scores: Tensor, *, seed: int = 0) -> Tensor:
+        """Numbers of the chosen rows, the best first; ties are broken by seed.
+
+        Args:
+            scores: of the pool, [B].
+            seed: of draws and ties.
+        """
+        scores = torch.as_tensor(scores).detach().cpu()
+        if scores.ndim != 1 or len(scores) < self.size:
+            raise DataError(f"scores must be a vector of at least {self.size} rows, got {list(scores.shape)}")
+        if scores.isnan().any():
+            raise DataError("scores must not hold NaN; check the posterior's predictions")
+        stream = seeds.generator(seed, "acquisition")
+        order = torch.randperm(len(scores), generator=stream)  # a stable sort after it breaks ties by seed
+        values = scores[order].double()
+        if self.temperature > 0:
+            spread = values.std() if len(values) > 1 else torch.tensor(0.0)
+            values = (values - values.mean()) / (spread if spread > 0 else 1.0) / self.temperature
+            # the largest of score + Gumbel noise is a draw from the softmax, the next largest one from the rest
+            values = values - torch.empty_like(values).exponential_(generator=stream).log()
+        return order[values.argsort(descending=True, stable=True)[: self.size]]
+
+
+def _per_row(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1).mean(1)
+
+
+def _predicted(posterior: Posterior, inputs: Inputs, num_samples: int, seed: int) -> Prediction:
+    prediction = posterior.predict(inputs, num_samples, seed=seed)
+    if not isinstance(prediction, ClassPrediction | RealPrediction):
+        raise DataError(f"acquisition needs predictions of classes or reals, got {type(prediction).__name__}")
+    return prediction
+
+
+def _classes(
+    acquisition: Acquisition, posterior: Posterior, inputs: Inputs, num_samples: int, seed: int
+) -> ClassPrediction:
+    prediction = _predicted(posterior, inputs, num_samples, seed)
+    if not isinstance(prediction, ClassPrediction):
+        raise DataError(
+            f"{type(acquisition).__name__} is for classes, got {type(prediction).__name__}; for reals take "
+            "OutputVariance(), BALD() or Entropy()"
+        )
+    return prediction

@@ -1,0 +1,201 @@
+"""The active-learning loop: fit, judge, ask for the labels that would teach most, and fit again."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .. import seeds, storage
+from ..errors import ConfigError, DataError, StorageError, require_count
+from ..inputs import Place, take
+from ..likelihoods import Likelihood, settings_of
+from ..method import Method
+from ..networks import copied
+from ..posterior import Posterior
+from ..sources import TensorSource, as_source
+from ..training import Training
+from .acquisition import Acquisition, Selection
+from .curves import Curve, Point
+
+KIND = "active learning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActiveLearning:
+    """How rows are asked for, step by step.
+
+    Args:
+        method: any method; it is fitted anew at every step, from the weights it is given.
+        acquisition: what a row is worth, such as `OutputVariance()` or `Random()`.
+        selection: how many rows a step takes, and how.
+        steps: how often labels are asked for; the curve has one point more.
+        initial: rows that are labelled from the start, drawn by seed.
+        training: how to train; None takes the method's default.
+        num_samples: draws of predictions.
+    """
+
+    method: Method
+    acquisition: Acquisition
+    selection: Selection = Selection()
+    steps: int = 20
+    initial: int = 20
+    training: Training | None = None
+    num_samples: int = 32
+
+    def __post_init__(self) -> None:
+        for name, kind in (("method", Method), ("acquisition", Acquisition), ("selection", Selection)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(
+                    f"{name} must be an instance of {kind.__name__}, got {getattr(self, name)!r}"
+                )
+        require_count(steps=self.steps, initial=self.initial, num_samples=self.num_samples)
+
+    def run(
+        self,
+        net: nn.Module,
+        pool: Any,
+        test: Any,
+        likelihood: Likelihood,
+        *,
+        seed: int = 0,
+        finish: Callable[[Posterior], Posterior] | None = None,
+        options: dict[str, Any] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        progress: Callable[[Point], None] | None = None,
+    ) -> Curve:
+        """One run over one split; the network is not modified.
+
+        Labels of the pool are looked at only once they are asked for.
+
+        Args:
+            net: the network every fit starts from.
+            pool: rows with their labels, a pair of tensors or arrays.
+            test: rows to judge every fit by.
+            likelihood: as in `fit`.
+            seed: of the first rows, of fits and of draws.
+            finish: what is done to a posterior before it is used, such as `lambda p: p.tuned()`; a checkpoint cannot
+                tell whether it is still the same.
+            options: what else `predict` takes when the test rows are judged, such as {"linearised": True}.
+            checkpoint: a file that lets an interrupted run go on after its last step.
+            progress: called with every point of the curve.
+        """
+        settings_of(likelihood)
+        network = copied(net).eval()
+        place = Place.of(network)
+        source = as_source(pool, place, "pool")
+        if not isinstance(source, TensorSource):
+            raise DataError(f"pool must be a pair of tensors or arrays, got {type(pool).__name__}")
+        rows, needed = source.num_data, self.initial + self.steps * self.selection.size
+        if rows < needed:
+            raise DataError(
+                f"{self.initial} rows and {self.steps} steps of {self.selection.size} need a pool of at least {needed} "
+                f"rows, got {rows}"
+            )
+        state = _State.begun(self, source, network, likelihood, seed, options, checkpoint)
+        while len(state.points) <= self.steps:
+            step, began = len(state.points), time.process_time()
+            labelled = torch.tensor(state.labelled, device=place.device)
+            part = (take(source.batch.inputs, labelled), source.batch.targets[labelled])
+            own = seeds.derived(seed, "step", step)
+            posterior = self.method.fit(
+                net, part, likelihood, training=self.training, seed=own, progress=False
+            )
+            posterior = finish(posterior) if finish else posterior
+            fitted = time.process_time()
+            chosen: list[int] = []
+            if step < self.steps:
+                left = _others(rows, state.labelled)
+                scores = self.acquisition.scores(
+                    posterior,
+                    take(source.batch.inputs, left.to(place.device)),
+                    num_samples=self.num_samples,
+                    seed=own,
+                )
+                chosen = left[self.selection.choose(scores, seed=own)].tolist()
+            acquired = time.process_time()
+            found = posterior.evaluate(test, num_samples=self.num_samples, seed=own, **(options or {}))
+            point = Point(
+                num_labelled=len(state.labelled),
+                metrics=found,
+                chosen=tuple(chosen),
+                fit_seconds=fitted - began,
+                acquisition_seconds=acquired - fitted,
+            )
+            state.add(point)
+            if progress:
+                progress(point)
+        return Curve(points=tuple(state.points))
+
+
+def _others(rows: int, labelled: Sequence[int]) -> Tensor:
+    """The numbers of the rows that have no label yet."""
+    free = torch.ones(rows, dtype=torch.bool)
+    free[list(labelled)] = False
+    return free.nonzero().flatten()
+
+
+@dataclass
+class _State:
+    """How far a run has come; written after every step."""
+
+    labelled: list[int]
+    points: list[Point]
+    path: Path | None
+    expected: dict[str, Any]
+
+    @classmethod
+    def begun(
+        cls,
+        loop: ActiveLearning,
+        source: TensorSource,
+        network: nn.Module,
+        likelihood: Likelihood,
+        seed: int,
+        options: dict[str, Any] | None,
+        checkpoint: str | os.PathLike[str] | None,
+    ) -> "_State":
+        """The state a checkpoint holds, or the first one."""
+        stream = seeds.generator(seed, "initial rows")
+        first = torch.randperm(source.num_data, generator=stream)[: loop.initial].tolist()
+        state = cls(first, [], None if checkpoint is None else Path(checkpoint), {})
+        if state.path is None:
+            return state
+        state.expected = {
+            "loop": storage.encode(loop),
+            "likelihood": storage.encode(likelihood),
+            "seed": int(seed),
+            "options": storage.encode(options or {}),
+            "data": source.digest(),
+            "network": storage.checksum(network.state_dict()),
+        }
+        if not state.path.exists():
+            state.save()  # what cannot be written is found before work starts
+            return state
+        _, content = storage.read(state.path, KIND)
+        for name, value in state.expected.items():
+            if content["expected"].get(name) != value:
+                raise StorageError(
+                    f"the checkpoint {state.path} belongs to another run: its {name} differs; give the same settings, "
+                    "data and network to go on, or another path to start anew"
+                )
+        for point in content["points"]:
+            state.points.append(Point(**{**point, "chosen": tuple(point["chosen"])}))
+            state.labelled += point["chosen"]
+        return state
+
+    def add(self, point: Point) -> None:
+        """Take in a point, and the rows it chose."""
+        self.points.append(point)
+        self.labelled += point.chosen
+        self.save()
+
+    def save(self) -> None:
+        """Write the state, if it is to be kept."""
+        if self.path is not None:
+            points = [{**vars(point), "chosen": list(point.chosen)} for point in self.points]
+            storage.write(self.path, KIND, {}, {"expected": self.expected, "points": points})

@@ -1,0 +1,183 @@
+"""SWAG: a Gaussian over the weights along the end of a run, diagonal and low rank [Maddox et al. 2019]."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import seeds
+from ...errors import require_count, require_positive
+from ...inputs import Place
+from ...networks import duplicate, with_flags
+from ...posterior import Posterior
+from ...sources import as_source
+from .averages import AveragedObjective, Gathering
+from .batch_norm import normalising, refresh, statistics_of
+from .swa import Averaging
+
+
+class SWAGPosterior(Posterior):
+    """w ~ N(mean, s/2 · (diag(variance) + D Dᵀ / (K − 1))), all weights together.
+
+    D holds the last K deviations as columns; one vector of K numbers per draw moves all layers, so that they stay
+    correlated. A posterior from `refreshed` has finitely many draws, each with batch norm statistics of its own.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_atoms = self.details.get("atoms")
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        weights: dict[str, Tensor] = self.weights()
+        if "variance" not in self.structure:  # under training
+            return weights
+        if self.num_atoms is not None:
+            index = index % self.num_atoms
+            generator = self.generator(self.details["seed"], index)
+        names = list(self.group("variance").names)
+        like = weights[names[0]]
+        options: dict[str, Any] = {"generator": generator, "device": like.device}
+        common = torch.randn(self.rank, dtype=like.dtype, **options)
+        for name in names:
+            own = torch.randn(weights[name].shape, dtype=weights[name].dtype, **options)
+            weights[name] = weights[name] + self.deviation(name, own, common.to(weights[name].dtype))
+        if self.num_atoms is not None:
+            weights |= {name: kept[index] for name, kept in self.group("statistics").items()}
+        return weights
+
+    @property
+    def rank(self) -> int:
+        """K, the number of deviations that are kept."""
+        return self.details["rank"]
+
+    def deviation(self, name: str, own: Tensor, common: Tensor) -> Tensor:
+        """A parameter's deviation from its mean as a linear map of noise.
+
+        w − w̄ = √(s/2) (σ ∘ z₁ + D z₂ / √(K − 1))   [Maddox et al. 2019, Section 3.3, with s = 1]
+
+        Args:
+            name: of the parameter.
+            own: z₁, in its shape.
+            common: z₂, [K], the same for all parameters.
+        """
+        total = self.group("variance")[name].sqrt() * own
+        if self.rank > 1:
+            total = total + torch.tensordot(common, self.group("deviations")[name], 1) / math.sqrt(
+                self.rank - 1
+            )
+        return math.sqrt(self.method.scale / 2) * total
+
+    @torch.no_grad()
+    def refreshed(
+        self, data: Any, *, num_samples: int = 32, seed: int = 0, batch_size: int = 128
+    ) -> "SWAGPosterior":
+        """The posterior cut down to some draws, each with batch norm statistics of its own from data.
+
+        Statistics at the mean, which all draws share otherwise, fit other weights only roughly. A network without
+        batch norm needs nothing, and the posterior itself comes back.
+
+        Args:
+            data: the training data: a pair, a `Dataset` or a `DataLoader`.
+            num_samples: draws to keep.
+            seed: of the draws, and of the order of the rows.
+            batch_size: rows at once, best as in training.
+        """
+        require_count(num_samples=num_samples, batch_size=batch_size)
+        seeds.derived(seed)
+        network = duplicate(self.network)
+        layers = normalising(network)
+        if not layers:
+            return self
+        source = as_source(data, Place.of(network))
+        infinite = SWAGPosterior(
+            network,
+            duplicate(self.likelihood),
+            method=self.method,
+            structure=self._groups(),
+            details={key: value for key, value in self.details.items() if key not in ("atoms", "seed")},
+        )
+        kept: dict[str, list[Tensor]] = {}
+        for index in range(num_samples):
+            weights = infinite.draw(index, infinite.generator(seed, index))
+            refresh(network, weights, layers, source, batch_size, seed)
+            for name, value in statistics_of(network, layers).items():
+                kept.setdefault(name, []).append(value.clone())
+        statistics = {name: torch.stack(values) for name, values in kept.items()}
+        return SWAGPosterior(
+            with_flags(duplicate(self.network), self.trainable),
+            duplicate(self.likelihood),
+            method=self.method,
+            structure={**self._groups(), "statistics": statistics},
+            details={**self.details, "atoms": num_samples, "seed": int(seed)},
+            history=self.history,
+        ).finished()
+
+    def _groups(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the tensors of the Gaussian."""
+        return {
+            key: {name: tensor.detach().clone() for name, tensor in self.group(key).items()}
+            for key in self.structure
+            if key != "statistics"
+        }
+
+    def holds(self, name: str) -> str:
+        if "variance" not in self.structure or name not in self.group("variance"):
+            return "point"
+        return f"Normal, own variance and rank {self.rank} of {self.details['snapshots']} snapshots"
+
+
+class SWAGObjective(AveragedObjective):
+    """See `SWAG`."""
+
+    def around(self, draft: Posterior) -> SWAGPosterior:
+        averages = self.averages
+        rank = min(averages.count, averages.gathering.rank)
+        key = "network."
+        names = [name.removeprefix(key) for name in averages.mean if name.startswith(key)]
+        structure: Mapping[str, Mapping[str, Tensor]] = {
+            "variance": {name: averages.squares[key + name] / averages.count for name in names},
+            "deviations": {name: averages.deviations[key + name][:rank].clone() for name in names}
+            if rank
+            else {},
+        }
+        return SWAGPosterior(
+            draft.network,
+            draft.likelihood,
+            method=draft.method,
+            structure=structure,
+            details={"rank": rank, "snapshots": averages.count},
+        ).finished()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SWAG(Averaging):
+    """The Gaussian with the mean, the variances and the last deviations of the weights along the end of a run.
+
+    Batch norm's statistics are taken anew from the training data at the mean; `posterior.refreshed(data)` takes them
+    for every draw.
+
+    Args:
+        prior_std: standard deviation of a Normal prior around 0 on all weights; None is the flat prior.
+        start: the share of the run after which weights are gathered; the learning rate should then stay high
+            enough to move about, as `Linear(start=0.4, end=0.5, final=0.3)` lets it.
+        snapshots: how many times weights are gathered, evenly spaced to the end; fewer where there are fewer steps.
+        rank: K, how many of the last deviations are kept; 0 for the diagonal alone.
+        scale: s, by which the covariance is multiplied.
+    """
+
+    rank: int = 20
+    scale: float = 1.0
+
+    posterior_type = SWAGPosterior
+    objective_type = SWAGObjective
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_count(0, rank=self.rank)
+        require_positive(scale=self.scale)
+
+    def gathering(self) -> Gathering:
+        return Gathering(start=self.start, snapshots=self.snapshots, variance=True, rank=self.rank)
