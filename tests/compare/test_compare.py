@@ -1,68 +1,175 @@
-"""The comparison on embedded data."""
+"""The comparison on embedded data and on tables of one's own."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import numpy as np
+import pandas
 import pytest
 import torch
 
 import dubito
-from dubito import ConfigError, Training
-from dubito.compare import compare
+from dubito import ConfigError, DataError, Training
+from dubito.compare import Settings, compare
+from dubito.compare.folder import Folder
+from dubito.compare.settings import seconds_of
 from dubito.compare.task import make_task
 
-QUICK = Training(iterations=60, batch_size=64, lr=5e-3)
+QUICK = Training(iterations=40, batch_size=64, lr=5e-3)
+SOURCE = Path(dubito.__file__).parent.parent
 
 
-def test_results_posteriors_and_ranking(tmp_path):
+def quick(data, **options):
+    return Settings(data=str(data), training=QUICK, num_samples=8, **options)
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    out = tmp_path_factory.mktemp("digits")
     seen = []
-    result = compare("digits", ["map", "mean-field"], out=tmp_path, training=QUICK, report=seen.append)
+    result = compare(quick("digits"), ["map", "mean-field"], out=out, report=seen.append)
+    return out, result, seen
+
+
+@pytest.fixture
+def prices(tmp_path):
+    """A table with words, gaps and a name in each row."""
+    stream = np.random.default_rng(0)
+    frame = pandas.DataFrame(
+        {"area": stream.normal(100, 20, 80), "city": stream.choice(["Rome", "Oslo"], 80)}
+    )
+    frame["price"] = 2 * frame.area + 30 * (frame.city == "Oslo") + stream.normal(0, 5, 80)
+    frame.loc[[3, 30], "area"] = np.nan
+    frame.to_csv(tmp_path / "prices.csv", index=False)
+    return tmp_path / "prices.csv", frame
+
+
+def test_results_posteriors_and_ranking(digits):
+    out, result, seen = digits
     assert [row.method for row in seen] == ["map", "mean-field"]
     nll = [row.metrics["nll"] for row in result.rows]
     assert nll == sorted(nll) and result.held_out == ("8", "9")
     for row in result.rows:
-        assert set(row.metrics) == {"nll", "accuracy", "brier", "ece", "ood_auroc"}
+        assert set(row.metrics) == {"nll", "accuracy", "brier", "ece", "ood_auroc", "shift_nll"}
         assert row.metrics["accuracy"] > 0.8 and row.metrics["ood_auroc"] > 0.6
-    saved = json.loads((tmp_path / "results.json").read_text())
+        assert row.metrics["shift_nll"] > row.metrics["nll"]
+        assert result.sentences[row.method].startswith(f"{row.method}: ")
+    saved = json.loads((out / "results.json").read_text())
     assert [row["method"] for row in saved["rows"]] == [row.method for row in result.rows]
-    assert saved["settings"]["training"]["iterations"] == 60
-
-    task = make_task("digits", None, 0)
-    posterior = dubito.load(tmp_path / "map.safetensors", task.network(1))
+    assert saved["settings"]["training"]["iterations"] == 40
+    task = make_task(quick("digits"))
+    posterior = dubito.load(out / "map.safetensors", task.network.build(1))
     best = next(row for row in result.rows if row.method == "map")
     assert posterior.evaluate(task.test)["nll"] == pytest.approx(best.metrics["nll"])
+    assert list((out / ".work").iterdir()) == []
+
+
+def test_a_second_call_goes_on_and_other_settings_do_not_count(digits, monkeypatch):
+    out, result, _ = digits
+    monkeypatch.setattr(dubito.MAP, "_fit", None)  # would fail, were it called
+    again = compare(quick("digits"), ["map", "mean-field"], out=out)
+    assert again.rows == result.rows and again.as_good == result.as_good
+    other = compare(quick("digits", seed=1), ["map"], out=out)
+    assert "not callable" in str(other.rows[0].failure)
+    kept = Folder(out).kept("map")
+    assert kept is not None and kept.row == next(row for row in result.rows if row.method == "map")
+
+
+def test_evidence_agrees_with_the_metrics(digits):
+    out, result, _ = digits
+    task = make_task(quick("digits"))
+    for row in result.rows:
+        kept = Folder(out).kept(row.method)
+        assert kept is not None
+        found = kept.evidence
+        assert np.mean(found["losses"]) == pytest.approx(row.metrics["nll"], rel=1e-3)
+        assert sum(found["reliability"]["count"]) == len(task.test.targets)
+        assert found["rejection"]["kept"][0] == pytest.approx(row.metrics["accuracy"], rel=1e-3)
+        (name,) = found["roc"]
+        assert name == "held-out 8, 9"
+        assert found["roc"][name]["area"] == pytest.approx(row.metrics["ood_auroc"], abs=1e-4)
+        assert found["shifts"]["noise"]["nll"][0] == pytest.approx(row.metrics["nll"], rel=1e-3)
+        for shares in found["histograms"]["entropy"]["shares"].values():
+            assert sum(shares) == pytest.approx(1, abs=0.01)
+        assert all(row["image"].startswith("data:image/png;base64,") for row in found["doubtful"])
+        assert len(found["training"]["validation_nll"]) == len(found["training"]["epoch"])
+    map_kept = Folder(out).kept("map")
+    assert (
+        map_kept is not None and map_kept.evidence["epistemic_limit"] < 1e-6
+    )  # one network has no such doubt
 
 
 def test_held_out_classes_are_never_trained_on():
-    task = make_task("digits", 3, 0)
-    assert task.held_out == ("7", "8", "9")
-    assert task.train.targets.max() == 6 and task.test.targets.max() == 6
-    assert len(task.train.targets) + len(task.test.targets) + len(task.unknown) == 1797
+    task = make_task(quick("digits", held_out=3))
+    assert task.held_out == ("7", "8", "9") and task.class_names == tuple("0123456")
+    parts = (task.train, task.validation, task.test)
+    assert all(part.targets.max() == 6 for part in parts)
+    (unknown,) = task.foreign.values()
+    assert sum(len(part.targets) for part in parts) + len(unknown) == 1797
     with pytest.raises(ConfigError, match="at least 2 of the 10 classes must remain"):
-        make_task("digits", 9, 0)
+        make_task(quick("digits", held_out=9))
     with pytest.raises(ConfigError, match="diabetes"):
-        make_task("diabetes", 1, 0)
+        make_task(quick("diabetes", held_out=1))
 
 
 def test_regression_is_reported_in_original_units():
-    result = compare("diabetes", ["map"], training=QUICK)
+    result = compare(quick("diabetes"), ["map"])
     (row,) = result.rows
-    task = make_task("diabetes", None, 0)
-    posterior = dubito.MAP().fit(task.network(0), task.train, task.likelihood, training=QUICK)
+    task = make_task(quick("diabetes"))
+    validation = tuple(task.validation)
+    posterior = dubito.MAP().fit(
+        task.network.build(0), task.train, task.likelihood, training=QUICK, validation=validation
+    )
     prediction = posterior.predict(task.test.inputs).rescaled(*task.data.target_scaling)
     truth = task.data.target_scaling.undo(task.test.targets)
     rmse = (prediction.mean - truth).square().mean().sqrt()
     assert row.metrics["rmse"] == pytest.approx(float(rmse), rel=1e-5)
     assert row.metrics["nll"] == pytest.approx(-float(prediction.log_prob(truth).mean()), rel=1e-5)
+    assert set(task.foreign) == {"shuffled", "far"}
+
+
+def test_a_table_of_ones_own(prices, tmp_path):
+    path, _ = prices
+    result = compare(quick(path, target="price"), ["mc-dropout"], out=tmp_path / "out")
+    assert result.task == "regression: 'price' holds fractions"
+    assert result.notes == (
+        "area: 2 of 80 values missing, filled with the training rows' median and flagged",
+    )
+    kept = Folder(tmp_path / "out").kept("mc-dropout")
+    assert kept is not None
+    assert len(kept.evidence["fan"]["x"]) == 16
+    assert {"area", "city"} == set(kept.evidence["doubtful"][0]["values"])
+    pandas.DataFrame({"area": [1.0, 2], "city": ["Rome", "Oslo"]}).to_csv(tmp_path / "far.csv", index=False)
+    task = make_task(quick(path, target="price", ood=(str(tmp_path / "far.csv"),)))
+    assert next(iter(task.foreign.values())).shape == (2, 4)
+    with pytest.raises(ConfigError, match="target and task are for tables of your own"):
+        make_task(quick("wine", target="price"))
+
+
+def test_a_changed_table_is_trained_on_again(prices):
+    path, frame = prices
+    settings = quick(path, target="price")
+    before = settings.digest(dubito.MAP())
+    assert settings.digest(dubito.MAP()) == before
+    frame.assign(price=frame.price + 1).to_csv(path, index=False)
+    assert settings.digest(dubito.MAP()) != before
+    assert settings.digest(dubito.MAP(prior_std=2.0)) != settings.digest(dubito.MAP())
 
 
 def test_one_failing_method_does_not_stop_the_others(monkeypatch):
     def broken(*_args, **_kwargs):
-        raise dubito.NetworkError("no layer to treat")
+        raise RuntimeError("no layer\nto treat")
 
     monkeypatch.setattr(dubito.MeanField, "_fit", broken)
-    result = compare("wine", ["mean-field", "map"], training=QUICK)
+    result = compare(quick("wine"), ["mean-field", "map"])
     assert [row.method for row in result.rows] == ["map", "mean-field"]
-    assert result.rows[1].failure == "no layer to treat"
+    assert result.rows[1].failure == "RuntimeError: no layer to treat"
+    assert result.sentences["mean-field"] == "mean-field failed: RuntimeError: no layer to treat"
 
 
 def test_unknown_methods_are_named_before_work_starts():
@@ -73,5 +180,107 @@ def test_unknown_methods_are_named_before_work_starts():
 def test_global_random_state_is_left_alone():
     torch.manual_seed(5)
     before = torch.get_rng_state()
-    compare("wine", ["map"], training=QUICK)
+    compare(quick("wine"), ["map"])
     assert torch.equal(before, torch.get_rng_state())
+
+
+FACTORY = """
+import torch
+
+def make(input_shape, num_outputs):
+    return torch.nn.Sequential(torch.nn.Linear(input_shape[0], 8), torch.nn.Tanh(), torch.nn.Linear(8, num_outputs))
+
+def fixed():
+    return torch.nn.Linear(13, 3)
+
+def wrong():
+    return torch.nn.Linear(12, 3)
+
+def number():
+    return 3
+"""
+
+
+def test_networks_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "own_nets.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    result = compare(quick("wine", model="own_nets:make", held_out=0), ["map"], out=tmp_path / "out")
+    assert result.rows[0].num_parameters == 13 * 8 + 8 + 8 * 3 + 3
+    stored = json.loads((tmp_path / "out" / "task.json").read_text())["network"]
+    assert stored["factory"] == "own_nets:make" and stored["name"] is None
+    first, again, other = (
+        make_task(quick("wine", model="own_nets:make")).network.build(seed) for seed in (0, 0, 1)
+    )
+    assert torch.equal(first[0].weight, again[0].weight) and not torch.equal(first[0].weight, other[0].weight)
+    for model, message in {
+        "own_nets": "named like package.module:factory",
+        "own_nets:absent": "no function 'absent'; it has make, fixed, wrong, number",
+        "nowhere_at_all:make": "cannot import 'nowhere_at_all'",
+        "own_nets:number": "must return an nn.Module, got int",
+        "own_nets:wrong": "cannot read inputs of shape",
+    }.items():
+        with pytest.raises((ConfigError, DataError), match=message):
+            compare(quick("wine", model=model, held_out=0), ["map"])
+
+
+def test_defaults_suit_images_sequences_and_words(tmp_path):
+    stream = np.random.default_rng(0)
+    for name, inputs, network in (
+        ("images", stream.random((20, 1, 8, 8)), "lenet"),
+        ("series", stream.random((20, 5, 3)), "clinical_lstm"),
+        ("strips", stream.random((20, 1, 8, 4)), "mlp"),
+    ):
+        np.savez(tmp_path / f"{name}.npz", x=inputs, y=np.arange(20) % 2)
+        task = make_task(quick(tmp_path / f"{name}.npz", target="y"))
+        assert task.network.name == network
+        assert task.network.build()(task.train.inputs).shape == (len(task.train.inputs), 1)
+
+
+def test_budgets():
+    assert [seconds_of(text) for text in ("90s", "10m", "1.5h", " 2 M ")] == [90, 600, 5400, 120]
+    for text in ("10", "m", "0s", "3x", "-1m"):
+        with pytest.raises(ConfigError, match="a budget must be a time"):
+            seconds_of(text)
+
+
+def test_a_budget_of_time_becomes_steps(tmp_path, monkeypatch):
+    from dubito.compare import budget
+
+    settings = quick("digits", seconds=3.0)
+    task = make_task(settings)
+    with monkeypatch.context() as patch:
+        # 1 s once and 0.01 s a step: 3 s leave 200 steps
+        patch.setattr(budget, "_timed", lambda method, task, settings, steps: 1 + 0.01 * steps)
+        for _ in range(2):  # the second time from the file
+            training = budget.planned(dubito.MAP(), task, settings, tmp_path / "steps")
+            assert training.iterations == pytest.approx(200, abs=1) and training.epochs is None
+            patch.setattr(budget, "_timed", None)
+    result = compare(quick("wine", seconds=0.3), ["map"])
+    assert result.rows[0].failure is None
+
+
+def test_jobs_in_parallel_give_the_same_numbers(digits, tmp_path):
+    _, result, _ = digits
+    other = compare(quick("digits"), ["map", "mean-field"], out=tmp_path, jobs=2)
+    assert {row.method: row.metrics for row in other.rows} == {row.method: row.metrics for row in result.rows}
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path):
+    code = (
+        "from pathlib import Path\nfrom dubito import Training\nfrom dubito.compare import Settings, compare\n"
+        f"settings = Settings(data='wine', training=Training(iterations=100000, batch_size=64))\n"
+        f"compare(settings, ['map', 'mean-field'], out=Path({str(tmp_path)!r}))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen([sys.executable, "-c", code], env=environment, stderr=subprocess.PIPE, text=True)
+    progress = tmp_path / ".work" / "map.progress"
+    for _ in range(600):
+        if progress.is_file() or run.poll() is not None:
+            break
+        time.sleep(0.1)
+    assert json.loads(progress.read_text())["total"] == 100000
+    run.send_signal(signal.SIGINT)
+    _, error = run.communicate(timeout=60)
+    assert "interrupted after 0 of 2 methods" in error and "the same command goes on" in error
+    assert list((tmp_path / ".work").glob("map@*.ckpt"))  # training goes on from here

@@ -1,4 +1,5 @@
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pandas
@@ -6,6 +7,7 @@ import pytest
 import torch
 
 from dubito.data import load
+from dubito.data.columns import described, differences, encoded, from_json
 from dubito.data.tabular import detected
 from dubito.errors import ConfigError, DataError, StorageError, UnknownNameError
 
@@ -59,10 +61,11 @@ def test_missing_target_columns_name_the_nearest(table):
             "a,b,y\n1,2,3\n4,x,6\n7,8,9\n",
             r"column 'b' of .*own.csv must hold finite numbers, got 'x' in row 2",
         ),
-        ("a,b,y\n1,2,3\n4,,6\n7,8,9\n", r"column 'b' .*, got nothing in row 2"),
+        ("a,b,y\n1,2,3\n,5,6\n4,?,6\n7,8,9\n", r"column 'b' .*, got '\?' in row 3 .* leave it empty"),
         ("a,b,y\n1,2,3\n4,5,6\ninf,8,9\n", r"column 'a' .*, got .*inf.* in row 3"),
         ("a,b,y\n1,2,3\n4,5,x\n7,8,9\n", r"column 'y' .* finite numbers, got 'x' in row 2"),
-        ("a,b,y\n1,2,u\n4,5,\n7,8,v\n", r"column 'y' .* words, got nothing in row 2"),
+        ("a,b,y\n1,2,u\n4,5,\n7,8,v\n", r"at least 3 rows, to train and to test on, got 2"),
+        ("a,y\n,1\n,2\n,3\n", "a column to learn from beside the target: a: empty, left out"),
         ("a,b,y\n1,2,3\n4,5,6\n", "at least 3 rows"),
         ("y\n1\n2\n3\n", "columns beside the target"),
     ],
@@ -140,10 +143,79 @@ def test_a_task_asked_for_wins_and_is_checked(tmp_path):
 
 
 def test_times_are_not_taken_for_numbers(monkeypatch, tmp_path):
-    frame = pandas.DataFrame({"when": pandas.to_datetime(["2020-01-01"] * 4), "y": [1.5, 2, 3, 4]})
+    frame = pandas.DataFrame(
+        {"when": pandas.to_datetime(["2020-01-01", "2020-01-02"] * 2), "y": [1.5, 2, 3, 4]}
+    )
     monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
-    with pytest.raises(DataError, match=r"column 'when' .* finite numbers, got '2020-01-01.*' in row 1"):
-        load(write(tmp_path / "own.parquet", ""), target="y")
+    data = load(write(tmp_path / "own.parquet", ""), target="y")
+    assert data.feature_names == ("when=2020-01-01", "when=2020-01-02")
+
+
+def mixed(rows=60):
+    """Numbers, words and names, some missing, and a target that lacks in one row."""
+    frame = pandas.DataFrame(
+        {
+            "area": STREAM.normal(100, 20, rows),
+            "city": STREAM.choice(["Rome", "Oslo", "Lima"], rows),
+            "id": [f"house {number}" for number in range(rows)],
+        }
+    )
+    frame["price"] = frame.area * 2 + 0.25
+    frame.loc[[3, 7], "area"] = np.nan
+    frame.loc[11, "city"] = np.nan
+    frame.loc[20, "price"] = np.nan
+    return frame
+
+
+def test_categories_and_missing_values_become_columns(tmp_path):
+    frame = mixed()
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    data = load(tmp_path / "own.csv", target="price", dtype=torch.float64, standardise=False)
+    assert data.feature_names == (
+        "area", "area is missing", "city=Lima", "city=Oslo", "city=Rome", "city is missing",
+    )  # fmt: skip
+    assert data.notes == (
+        "price: 1 of 60 rows have no target and are left out",
+        "area: 2 of 59 values missing, filled with the training rows' median and flagged",
+        "city: 1 of 59 values missing, flagged",
+        "id: 59 different words in 59 rows, left out as a name or text",
+    )
+    kept = frame.dropna(subset="price").reset_index(drop=True)
+    order = np.random.RandomState(1).permutation(59)
+    median = kept.area[order[:47]].median()
+    assert data.fill is not None and float(data.fill[0]) == median  # of the training rows alone
+    together = torch.cat([data.train.inputs, data.test.inputs])
+    for position, row in enumerate(order):
+        values = kept.iloc[row]
+        lacks = bool(np.isnan(values.area))
+        expected = [median if lacks else values.area, float(lacks)]
+        expected += [float(values.city == city) for city in ("Lima", "Oslo", "Rome")]
+        assert together[position].tolist() == [*expected, float(not isinstance(values.city, str))]
+
+
+def test_rare_words_share_a_column(tmp_path):
+    words = [f"w{number:02}" for number in range(60)] * 3 + ["often"] * 20
+    pandas.DataFrame({"word": words, "y": np.arange(200) * 0.5}).to_csv(tmp_path / "own.csv", index=False)
+    data = load(tmp_path / "own.csv", target="y", standardise=False)
+    assert len(data.feature_names) == 51 and data.feature_names[-1] == "word=(other)"
+    assert data.notes == ("word: 61 different words, of which the 50 most frequent count",)
+    assert torch.cat([data.train.inputs, data.test.inputs]).sum(1).eq(1).all()
+
+
+def test_what_new_rows_have_otherwise_is_named():
+    frame = mixed().drop(columns="price")
+    columns, _ = described(frame, "old")
+    new = frame.assign(city=["Paris"] + ["Rome"] * 59, colour="red").drop(columns="id")
+    assert differences(new, columns, "new") == [
+        "not used, for training did not have it: colour",
+        "city: 'Paris' did not occur in training",
+    ]
+    assert encoded(new, columns, "new")[0, 2:].tolist() == [0.0, 0.0, 0.0, 0.0]
+    plain, _ = described(frame[["area"]].dropna(), "old")
+    assert differences(frame, plain, "new")[-1] == "area: 2 values missing, where training had all"
+    with pytest.raises(DataError, match="lacks columns that training had: city; it has town instead"):
+        differences(frame.rename(columns={"city": "town"}), columns, "new")
+    assert from_json([asdict(column) for column in columns]) == columns
 
 
 def test_parquet_files(table, tmp_path):
@@ -185,13 +257,23 @@ def test_npz_of_several_arrays_joins_columns(tmp_path):
     ]
 
 
+def test_npz_arrays_may_hold_words_and_gaps(tmp_path):
+    a = np.array([[1.0, 2.0], [3.0, np.nan]] * 3)
+    np.savez(tmp_path / "own.npz", a=a, b=np.array(list("uvuvuv")), y=np.arange(6) * 0.5)
+    data = load(tmp_path / "own.npz", target="y", standardise=False)
+    assert data.feature_names == ("a[0]", "a[1]", "a[1] is missing", "b=u", "b=v")
+    assert sorted(set(map(tuple, data.train.inputs.tolist()))) == [(1, 2, 0, 1, 0), (3, 2, 1, 0, 1)]
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
         ({"a": np.arange(4), "y": np.arange(5)}, r"array 'a' .* one row for each of the 5 targets.*\[4\]"),
         ({"a": np.zeros((5, 2, 2)), "b": np.zeros(5), "y": np.arange(5)}, "one or two axes"),
-        ({"a": np.array(list("uvwxy")), "y": np.arange(5)}, "array 'a' .* must hold numbers"),
-        ({"a": np.array([[1, 2], [3, np.nan]] * 3), "y": np.arange(6)}, r"got nan in row 2, position \[1\]"),
+        (
+            {"a": np.array([[[1, 2], [3, np.nan]]] * 3), "y": np.arange(3)},
+            r"got nan in row 1, position \[1, 1\]",
+        ),
         ({"a": np.arange(5), "y": np.zeros((5, 2))}, r"must be of shape \[N\], got \[5, 2\]"),
         ({"y": np.arange(5)}, "arrays beside the target"),
     ],

@@ -14,9 +14,10 @@ import torch
 from reproduce_examples import TRACE, Toy, experiment, load
 
 from dubito.errors import ConfigError, Interrupted, UnknownNameError
+from dubito.jobs import as_they_end, peak_memory_bytes
 from dubito.reproduce import Cell, Outcome, Results, Scale, Variant, run
 from dubito.reproduce.experiment import Experiment
-from dubito.reproduce.jobs import _as_they_end, batches, peak_memory_bytes, work
+from dubito.reproduce.jobs import batches, work
 
 
 @pytest.fixture
@@ -193,7 +194,7 @@ def test_where_results_come_all_at_once_jobs_go_in_rounds():
     joblib = pytest.importorskip("joblib")
     started = []
     with joblib.parallel_config(backend="threading"):
-        ended = _as_they_end(joblib, [joblib.delayed(started.append)(k) for k in range(5)], 1, "ray")
+        ended = as_they_end(joblib, [joblib.delayed(started.append)(k) for k in range(5)], 1, "ray")
         next(ended)
         assert started == [0]
         assert len(list(ended)) == 4

@@ -2,3 +2,4 @@
 
 from .run import Comparison as Comparison
 from .run import compare as compare
+from .settings import Settings as Settings

@@ -1,52 +1,31 @@
-"""Train, save and judge each method; what is finished is kept, what fails says why."""
+"""Compare methods: those that are not finished are run, all are ranked; what is finished is kept at once."""
 
-import json
 import platform
-import time
-import warnings
+import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 
-from .. import metrics
-from ..errors import DubitoError, DubitoWarning
-from ..method import Method
-from ..posterior import Posterior
-from ..prediction import ClassPrediction, Prediction
+from .. import jobs as shared
+from ..errors import Interrupted, require_count
+from ..jobs import Backend
+from ..method import prepare
 from ..registry import methods as known_methods
 from ..storage import encode
-from ..training import Training
 from ..version import __version__
+from . import words
+from .folder import Folder, Kept, Row
+from .live import Board
+from .new_rows import Reader
+from .settings import Settings
+from .shift import wanted
 from .task import Task, make_task
-
-#: What a comparison trains with where nothing else is asked for.
-DEFAULT_TRAINING = Training(iterations=2000, batch_size=64, lr=2e-3)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method's result.
-
-    Attributes:
-        method: its name.
-        metrics: by name; empty where it failed.
-        num_parameters: of its posterior.
-        nbytes: of its posterior.
-        seconds: wall-clock time of the fit.
-        failure: why there is no result, else None.
-        notes: warnings the fit gave.
-    """
-
-    method: str
-    metrics: dict[str, float]
-    num_parameters: int = 0
-    nbytes: int = 0
-    seconds: float = 0.0
-    failure: str | None = None
-    notes: tuple[str, ...] = ()
+from .work import work
 
 
 @dataclass(frozen=True)
@@ -55,63 +34,154 @@ class Comparison:
 
     Attributes:
         data: the data's name.
+        task: what the targets are, and why.
+        notes: what was done to a table of one's own.
         held_out: the classes that were unknown to all methods.
         rows: one per method.
+        sentences: each method in one plain sentence.
+        as_good: whether a method's likelihood is as good as the best one's, to chance.
         settings: all that decided the numbers.
     """
 
     data: str
+    task: str
+    notes: tuple[str, ...]
     held_out: tuple[str, ...]
     rows: tuple[Row, ...]
+    sentences: dict[str, str]
+    as_good: dict[str, bool]
     settings: dict[str, Any]
 
 
 def compare(
-    name: str,
+    settings: Settings | str,
     methods: Sequence[str] | None = None,
     *,
     out: Path | None = None,
-    training: Training = DEFAULT_TRAINING,
-    held_out: int | None = None,
-    split: int = 0,
-    seed: int = 0,
-    num_samples: int = 32,
-    progress: bool | None = None,
+    jobs: int | None = None,
+    backend: Backend = "local",
+    scheduler: str | None = None,
+    threads: int = 1,
+    console: Console | None = None,
     report: Callable[[Row], None] = lambda row: None,
+    begin: Callable[[Task], None] = lambda task: None,
 ) -> Comparison:
     """Compare methods on one data set.
 
     Args:
-        name: of the data, or a path.
+        settings: what decides the numbers, or the data's name alone.
         methods: command-line names; None takes all.
-        out: the folder for results and posteriors; None keeps nothing.
-        training: the same for every method.
-        held_out: classes kept from training, to be told apart as unknown; None chooses.
-        split: which of the data's splits.
-        seed: of everything random.
-        num_samples: draws per prediction.
-        progress: show a bar per fit; None on terminals only.
+        out: the folder for results and posteriors, from which a second call goes on; None keeps nothing.
+        jobs: methods trained at a time; None for one here, and as many as a cluster takes there.
+        backend: "local" processes, or joblib's "dask" or "ray", whose workers must see the folder too.
+        scheduler: the cluster's address.
+        threads: of PyTorch, for each job.
+        console: a terminal that shows all jobs live; None shows nothing.
         report: called with each row as soon as it is there.
+        begin: called with the task before work starts.
     """
-    chosen = {key: known_methods()[key] for key in (methods or known_methods())}
-    task = make_task(name, held_out, split)
-    settings = {
-        "training": encode(training),
-        "seed": seed,
-        "split": split,
-        "num_samples": num_samples,
-        "versions": {"dubito": __version__, "torch": torch.__version__, "python": platform.python_version()},
-    }
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
-    for key, method in chosen.items():
-        rows.append(_row(key, method, task, training, seed, num_samples, progress, out))
-        report(rows[-1])
-        result = Comparison(name, task.held_out, ranked(rows), settings)
-        if out is not None:  # after every method, so that an interruption keeps what is finished
-            (out / "results.json").write_text(json.dumps(asdict(result), indent=1) + "\n")
-    return Comparison(name, task.held_out, ranked(rows), settings)
+    if isinstance(settings, str):
+        settings = Settings(data=settings)
+    require_count(threads=threads)
+    shared.check(jobs, backend, scheduler)
+    chosen = {name: known_methods()[name] for name in (methods or known_methods())}
+    task = make_task(settings)
+    check(task, settings)
+    begin(task)
+    if out is None:
+        with tempfile.TemporaryDirectory() as scratch:
+            options = (jobs, backend, scheduler, threads, console, report)
+            return _compared(chosen, settings, task, Folder(Path(scratch)), *options)
+    folder = Folder(out.resolve())
+    return _compared(chosen, settings, task, folder, jobs, backend, scheduler, threads, console, report)
+
+
+def check(task: Task, settings: Settings) -> None:
+    """Find before any work starts what every method would stumble over."""
+    rows = tuple(tensor[:8] for tensor in task.train)
+    options = {"validation": None, "num_data": None, "checkpoint": None, "progress": False}
+    prepare(
+        task.network.build(settings.seed),
+        rows,
+        task.likelihood,
+        seed=settings.seed,
+        training=settings.training,
+        **options,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def _compared(
+    chosen: dict[str, Any],
+    settings: Settings,
+    task: Task,
+    folder: Folder,
+    jobs: int | None,
+    backend: Backend,
+    scheduler: str | None,
+    threads: int,
+    console: Console | None,
+    report: Callable[[Row], None],
+) -> Comparison:
+    folder.write("task", facts(task, settings))
+    digests = {name: settings.digest(method) for name, method in chosen.items()}
+    kept = {name: one for name in chosen if (one := folder.kept(name, digests[name])) is not None}
+    for one in kept.values():
+        report(one.row)
+    waiting = [(name, settings, folder.path, digests[name], threads) for name in chosen if name not in kept]
+    for name, *_ in waiting:
+        folder.work(name, "progress").unlink(missing_ok=True)
+    board = Board(folder, [name for name, *_ in waiting], console) if console and waiting else None
+    try:
+        with board.open() if board else nullcontext():
+            for one in _each(waiting, jobs, backend, scheduler):
+                kept[one.row.method] = one
+                if board:
+                    board.ended(one.row.method, one.row.failure is not None)
+                report(one.row)
+                _summed(folder, task, settings, [kept[name] for name in chosen if name in kept])
+    except KeyboardInterrupt as error:
+        raise Interrupted(
+            f"interrupted after {len(kept)} of {len(chosen)} methods, which are kept in {folder.path}; "
+            "the same command goes on from there"
+        ) from error
+    return _summed(folder, task, settings, [kept[name] for name in chosen])
+
+
+def _each(waiting: list[Any], jobs: int | None, backend: Backend, scheduler: str | None) -> Any:
+    """What each job left, as they end; a job whose process dies is a failure like any other."""
+    if not waiting:
+        return
+    ended = set()
+    try:
+        for one in shared.each(work, waiting, jobs=jobs, backend=backend, scheduler=scheduler):
+            ended.add(one.row.method)
+            yield one
+    except shared.worker_deaths() as error:
+        # Which one died is not told: those left are tried again, each in a pool of its own.
+        for arguments in (each for each in waiting if each[0] not in ended):
+            try:
+                yield from shared.each(work, [arguments], jobs=2)
+            except shared.worker_deaths():
+                row = Row(arguments[0], {}, failure=f"its process died, perhaps for want of memory ({error})")
+                yield Kept(row, {}, arguments[3])
+
+
+def _summed(folder: Folder, task: Task, settings: Settings, kept: Sequence[Kept]) -> Comparison:
+    """The comparison so far, written beside the rows."""
+    rows = ranked([one.row for one in kept])
+    level = words.as_good([one for one in kept if one.row.failure is None], settings.seed)
+    comparison = Comparison(
+        data=settings.data,
+        task=f"{task.data.task}: {task.data.task_reason}",
+        notes=task.data.notes,
+        held_out=task.held_out,
+        rows=rows,
+        sentences=words.sentences(rows, level),
+        as_good=level,
+        settings={**encode(settings), "network": task.network.title, "versions": versions()},
+    )
+    folder.write("results", asdict(comparison))
+    return comparison
 
 
 def ranked(rows: Sequence[Row]) -> tuple[Row, ...]:
@@ -119,57 +189,36 @@ def ranked(rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: row.metrics.get("nll", float("inf"))))
 
 
-def _row(
-    key: str,
-    method: Method,
-    task: Task,
-    training: Training,
-    seed: int,
-    num_samples: int,
-    progress: bool | None,
-    out: Path | None,
-) -> Row:
-    start = time.perf_counter()
-    try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", DubitoWarning)
-            posterior = method.fit(
-                task.network(seed),
-                task.train,
-                task.likelihood,
-                training=training,
-                seed=seed,
-                progress=progress,
-            )
-        seconds = time.perf_counter() - start
-        values = judged(posterior, task, num_samples, seed)
-    except DubitoError as error:
-        return Row(key, {}, failure=str(error))
-    if out is not None:
-        posterior.save(out / f"{key}.safetensors")
-    notes = tuple(str(item.message) for item in caught if issubclass(item.category, DubitoWarning))
-    return Row(key, values, posterior.num_parameters, posterior.nbytes, round(seconds, 2), notes=notes)
+def versions() -> dict[str, str]:
+    """What the numbers were made with."""
+    return {"dubito": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
-def judged(posterior: Posterior, task: Task, num_samples: int, seed: int) -> dict[str, float]:
-    """Metrics on the test rows, in original units where targets were scaled, and against the unknown."""
-    scaling = task.data.target_scaling
-    values = posterior.evaluate(task.test, num_samples=num_samples, seed=seed)
-    if scaling is not None:
-        factor = float(scaling.scale.mean())
-        values |= {name: values[name] * factor for name in ("rmse", "mae", "crps")}
-        values["nll"] += float(
-            scaling.scale.log().sum()
-        )  # the density of y is that of (y − shift)/scale, / scale
-    if task.unknown is not None:
-        inside = doubt(posterior.predict(task.test.inputs, num_samples, seed=seed))
-        outside = doubt(posterior.predict(task.unknown, num_samples, seed=seed))
-        foreign = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()
-        values["ood_auroc"] = metrics.auroc(torch.cat([inside, outside]), foreign)
-    return values
-
-
-def doubt(prediction: Prediction) -> torch.Tensor:
-    """The score that should be high for unknown rows: total entropy."""
-    assert isinstance(prediction, ClassPrediction)
-    return prediction.total
+def facts(task: Task, settings: Settings) -> dict[str, Any]:
+    """What a prediction for new rows needs, and what the page says of the data."""
+    data = task.data
+    scaling = data.target_scaling
+    return {
+        "data": settings.data,
+        "task": data.task,
+        "reason": data.task_reason,
+        "target": data.target_name,
+        "class_names": task.class_names,
+        "held_out": task.held_out,
+        "foreign": {name: len(rows) for name, rows in task.foreign.items()},
+        "shifted": wanted(task, settings),
+        "rows": {
+            "training": len(task.train.targets),
+            "validation": len(task.validation.targets),
+            "test": len(task.test.targets),
+        },
+        "network": asdict(task.network),
+        "network_title": task.network.title,
+        "reader": Reader.of(data).to_json(),
+        "target_scaling": scaling and {"shift": scaling.shift.tolist(), "scale": scaling.scale.tolist()},
+        "notes": data.notes,
+        "source": data.source,
+        "licence": data.licence,
+        "num_samples": settings.num_samples,
+        "seed": settings.seed,
+    }

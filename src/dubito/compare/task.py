@@ -1,14 +1,23 @@
-"""What is compared on: data with some classes held out as the unknown, and a network for them."""
+"""What is compared on: data, some of it kept from training as the unknown, and a network for it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import models
 from ..data import Data, Part, load
 from ..errors import ConfigError, DataError
 from ..likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from ..shifts import far_range, feature_shuffled
+from ..shifts.svhn import svhn_test
+from .network import Network, suited
+from .new_rows import Reader
+from .settings import Settings, is_table
+
+#: Rows of a foreign set that are judged, and of the validation part that watch over training.
+MOST_FOREIGN, MOST_WATCHED = 2000, 1000
 
 
 @dataclass(frozen=True)
@@ -18,57 +27,109 @@ class Task:
     Attributes:
         data: as loaded.
         train: rows to train on, without the held-out classes.
+        validation: rows that watch over training and say what doubt is usual.
         test: rows to judge on, of the same classes.
-        unknown: inputs of the held-out classes, None where nothing is held out.
-        held_out: the names of those classes.
+        foreign: inputs that are unknown to all methods, by name.
+        held_out: the names of the classes kept from training.
+        class_names: of the classes that are left.
         likelihood: what fits the targets.
+        network: how the network is made.
     """
 
     data: Data
     train: Part
+    validation: Part
     test: Part
-    unknown: Tensor | None
+    foreign: Mapping[str, Tensor]
     held_out: tuple[str, ...]
+    class_names: tuple[str, ...]
     likelihood: Likelihood
-
-    def network(self, seed: int) -> nn.Module:
-        """A network for this task: a perceptron with two hidden layers."""
-        if not self.train.inputs.is_floating_point() or self.train.inputs.ndim != 2:
-            raise ConfigError(
-                f"comparisons take tables of numbers so far, and {self.data.name!r} has inputs "
-                f"{tuple(self.train.inputs.shape[1:])} of {self.train.inputs.dtype}"
-            )
-        outputs = self.data.num_outputs
-        if isinstance(self.likelihood, Categorical):
-            outputs -= len(self.held_out)
-        return models.mlp(self.train.inputs.shape[1], (128, 128), num_classes=outputs, seed=seed)
+    network: Network
 
 
-def make_task(name: str, held_out: int | None, split: int) -> Task:
-    """Load data and hold out its last classes.
-
-    Args:
-        name: of the data, or a path.
-        held_out: how many classes; None holds out a fifth where at least three remain.
-        split: which of the data's splits.
-    """
-    data = load(name, split)
+def make_task(settings: Settings) -> Task:
+    """Load data, hold out classes, choose the network and try it on a few rows."""
+    data = loaded(settings)
     if not len(data.train.targets):
-        raise DataError(f"{name!r} has no training rows here; choose another data set")
-    if data.task != "classification":
-        if held_out:
-            raise ConfigError(
-                f"classes can be held out of a classification with several, but {name!r} is {data.task}"
-            )
-        likelihood = Bernoulli() if data.task == "binary" else Gaussian()
-        return Task(data, data.train, data.test, None, (), likelihood)
+        raise DataError(f"{data.name!r} has no training rows here; choose another data set")
+    kept = data.num_outputs
+    likelihood: Likelihood = Bernoulli() if data.task == "binary" else Gaussian()
+    if data.task == "classification":
+        kept = data.num_outputs - _count_held_out(data, settings)
+        likelihood = Categorical()
+    elif settings.held_out:
+        raise ConfigError(
+            f"classes can be held out of a classification with several, but {data.name!r} is {data.task}"
+        )
+    parts = [part for part in (data.train, data.validation, data.test) if part is not None]
+    foreign: dict[str, Tensor] = {}
+    names = data.class_names or tuple(map(str, range(data.num_classes or 0)))
+    held_out = names[kept:] if data.task == "classification" else ()
+    if held_out:
+        rows = torch.cat([part.inputs[part.targets >= kept] for part in parts])
+        foreign[f"held-out {', '.join(held_out)}"] = rows[:MOST_FOREIGN]
+        parts = [Part(*(tensor[part.targets < kept] for tensor in part)) for part in parts]
+    train, validation, test = parts
+    for name in settings.ood or (() if foreign else usual_foreign(test.inputs)):
+        foreign[name] = foreign_rows(name, data, test.inputs, settings.seed)[:MOST_FOREIGN]
+    network = suited(data, kept if data.task == "classification" else data.num_outputs, settings.model)
+    classes = names[:kept] if data.task == "classification" else names
+    return Task(data, train, validation, test, foreign, held_out, classes, likelihood, network)
+
+
+def loaded(settings: Settings) -> Data:
+    """The data with a validation part: the customary one, else a tenth of the training rows."""
+    options: dict[str, Any] = {}
+    if is_table(settings.data):
+        options = {"target": settings.target, "task": settings.task}
+    elif settings.target is not None or settings.task is not None:
+        raise ConfigError(f"target and task are for tables of your own; {settings.data!r} has its own")
+    data = load(settings.data, settings.split, **options)
+    if data.validation is None and len(data.train.targets) > 1:
+        fraction = max(0.1, 1 / len(data.train.targets))
+        data = load(settings.data, settings.split, validation=fraction, **options)
+    return data
+
+
+def _count_held_out(data: Data, settings: Settings) -> int:
+    """How many classes are held out: a fifth of them, unless the user says or names foreign data."""
     classes = data.num_classes or 0
-    count = classes // 5 if held_out is None else held_out
+    usual = 0 if settings.ood else classes // 5
+    count = usual if settings.held_out is None else settings.held_out
     if not 0 <= count <= classes - 2:
         raise ConfigError(f"at least 2 of the {classes} classes must remain, got held_out={count}")
-    kept = classes - count
-    known = [Part(*(t[part.targets < kept] for t in part)) for part in (data.train, data.test)]
-    parts = (data.train, data.test)
-    unknown = torch.cat([part.inputs[part.targets >= kept] for part in parts]) if count else None
-    names = data.class_names or tuple(map(str, range(classes)))
-    return Task(data, known[0], known[1], unknown, tuple(names[kept:]), Categorical())
+    return count
+
+
+def usual_foreign(inputs: Tensor) -> tuple[str, ...]:
+    """What is foreign to a table where nobody says: its columns shuffled apart, and rows far outside its range."""
+    if inputs.ndim != 2 or not inputs.is_floating_point() or len(inputs) < 2:
+        return ()
+    return ("shuffled", "far") if inputs.shape[1] > 1 else ("far",)
+
+
+def foreign_rows(name: str, data: Data, inputs: Tensor, seed: int) -> Tensor:
+    """Inputs that do not belong, scaled as the network's own are.
+
+    Args:
+        name: of a data set, a table's path, or "shuffled" or "far" for a table taken apart.
+        data: what is trained on.
+        inputs: its test rows.
+        seed: of the draws.
+    """
+    if name == "shuffled":
+        return feature_shuffled(inputs, seed=seed)
+    if name == "far":
+        return far_range(inputs, seed=seed)
+    if is_table(name):
+        return Reader.of(data).read(name)[0]
+    if name == "svhn" and data.input_scaling is not None:
+        found = data.input_scaling.apply(svhn_test())
+    else:
+        found = load(name, input_scaling=data.input_scaling, validation=0).test.inputs
+    if found.shape[1:] != inputs.shape[1:]:
+        raise DataError(
+            f"foreign rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; "
+            f"{name!r} has {list(found.shape[1:])}"
+        )
+    return found

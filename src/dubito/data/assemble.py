@@ -6,6 +6,7 @@ from torch import Tensor
 
 from dubito.errors import ConfigError, StorageError
 
+from .columns import filled, medians
 from .parts import Data, Part, Scaling
 from .registry import Entry, Pair, Raw
 from .splits import split_rows, validation_rows
@@ -93,6 +94,11 @@ def assembled(
 ) -> Data:
     """The data set that `load` returns."""
     train, aside, test = divided(raw, entry, name, split, validation)
+    fill = None
+    if raw.columns:
+        fill = medians(train[0])
+        train, test = (filled(train[0], fill), train[1]), (filled(test[0], fill), test[1])
+        aside = aside and (filled(aside[0], fill), aside[1])
     standardise = entry.standardise if standardise is None else standardise
     shift, scale = _input_statistics(raw, entry, train[0], standardise)
     scaling = (
@@ -133,6 +139,9 @@ def assembled(
         licence=entry.licence,
         source=entry.source,
         task_reason=task_reason,
+        columns=raw.columns,
+        fill=None if fill is None else torch.as_tensor(fill),
+        notes=raw.notes,
     )
 
 

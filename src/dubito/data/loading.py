@@ -36,7 +36,8 @@ def load(
 
     Named sets are those of `listing()`. Their files are looked for in the folders of the path list DUBITO_DATA,
     then in the user's cache, then downloaded into it where the publisher's file can be checked. A path ending in
-    .csv, .parquet or .npz is read as a table of numbers of one's own.
+    .csv, .parquet or .npz is read as a table of one's own: words become categories, missing values are filled and
+    flagged, and `Data.notes` says where.
 
     Args:
         name: a data set's name, or the path of a table.

@@ -5,6 +5,8 @@ from typing import Literal, NamedTuple
 
 from torch import Tensor
 
+from .columns import Column
+
 Task = Literal["classification", "binary", "regression"]
 
 
@@ -58,6 +60,9 @@ class Data:
         licence: what is known of the data's licence.
         source: where the data comes from.
         task_reason: why the task is what it is.
+        columns: of a table of one's own, how each became inputs.
+        fill: what takes the place of missing values, in original units, [F]; the training rows' medians.
+        notes: what was filled, flagged or left out of a table of one's own.
     """
 
     name: str
@@ -77,6 +82,9 @@ class Data:
     licence: str
     source: str
     task_reason: str
+    columns: tuple[Column, ...] = ()
+    fill: Tensor | None = None
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         parts = {"training": self.train, "validation": self.validation, "test": self.test}

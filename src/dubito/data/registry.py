@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 
+from .columns import Column
 from .parts import Task
 
 Pair = tuple[np.ndarray, np.ndarray]
@@ -26,6 +27,8 @@ class Raw:
         feature_names: names of the columns or channels.
         class_names: names of the classes.
         statistics: shift and scale of the inputs where the training rows alone do not tell.
+        columns: of a table of one's own, how each was read; its inputs may hold NaN, to be filled from training rows.
+        notes: what the user should know of how it was read.
     """
 
     train: Pair
@@ -34,6 +37,8 @@ class Raw:
     feature_names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
     statistics: Pair | None = None
+    columns: tuple[Column, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

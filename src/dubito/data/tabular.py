@@ -8,6 +8,7 @@ import numpy as np
 
 from dubito.errors import ConfigError, DataError, StorageError, unknown_name
 
+from .columns import Column, described, encoded, numbers
 from .parts import Task
 from .readers import arrays
 from .registry import Raw
@@ -19,7 +20,13 @@ ROWS_PER_CLASS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A file as read, with the task of its target and why it is that."""
+    """A file as read, with the task of its target and why it is that.
+
+    Attributes:
+        raw: its numbers.
+        task: what its target is.
+        reason: why.
+    """
 
     raw: Raw
     task: Task
@@ -27,7 +34,10 @@ class Table:
 
 
 def read(path: Path, target: str, task: Task | None) -> Table:
-    """The numbers of a file: inputs are every column (of an archive: every array) but the target.
+    """A file as numbers: inputs come from every column (of an archive: every array) but the target.
+
+    Columns of words become categories; values that are missing are NaN, with a column that flags them; rows without
+    a target are left out. `Raw.notes` says what was done.
 
     Args:
         path: the file.
@@ -36,7 +46,8 @@ def read(path: Path, target: str, task: Task | None) -> Table:
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}; give the path of a {', '.join(SUFFIXES)} file")
-    inputs, names, values = _npz(path, target) if path.suffix.lower() == ".npz" else _frame(path, target)
+    archive = path.suffix.lower() == ".npz"
+    inputs, columns, values, notes = _npz(path, target) if archive else _framed(frame(path), target, path)
     if len(values) < 3:
         raise DataError(f"{path} must hold at least 3 rows, to train and to test on, got {len(values)}")
     if task is None:
@@ -45,7 +56,13 @@ def read(path: Path, target: str, task: Task | None) -> Table:
         reason = f"task={task!r} was asked for"
     targets, class_names = _encoded(values, task, target, path)
     return Table(
-        raw=Raw(train=(inputs, targets), feature_names=names, class_names=class_names),
+        raw=Raw(
+            train=(inputs, targets),
+            feature_names=tuple(name for column in columns for name in column.features),
+            class_names=class_names,
+            columns=columns,
+            notes=notes,
+        ),
         task=task,
         reason=reason,
     )
@@ -97,7 +114,8 @@ def _encoded(values: np.ndarray, task: Task, target: str, path: Path) -> tuple[n
     return numbers.reshape(-1), tuple(str(value) if words else f"{value:g}" for value in classes)
 
 
-def _frame(path: Path, target: str) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
+def frame(path: Path) -> Any:
+    """A .csv or .parquet file as a pandas frame with words for headings."""
     try:
         import pandas
     except ImportError as error:
@@ -105,11 +123,8 @@ def _frame(path: Path, target: str) -> tuple[np.ndarray, tuple[str, ...], np.nda
             f"reading {path} needs pandas, which is not installed: pip install dubito[tabular]"
         ) from error
     try:
-        frame = (
-            pandas.read_csv(path, low_memory=False)
-            if path.suffix.lower() == ".csv"
-            else pandas.read_parquet(path)
-        )
+        read = pandas.read_csv if path.suffix.lower() == ".csv" else pandas.read_parquet
+        found = read(path, low_memory=False) if path.suffix.lower() == ".csv" else read(path)
     except ImportError as error:
         raise ConfigError(
             f"reading {path} needs pyarrow, which is not installed: pip install dubito[tabular]"
@@ -118,47 +133,44 @@ def _frame(path: Path, target: str) -> tuple[np.ndarray, tuple[str, ...], np.nda
         raise StorageError(
             f"{path} should be a {path.suffix[1:]} table, reading it failed: {error}"
         ) from error
-    frame.columns = [str(column) for column in frame.columns]
-    if target not in frame.columns:
-        raise unknown_name(f"target column of {path}:", target, frame.columns)
-    names = tuple(column for column in frame.columns if column != target)
-    if not names:
+    found.columns = [str(column) for column in found.columns]
+    return found.reset_index(drop=True)
+
+
+Read = tuple[np.ndarray, tuple[Column, ...], np.ndarray, tuple[str, ...]]
+
+
+def _framed(table: Any, target: str, path: Path) -> Read:
+    if target not in table.columns:
+        raise unknown_name(f"target column of {path}:", target, table.columns)
+    if len(table.columns) == 1:
         raise DataError(f"{path} must have columns beside the target {target!r}, got none")
-    columns = [_numbers(frame[name], path, words=False) for name in names]
-    return np.stack(columns, axis=1), names, _numbers(frame[target], path, words=True)
+    notes: tuple[str, ...] = ()
+    if absent := int(table[target].isna().sum()):
+        notes = (f"{target}: {absent} of {len(table)} rows have no target and are left out",)
+        table = table[table[target].notna()]
+    if len(table) < 3:
+        raise DataError(f"{path} must hold at least 3 rows, to train and to test on, got {len(table)}")
+    targets = _target(table[target], path)
+    table = table.drop(columns=target)
+    columns, found = described(table, str(path))
+    return encoded(table, columns, str(path)), columns, targets, (*notes, *found)
 
 
-def _numbers(column: Any, path: Path, *, words: bool) -> np.ndarray:
-    """A column as finite float64; where `words` may stand, a column without any number stays as it is."""
+def _target(column: Any, path: Path) -> np.ndarray:
+    """Numbers as float64; a column without any number is one of words."""
     import pandas
 
-    missing = column.isna().to_numpy()
-    if column.dtype.kind in "mM":  # times, which to_numeric would turn into nanoseconds
-        column = column.astype(str)
-    numeric: Any = pandas.to_numeric(column, errors="coerce")
-    values = numeric.to_numpy(np.float64, na_value=np.nan)
-    only_words = words and np.isnan(values).all() and not missing.all()
-    if only_words and not missing.any():
-        return column.astype(str).to_numpy(str)
-    wrong = np.flatnonzero(missing if only_words else ~np.isfinite(values))
-    if wrong.size:
-        row = wrong[0]
-        got = "nothing" if missing[row] else repr(column.iloc[row])
-        raise DataError(
-            f"column {column.name!r} of {path} must hold {'words' if only_words else 'finite numbers'}, got {got} "
-            f"in row {row + 1} (the header not counted); turn words into numbers, and fill or drop what is missing"
-        )
-    return values
+    words = column.dtype.kind in "mM"  # times, which to_numeric would turn into nanoseconds
+    if not words:
+        readable: Any = pandas.to_numeric(column, errors="coerce")
+        words = not readable.notna().any()
+    return column.astype(str).to_numpy(str) if words else numbers(column, str(path))
 
 
-def _npz(path: Path, target: str) -> tuple[np.ndarray, tuple[str, ...], np.ndarray]:
+def _npz(path: Path, target: str) -> Read:
     """One array of inputs [N, ...], or several of one or two axes that are joined as columns."""
-    try:
-        found = arrays(path)
-    except Exception as error:  # numpy raises many kinds for what is not an archive of plain arrays
-        raise StorageError(
-            f"{path} should be an npz archive of plain arrays, reading it failed: {error}"
-        ) from error
+    found = archive(path)
     if target not in found:
         raise unknown_name(f"target array of {path}:", target, found)
     targets = found.pop(target)
@@ -168,21 +180,55 @@ def _npz(path: Path, target: str) -> tuple[np.ndarray, tuple[str, ...], np.ndarr
         targets = targets[:, 0]
     if targets.ndim != 1:
         raise DataError(f"target {target!r} of {path} must be of shape [N], got {list(targets.shape)}")
-    columns, names = [], []
     for name, array in found.items():
         if array.ndim < 1 or len(array) != len(targets) or (array.ndim > 2 and len(found) > 1):
             raise DataError(
                 f"array {name!r} of {path} must have one row for each of the {len(targets)} targets, and one or "
                 f"two axes where there are several arrays; got the shape {list(array.shape)}"
             )
-        array = _finite(array[:, None] if array.ndim == 1 else array, name, path)
-        columns.append(array)
-        width = array.shape[1]
-        names += [name] if width == 1 else [f"{name}[{number}]" for number in range(width)]
-    if targets.dtype.kind not in "US":
-        targets = _finite(targets, target, path)
-    inputs = columns[0] if len(columns) == 1 else np.concatenate(columns, axis=1)
-    return inputs, tuple(names), targets
+    first_name, first = next(iter(found.items()))
+    if first.ndim > 2:
+        return _finite(first, first_name, path), (), _npz_target(targets, target, path), ()
+    if all(_plain(array) for array in (*found.values(), targets)):  # no need of pandas
+        joined = [array.reshape(len(array), -1).astype(np.float64) for array in found.values()]
+        names = [name for key, array in found.items() for name in _names(key, array)]
+        columns = tuple(Column(name=name, kind="number") for name in names)
+        return np.concatenate(joined, axis=1), columns, targets.astype(np.float64), ()
+    return _framed(archive_frame({**found, target: targets}), target, path)
+
+
+def archive(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name."""
+    try:
+        return arrays(path)
+    except Exception as error:  # numpy raises many kinds for what is not an archive of plain arrays
+        raise StorageError(
+            f"{path} should be an npz archive of plain arrays, reading it failed: {error}"
+        ) from error
+
+
+def archive_frame(found: dict[str, np.ndarray]) -> Any:
+    """Arrays of one or two axes as the columns of a pandas frame."""
+    import pandas
+
+    columns = {}
+    for key, array in found.items():
+        for name, values in zip(_names(key, array), array.reshape(len(array), -1).T, strict=True):
+            columns[name] = values.astype(np.float64) if values.dtype.kind in "fiub" else values.astype(str)
+    return pandas.DataFrame(columns)
+
+
+def _names(name: str, array: np.ndarray) -> list[str]:
+    width = 1 if array.ndim == 1 else array.shape[1]
+    return [name] if width == 1 else [f"{name}[{number}]" for number in range(width)]
+
+
+def _plain(array: np.ndarray) -> bool:
+    return array.dtype.kind in "fiub" and bool(np.isfinite(array).all())
+
+
+def _npz_target(targets: np.ndarray, name: str, path: Path) -> np.ndarray:
+    return targets if targets.dtype.kind in "US" else _finite(targets, name, path)
 
 
 def _finite(array: np.ndarray, name: str, path: Path) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Tables for the terminal, and the ranges of numbers it is given."""
 
+from typing import Any
+
 from rich.table import Table as Shown
 
 from ..errors import ConfigError
@@ -9,17 +11,33 @@ from .judge import Judged, Row, judged, outcomes, rows
 from .store import Results
 
 
-def listing(tables: dict[str, Table], results: Results) -> Shown:
+def listed(tables: dict[str, Table], results: Results) -> list[dict[str, Any]]:
     """Every table and scale: its jobs, its estimated cost, and how much is there."""
+    return [
+        {
+            "name": table.name,
+            "scale": name,
+            "jobs": len(scale.cells),
+            "finished": len(outcomes(table, name, results)),
+            "cpu_seconds": scale.cpu_seconds(scale.cells),
+            "title": table.title,
+            "paper": table.paper,
+            "smaller": scale.smaller,
+        }
+        for table in tables.values()
+        for name, scale in table.experiment.scales.items()
+    ]
+
+
+def listing(tables: dict[str, Table], results: Results) -> Shown:
+    """The list for the terminal."""
     shown = Shown("name", "scale", "jobs", "finished", "estimated CPU time", "what it shows")
-    for table in tables.values():
-        for name, scale in table.experiment.scales.items():
-            finished = len(outcomes(table, name, results))
-            what = f"{table.title} ({table.paper})"
-            if scale.smaller:
-                what += f"; smaller: {scale.smaller}"
-            cost = duration(scale.cpu_seconds(scale.cells))
-            shown.add_row(table.name, name, str(len(scale.cells)), str(finished), cost, what)
+    for row in listed(tables, results):
+        what = f"{row['title']} ({row['paper']})"
+        if row["smaller"]:
+            what += f"; smaller: {row['smaller']}"
+        counts = str(row["jobs"]), str(row["finished"])
+        shown.add_row(row["name"], row["scale"], *counts, duration(row["cpu_seconds"]), what)
     return shown
 
 

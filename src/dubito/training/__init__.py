@@ -7,6 +7,8 @@ from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW
 from .processes import Processes as Processes
 from .processes import current as current
+from .progress import Reached as Reached
+from .progress import listened as listened
 from .schedules import Constant as Constant
 from .schedules import Cosine as Cosine
 from .schedules import Linear as Linear

@@ -1,10 +1,43 @@
-"""The progress bar, shown on terminals or on request."""
+"""The progress bar, shown on terminals or on request, and those who listen in its place."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@dataclass(frozen=True)
+class Reached:
+    """How far a run has come.
+
+    Attributes:
+        title: what is being trained.
+        step: steps made.
+        total: steps of the run, None where unknown.
+        nll: of the last step.
+    """
+
+    title: str
+    step: int
+    total: int | None
+    nll: float
+
+
+_listener: ContextVar[Callable[[Reached], None] | None] = ContextVar("listener", default=None)
+
+
+@contextmanager
+def listened(listener: Callable[[Reached], None]) -> Iterator[None]:
+    """While open, runs tell `listener` of every step and show no bar: for those who watch several runs at once."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
 
 
 class Bar:
@@ -19,7 +52,8 @@ class Bar:
 
     def __init__(self, total: int | None, show: bool | None, title: str, *, done: int = 0) -> None:
         console = Console(stderr=True)
-        self.shown = console.is_terminal if show is None else show
+        self._listener, self._title, self._total = _listener.get(), title, total
+        self.shown = (console.is_terminal if show is None else show) and self._listener is None
         self._progress: Progress | None = None
         if self.shown:
             columns = (
@@ -35,6 +69,8 @@ class Bar:
 
     def update(self, step: int, total: float, nll: float, kl: float, lr: float) -> None:
         """Show the state after `step` steps."""
+        if self._listener is not None:
+            self._listener(Reached(self._title, step, self._total, nll))
         if self._progress is not None:
             terms = f"loss {total:.4g}  nll {nll:.4g}  kl {kl:.4g}  lr {lr:.2g}"
             self._progress.update(self._task, completed=step, terms=terms)

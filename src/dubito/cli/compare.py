@@ -1,0 +1,132 @@
+"""`dubito compare`."""
+
+import argparse
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from rich.markup import escape
+
+from .common import Commands, add_jobs, completed, data_names, method_names, split_names, wide_console
+
+EXAMPLES = """examples:
+  dubito compare digits
+  dubito compare house-prices.csv --target price --methods map,mean-field,laplace-inf --budget 10m
+  dubito compare mnist --ood notmnist --corrupt --model mypackage.nets:make_net --out runs/mnist
+
+A factory of your own is called with those of input_shape, num_outputs and seed that it asks for."""
+
+
+def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "compare",
+        parents=[everywhere],
+        help="train methods on one data set, rank them, and write a page about it",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    data = parser.add_argument(
+        "data", help="a name from `dubito data list`, or a .csv, .parquet or .npz file"
+    )
+    completed(data, data_names)
+    parser.add_argument("--target", help="of a file of your own: the column to predict")
+    parser.add_argument(
+        "--task",
+        choices=("classification", "binary", "regression"),
+        help="of a file of your own: what the target is (default: detected)",
+    )
+    methods = parser.add_argument("--methods", help="names, separated by commas (default: all)")
+    completed(methods, method_names)
+    parser.add_argument("--out", type=Path, help="folder for everything (default: runs/<data>)")
+    budget = parser.add_mutually_exclusive_group()
+    budget.add_argument("--budget", help="time for each method's training, such as 90s, 10m or 1h")
+    budget.add_argument("--epochs", type=int, help="passes over the data, the same for every method")
+    parser.add_argument("--lr", type=float, help="learning rate")
+    parser.add_argument("--model", help="a network of your own, as package.module:factory")
+    parser.add_argument(
+        "--hold-out", type=int, help="classes kept from training, to be told apart as unknown"
+    )
+    ood = parser.add_argument(
+        "--ood",
+        help="foreign data to be told apart: names or files separated by commas; for tables also shuffled and far",
+    )
+    completed(ood, data_names)
+    parser.add_argument(
+        "--corrupt",
+        action=argparse.BooleanOptionalAction,
+        help="judge under shift too (default: where inputs are a table)",
+    )
+    parser.add_argument("--split", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch; small networks want one")
+    add_jobs(parser)
+    parser.add_argument("--json", action="store_true", help="print the results as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, print the table and the sentences, write the page."""
+    from ..compare import Settings, compare
+    from ..compare.folder import Row
+    from ..compare.settings import DEFAULT_TRAINING, seconds_of
+    from ..compare.table import table
+    from ..compare.task import Task
+    from ..report import write_page
+
+    console = wide_console(stderr=options.json)
+    training = DEFAULT_TRAINING
+    if options.epochs is not None:
+        training = replace(training, epochs=options.epochs, iterations=None)
+    if options.lr is not None:
+        training = replace(training, lr=options.lr)
+    settings = Settings(
+        data=options.data,
+        target=options.target,
+        task=options.task,
+        split=options.split,
+        held_out=options.hold_out,
+        ood=tuple(split_names(options.ood) or ()),
+        corrupt=options.corrupt,
+        model=options.model,
+        training=training,
+        seconds=None if options.budget is None else seconds_of(options.budget),
+        seed=options.seed,
+    )
+    out = options.out or Path("runs") / Path(options.data).stem
+
+    def begin(task: Task) -> None:
+        rows = f"{len(task.train.targets):,} training and {len(task.test.targets):,} test rows"
+        console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}", highlight=False)
+        console.print(f"network: {escape(task.network.title)}", highlight=False)
+        for note in task.data.notes:
+            console.print(escape(note), style="yellow", highlight=False)
+
+    def say(row: Row) -> None:
+        state = f"failed: {row.failure}" if row.failure else f"trained in {row.seconds:.1f} s"
+        console.print(escape(f"{row.method}: {state}"), highlight=False)
+        for note in row.notes:
+            console.print(f"  {escape(note)}", style="yellow", highlight=False)
+
+    comparison = compare(
+        settings,
+        split_names(options.methods),
+        out=out,
+        jobs=options.jobs,
+        backend=options.backend,
+        scheduler=options.scheduler,
+        threads=options.threads,
+        console=console if console.is_terminal else None,
+        report=say,
+        begin=begin,
+    )
+    page = write_page(out)
+    if options.json:
+        print(json.dumps({**asdict(comparison), "page": str(page)}, indent=1))
+    else:
+        console.print(table(comparison))
+        for sentence in comparison.sentences.values():
+            console.print(escape(sentence), highlight=False, soft_wrap=True)
+        console.print(f"\nresults and posteriors: {out}", highlight=False, soft_wrap=True)
+        console.print(f"page: {page.resolve()}", highlight=False, soft_wrap=True)
+    return 1 if any(row.failure for row in comparison.rows) else 0

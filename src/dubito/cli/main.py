@@ -1,0 +1,63 @@
+"""The parser, and what becomes of errors."""
+
+import argparse
+import os
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from .. import allocator
+from ..errors import DubitoError, Interrupted
+from ..version import __version__
+from . import compare, completion, data, methods, predict, report, reproduce
+
+CODES = (
+    "exit codes: 0 done; 1 an error, told in one line, or a job that failed; 2 a wrong call; 130 interrupted, "
+    "with what was finished kept"
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    parser = make_parser()
+    completion.answer(parser)
+    options = parser.parse_args(arguments)
+    allocator.keep_large_blocks()
+    try:
+        return options.run(options) or 0
+    except KeyboardInterrupt as error:
+        _tell(str(error) if isinstance(error, Interrupted) else "interrupted", "yellow")
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except Exception as error:
+        if options.debug:
+            raise
+        if isinstance(error, DubitoError):
+            _tell(f"dubito: {error}", "red")
+        else:
+            told = " ".join(f"{type(error).__name__}: {error}".split())
+            _tell(f"dubito: this should not happen: {told}; --debug shows where", "red")
+        return 1
+
+
+def _tell(text: str, style: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(escape(text), style=style, highlight=False)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser with all commands."""
+    parser = argparse.ArgumentParser(
+        prog="dubito", description="Compact Bayesian neural networks.", epilog=CODES
+    )
+    parser.add_argument("--version", action="version", version=f"dubito {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    # Also behind the command, where it must not overwrite what stood before it.
+    everywhere = argparse.ArgumentParser(add_help=False)
+    everywhere.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    commands = parser.add_subparsers(required=True, metavar="command")
+    for command in (compare, predict, report, methods, data, reproduce, completion):
+        command.add(commands, everywhere)
+    return parser

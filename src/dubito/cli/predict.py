@@ -1,0 +1,81 @@
+"""`dubito predict`."""
+
+import argparse
+import csv
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from ..errors import ConfigError, StorageError
+from .common import Commands, wide_console
+
+
+def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
+    """Add the command to the parser."""
+    parser = commands.add_parser(
+        "predict", parents=[everywhere], help="apply a saved posterior to new rows, with its doubt"
+    )
+    parser.add_argument("posterior", type=Path, help="a .safetensors file that `dubito compare` saved")
+    parser.add_argument("rows", type=Path, help="a .csv, .parquet or .npz file with the columns of training")
+    parser.add_argument("--out", type=Path, help="a .csv or .parquet file (default: CSV to the terminal)")
+    parser.add_argument("--level", type=float, default=0.95, help="of intervals and sets (default: 0.95)")
+    parser.add_argument("--model", help="the network, as package.module:factory, where it was your own")
+    parser.add_argument("--samples", type=int, help="draws (default: as in the comparison)")
+    parser.add_argument("--seed", type=int, help="of the draws (default: as in the comparison)")
+    parser.add_argument("--json", action="store_true", help="print the predictions as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Predict and write one line per row."""
+    from ..compare.predict import predict
+
+    if options.out is not None and options.out.suffix.lower() not in (".csv", ".parquet"):
+        raise ConfigError(f"predictions are written to a .csv or .parquet file, got {options.out}")
+    found = predict(
+        options.posterior,
+        options.rows,
+        model=options.model,
+        level=options.level,
+        num_samples=options.samples,
+        seed=options.seed,
+    )
+    console = wide_console(stderr=True)
+    for difference in found.differences:
+        console.print(escape(difference), style="yellow", highlight=False)
+    rows = len(found.columns["unlike_training"])
+    if options.json:
+        print(json.dumps({"columns": found.columns, "differences": found.differences, "note": found.note}))
+    if options.out is not None:
+        _write(found.columns, options.out)
+        console.print(f"{rows:,} rows: {options.out}", highlight=False)
+    elif not options.json:
+        _write_csv(found.columns, sys.stdout)
+    if found.note:
+        console.print(escape(found.note), style="yellow", highlight=False)
+    elif found.num_unlike:
+        told = f"{found.num_unlike:,} of {rows:,} rows are unlike training: see the column unlike_training"
+        console.print(told, style="yellow", highlight=False)
+
+
+def _write(columns: dict[str, list[Any]], path: Path) -> None:
+    try:
+        if path.suffix.lower() == ".csv":
+            with path.open("w", newline="", encoding="utf-8") as file:
+                _write_csv(columns, file)
+        else:
+            import pandas
+
+            pandas.DataFrame(columns).to_parquet(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error}") from error
+
+
+def _write_csv(columns: dict[str, list[Any]], file: Any) -> None:
+    writer = csv.writer(file)
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])

@@ -1,0 +1,220 @@
+"""What the page draws of a method: curves, histograms, rows in doubt; plain numbers, few enough for a page."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import metrics
+from ..evaluation import evaluate
+from ..posterior import Posterior
+from ..prediction import BernoulliPrediction, ClassPrediction, Prediction, RealPrediction, aligned
+from ..storage import encode
+from . import pictures
+from .settings import Settings
+from .task import Task
+
+#: Points of a curve, dots of a scatter, bars of a histogram, rows in doubt, rows whose losses are kept.
+MOST_POINTS, MOST_DOTS, NUM_BARS, MOST_DOUBTFUL, MOST_LOSSES = 60, 200, 20, 8, 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """All predictions of a method that are judged, in original units.
+
+    Attributes:
+        test: of the test rows.
+        targets: of the test rows.
+        validation: of validation rows.
+        foreign: of rows unknown to all methods, by name.
+        shifts: of the first test rows under each shift, from severity 1 on.
+    """
+
+    test: Prediction
+    targets: Tensor
+    validation: Prediction
+    foreign: Mapping[str, Prediction]
+    shifts: Mapping[str, Sequence[Prediction]]
+
+
+def metrics_of(seen: Seen) -> dict[str, float]:
+    """Metrics on the test rows, against the unknown, and their mean under shift."""
+    values = evaluate(seen.test, seen.targets)
+    inside = doubt(seen.test)
+    areas = [area(inside, doubt(other)) for other in seen.foreign.values()]
+    if areas:
+        values["ood_auroc"] = sum(areas) / len(areas)
+    if seen.shifts:
+        found = [
+            evaluate(one, seen.targets[: len(one)])["nll"] for each in seen.shifts.values() for one in each
+        ]
+        values["shift_nll"] = sum(found) / len(found)
+    return values
+
+
+def doubt(prediction: Prediction) -> Tensor:
+    """The score that should be high for unknown rows, [B]: total entropy, or the mean standard deviation."""
+    if isinstance(prediction, RealPrediction):
+        return prediction.std.flatten(1).mean(1)
+    assert isinstance(prediction, ClassPrediction)
+    total = prediction.total
+    return total.flatten(1).mean(1) if total.ndim > 1 else total
+
+
+def per_row(values: Tensor) -> Tensor:
+    """One number per row: the mean over a row's outputs."""
+    return values.flatten(1).mean(1) if values.ndim > 1 else values
+
+
+def area(inside: Tensor, outside: Tensor) -> float:
+    """How well doubt tells unknown rows from known ones."""
+    foreign = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()
+    return metrics.auroc(torch.cat([inside, outside]), foreign)
+
+
+def evidence(seen: Seen, task: Task, posterior: Posterior, settings: Settings) -> dict[str, Any]:
+    """Everything the page draws of a method."""
+    if isinstance(seen.test, RealPrediction):
+        from .evidence_real import real_evidence
+
+        own = real_evidence(seen, task, posterior, settings)
+    else:
+        own = class_evidence(seen, task)
+    losses = -seen.test.log_prob(seen.targets)[:MOST_LOSSES]
+    limit = torch.quantile(per_row(seen.validation.epistemic), 0.99)  # pyright: ignore
+    return {
+        **own,
+        "losses": short(losses, 5),
+        "epistemic_limit": float(limit),
+        "training": curve_of_training(posterior.history),
+        "training_settings": encode(settings.training),
+        "shifts": {name: shift_curve(seen, each) for name, each in seen.shifts.items()},
+        "decomposition": decomposition(seen),
+        "doubtful": doubtful(seen, task),
+    }
+
+
+def class_evidence(seen: Seen, task: Task) -> dict[str, Any]:
+    """Reliability, confidence and entropy in and out of distribution, ROC, accuracy when the doubtful are left out."""
+    probs, labels = flat(seen.test, seen.targets)
+    curve = metrics.reliability_curve(probs, labels, 10)
+    confidence, predicted = probs.max(1)
+    most = float(torch.log(torch.tensor(float(probs.shape[1]))))
+    rejection = metrics.rejection_curve(1 - confidence, predicted == labels)
+    places = evenly(len(rejection.rejected), MOST_POINTS)
+    places = places[rejection.rejected[places] <= 0.95]  # the last few rows say nothing
+    return {
+        "reliability": {
+            "count": curve.count.tolist(),
+            "confidence": short(curve.confidence),
+            "accuracy": short(curve.accuracy),
+        },
+        "rejection": {
+            "rejected": short(rejection.rejected[places]),
+            "kept": short(rejection.accuracy[places]),
+        },
+        "histograms": {
+            "confidence": histograms(seen, confidence_of, 0.0, 1.0),
+            "entropy": histograms(seen, doubt, 0.0, most),
+        },
+        "roc": {name: roc(doubt(seen.test), doubt(other)) for name, other in seen.foreign.items()},
+    }
+
+
+def flat(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities [N, C] and labels [N], positions and outputs taken as rows."""
+    if isinstance(prediction, BernoulliPrediction):
+        yes = prediction.probs.flatten()
+        return torch.stack([1 - yes, yes], 1), aligned(targets, prediction.probs).long().flatten()
+    axis: int = prediction.class_axis  # pyright: ignore[reportAttributeAccessIssue]
+    return prediction.probs.movedim(axis, -1).flatten(0, -2), targets.flatten()  # pyright: ignore
+
+
+def confidence_of(prediction: Any) -> Tensor:
+    """The probability of the likeliest class, [B]."""
+    return per_row(prediction.confidence)
+
+
+def histograms(seen: Seen, score: Any, low: float, high: float) -> dict[str, Any]:
+    """Shares of rows in bars from `low` to `high`, of the test rows and of every foreign set."""
+    sets = {"test": seen.test, **seen.foreign}
+    counts = {name: torch.histc(score(one).float(), NUM_BARS, low, high) for name, one in sets.items()}
+    shares = {name: short(count / count.sum().clamp(min=1), 3) for name, count in counts.items()}
+    return {"low": low, "high": high, "shares": shares}
+
+
+def roc(inside: Tensor, outside: Tensor) -> dict[str, Any]:
+    """The ROC curve of doubt as a detector of unknown rows."""
+    from torchmetrics.functional.classification import binary_roc
+
+    scores = torch.cat([inside, outside])
+    foreign = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).long()
+    ranks = torch.unique(scores, return_inverse=True)[1].float() / 2**24  # only the order counts
+    fpr, tpr, _ = binary_roc(ranks, foreign, validate_args=False)
+    places = evenly(len(fpr), MOST_POINTS)
+    return {"fpr": short(fpr[places]), "tpr": short(tpr[places]), "area": round(area(inside, outside), 4)}
+
+
+def shift_curve(seen: Seen, each: Sequence[Prediction]) -> dict[str, list[float | None]]:
+    """Metrics from the untouched rows to the strongest shift of the same rows."""
+    count = len(each[0])
+    found = [evaluate(one, seen.targets[:count]) for one in (seen.test[:count], *each)]
+    return {name: short(torch.tensor([one[name] for one in found])) for name in found[0]}
+
+
+def decomposition(seen: Seen) -> dict[str, Any]:
+    """Where doubt comes from, row by row: as standard deviations for reals, in nats for classes."""
+    found = {}
+    for name, one in {"test": seen.test, **seen.foreign}.items():
+        aleatoric, epistemic = per_row(one.aleatoric), per_row(one.epistemic)  # pyright: ignore
+        if isinstance(one, RealPrediction):
+            aleatoric, epistemic = aleatoric.sqrt(), epistemic.sqrt()
+        places = evenly(len(one), MOST_DOTS)
+        found[name] = {"aleatoric": short(aleatoric[places], 3), "epistemic": short(epistemic[places], 3)}
+    return found
+
+
+def doubtful(seen: Seen, task: Task) -> list[dict[str, Any]]:
+    """The test rows that are doubted most, with what was said and what is true."""
+    scores = doubt(seen.test)
+    if scores.ndim != 1 or seen.targets.flatten().shape[0] != len(scores):
+        return []
+    found = []
+    for row in scores.topk(min(MOST_DOUBTFUL, len(scores))).indices.tolist():
+        one: Any = seen.test[row]
+        parts = torch.cat([per_row(one.aleatoric), per_row(one.epistemic)])
+        aleatoric, epistemic = short(parts.sqrt() if isinstance(one, RealPrediction) else parts, 3)
+        entry: dict[str, Any] = {"row": row, "aleatoric": aleatoric, "epistemic": epistemic}
+        entry |= pictures.shown(task, row)
+        if isinstance(one, RealPrediction):
+            entry |= {"said": f"{float(one.mean):.4g} ± {float(one.std):.2g}"}
+            entry |= {"true": f"{float(seen.targets[row]):.4g}"}
+        else:
+            label, truth = int(one.labels.flatten()[0]), int(seen.targets[row])
+            share = f"{float(one.confidence.flatten()[0]):.0%}"
+            entry |= {"said": f"{task.class_names[label]} ({share})", "true": task.class_names[truth]}
+            entry["right"] = label == truth
+        found.append(entry)
+    return found
+
+
+def curve_of_training(history: list[dict[str, float]]) -> dict[str, list[float | None]]:
+    """The losses of each epoch, thinned out."""
+    if not history:
+        return {}
+    places = evenly(len(history), MOST_POINTS).tolist()
+    names = [name for name in ("epoch", "nll", "kl", "validation_nll") if name in history[0]]
+    return {name: short(torch.tensor([history[place][name] for place in places])) for name in names}
+
+
+def evenly(count: int, most: int) -> Tensor:
+    """At most `most` places from 0 to count − 1, both ends among them."""
+    return torch.linspace(0, count - 1, min(count, most)).round().long()
+
+
+def short(values: Tensor, digits: int = 4) -> list[float | None]:
+    """Numbers with few digits; None where there is none."""
+    plain = values.detach().cpu().flatten().tolist()
+    return [float(f"{value:.{digits}g}") if abs(value) < float("inf") else None for value in plain]

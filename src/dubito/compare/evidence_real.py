@@ -1,0 +1,93 @@
+"""What the page draws of a method that predicts real numbers: fans, coverage, errors when the doubtful are left out."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..posterior import Posterior
+from ..prediction import RealPrediction, aligned
+from .evidence import MOST_POINTS, Seen, doubt, evenly, histograms, roc, short
+from .settings import Settings
+from .task import Task
+
+#: Rows of a fan chart, and the levels at which intervals are checked.
+MOST_ROWS, LEVELS = 80, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+
+
+def real_evidence(seen: Seen, task: Task, posterior: Posterior, settings: Settings) -> dict[str, Any]:
+    """Fan chart, interval coverage, rejection curve, and doubt in and out of distribution."""
+    prediction = seen.test
+    assert isinstance(prediction, RealPrediction)
+    targets = aligned(seen.targets, prediction.mean)
+    found: dict[str, Any] = {
+        "coverage": {"levels": list(LEVELS), "observed": _coverage(prediction, targets)},
+        "rejection": _rejection(prediction, targets),
+        "roc": {name: roc(doubt(prediction), doubt(other)) for name, other in seen.foreign.items()},
+    }
+    if prediction.mean.flatten(1).shape[1] == 1:
+        found["fan"] = _fan(prediction, targets, task, posterior, settings)
+    if seen.foreign:
+        high = max(float(doubt(one).quantile(0.99)) for one in (prediction, *seen.foreign.values()))
+        found["histograms"] = {"standard deviation": histograms(seen, doubt, 0.0, high)}
+    return found
+
+
+def _coverage(prediction: RealPrediction, targets: Tensor) -> list[float | None]:
+    shares = []
+    for level in LEVELS:
+        lower, upper = prediction.interval(level)
+        shares.append(((lower <= targets) & (targets <= upper)).double().mean())
+    return short(torch.stack(shares))
+
+
+def _rejection(prediction: RealPrediction, targets: Tensor) -> dict[str, Any]:
+    """Root mean squared error of the rows that are kept, against the share rejected."""
+    _, group, size = torch.unique(doubt(prediction), return_inverse=True, return_counts=True)
+    squares = (prediction.mean - targets).square().flatten(1).mean(1)
+    count = len(squares)
+    # Rows of equal doubt, such as those of a single network, are left out in any order: each counts their mean.
+    means = torch.zeros(len(size), dtype=squares.dtype).index_add(0, group, squares) / size
+    kept = torch.arange(1, count + 1)
+    errors = (means.repeat_interleave(size).cumsum(0) / kept).sqrt().flip(0)  # the first is that of all rows
+    rejected = 1 - kept.flip(0) / count
+    places = evenly(count, MOST_POINTS)
+    places = places[rejected[places] <= 0.95]
+    return {"rejected": short(rejected[places]), "kept": short(errors[places])}
+
+
+def _fan(
+    prediction: RealPrediction, targets: Tensor, task: Task, posterior: Posterior, settings: Settings
+) -> dict[str, Any]:
+    """Bands of 50 % and 95 %: over the only input where there is one, else over the test rows in order."""
+    scaling, target_scaling = task.data.input_scaling, task.data.target_scaling
+    if tuple(task.train.inputs.shape[1:]) == (1,) and scaling is not None and target_scaling is not None:
+        low, high = (float(value) for value in task.train.inputs.aminmax())
+        reach = (high - low) / 2
+        grid = torch.linspace(low - reach, high + reach, MOST_ROWS)[:, None].to(task.train.inputs.dtype)
+        shown = posterior.predict(grid, num_samples=settings.num_samples, seed=settings.seed)
+        assert isinstance(shown, RealPrediction)
+        dots = evenly(len(task.train.targets), 150)
+        return {
+            "name": (*task.data.feature_names, "input")[0],
+            "x": short(scaling.undo(grid)),
+            **_bands(shown.rescaled(*target_scaling)),
+            "dots_x": short(scaling.undo(task.train.inputs[dots])),
+            "dots": short(target_scaling.undo(task.train.targets[dots])),
+        }
+    order = prediction.mean.flatten().argsort()
+    places = order[evenly(len(order), MOST_ROWS)]
+    ranks = torch.arange(len(places))
+    return {
+        "name": "test rows, by their prediction",
+        "x": short(ranks),
+        **_bands(prediction[places]),
+        "dots_x": short(ranks),
+        "dots": short(targets[places]),
+    }
+
+
+def _bands(prediction: RealPrediction) -> dict[str, list[float | None]]:
+    (low95, high95), (low50, high50) = prediction.interval(0.95), prediction.interval(0.5)
+    bands = {"mean": prediction.mean, "low95": low95, "high95": high95, "low50": low50, "high50": high50}
+    return {name: short(values) for name, values in bands.items()}

@@ -1,0 +1,142 @@
+"""A comparison's folder: what each method left there, whole or not at all."""
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import StorageError
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's result.
+
+    Attributes:
+        method: its name.
+        metrics: by name; empty where it failed.
+        num_parameters: of its posterior.
+        nbytes: of its posterior.
+        seconds: of the fit: CPU time where one thread does it, else by the wall's clock.
+        predict_seconds: of the prediction for 1000 rows, likewise.
+        failure: why there is no result, else None.
+        notes: warnings the fit gave.
+        settings: of the method.
+    """
+
+    method: str
+    metrics: dict[str, float]
+    num_parameters: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+    predict_seconds: float = 0.0
+    failure: str | None = None
+    notes: tuple[str, ...] = ()
+    settings: str = ""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a method's file holds.
+
+    Attributes:
+        row: its result.
+        evidence: what the page draws.
+        digest: of all that decided the numbers.
+    """
+
+    row: Row
+    evidence: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a comparison lies.
+
+    Args:
+        path: made when first written to.
+    """
+
+    path: Path
+
+    def posterior(self, method: str) -> Path:
+        """A method's posterior."""
+        return self.path / f"{method}.safetensors"
+
+    def work(self, method: str, suffix: str, digest: str = "") -> Path:
+        """A method's file while it is being trained; one that settings decide bears their digest."""
+        folder = self.path / ".work"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder / f"{method}{digest and f'@{digest[:12]}'}.{suffix}"
+
+    def tidy(self, method: str) -> None:
+        """Remove what a method needed while it was trained, under whatever settings."""
+        for path in (self.path / ".work").glob(f"{method}[@.]*"):
+            path.unlink(missing_ok=True)
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write JSON under a name; the file appears whole or not at all."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            write_whole(self.path / f"{name}.json", json.dumps({"format": FORMAT, **content}) + "\n")
+        except OSError as error:
+            raise StorageError(
+                f"cannot write into {self.path}: {error}; choose a folder with --out"
+            ) from error
+
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The JSON under a name; None where there is none."""
+        path = self.path / f"{name}.json"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise StorageError(
+                f"{path} should be JSON, but reading it failed ({error}); remove it"
+            ) from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise StorageError(f"{path} is not of format {FORMAT}; remove it, or upgrade dubito")
+        return content
+
+    def keep(self, kept: Kept) -> None:
+        """Write what a method left."""
+        self.write(kept.row.method, asdict(kept))
+
+    def kept(self, method: str, digest: str | None = None) -> Kept | None:
+        """What a method left; None where it did not, failed, or had other settings than those of `digest`."""
+        content = self.read(method)
+        if content is None or not self.posterior(method).is_file():
+            return None
+        try:
+            row = Row(**{**content["row"], "notes": tuple(content["row"]["notes"])})
+            kept = Kept(row, content["evidence"], content["digest"])
+        except (KeyError, TypeError) as error:
+            path = self.path / f"{method}.json"
+            raise StorageError(f"{path} is altered ({error!r}); remove it") from error
+        return kept if digest in (None, kept.digest) else None
+
+    def finished(self, methods: Sequence[str]) -> list[Kept]:
+        """What the methods left that are finished."""
+        return [kept for name in methods if (kept := self.kept(name)) is not None]
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write beside the file and put it in its place in one move."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)  # mkstemp gives 0600; a result is as readable as other files
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,151 @@
+"""A saved posterior applied to new rows: what it says, how sure it is, and which rows are unlike training."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, StorageError
+from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
+from ..registry import load
+from .evidence import per_row
+from .folder import Folder
+from .network import Network
+from .new_rows import Reader
+
+#: Below this an epistemic doubt is rounding.
+NO_DOUBT = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictions:
+    """What a posterior says of new rows.
+
+    Attributes:
+        columns: by name, one value per row.
+        differences: what the rows have otherwise than those trained on, in words.
+        num_unlike: rows whose epistemic doubt is above what 99 % of the validation rows had.
+        note: why no row can be unlike training, else None.
+    """
+
+    columns: dict[str, list[Any]]
+    differences: tuple[str, ...]
+    num_unlike: int
+    note: str | None = None
+
+
+def predict(
+    posterior: str | Path,
+    rows: str | Path,
+    *,
+    model: str | None = None,
+    level: float = 0.95,
+    num_samples: int | None = None,
+    seed: int | None = None,
+) -> Predictions:
+    """Predict for new rows with a posterior that `dubito compare` saved.
+
+    Args:
+        posterior: its file, in the folder that `compare` wrote.
+        rows: a .csv, .parquet or .npz file with the columns of training.
+        model: `package.module:factory`, where the network was one of the user's own.
+        level: of intervals and sets.
+        num_samples: draws; None takes as many as the comparison did.
+        seed: of the draws; None takes the comparison's.
+    """
+    path = Path(posterior)
+    facts, limit = saved(path)
+    network = _network(facts["network"], model, path)
+    reader = Reader.from_json(facts["reader"])
+    inputs, found = reader.read(rows)
+    loaded = load(path, network.build())
+    prediction: Any = loaded.predict(
+        inputs,
+        num_samples=facts["num_samples"] if num_samples is None else num_samples,
+        seed=facts["seed"] if seed is None else seed,
+    )
+    if facts["target_scaling"] is not None:
+        prediction = prediction.rescaled(*(torch.tensor(value) for value in facts["target_scaling"].values()))
+    columns = columns_of(prediction, facts["class_names"], level)
+    unlike = per_row(prediction.epistemic) > max(limit, NO_DOUBT)
+    note = None
+    if limit < NO_DOUBT:
+        note = f"{path.stem} holds no epistemic doubt, so no row can be told to be unlike training"
+        unlike = torch.zeros(len(inputs), dtype=torch.bool)
+    columns["unlike_training"] = unlike.tolist()
+    return Predictions(columns=columns, differences=tuple(found), num_unlike=int(unlike.sum()), note=note)
+
+
+def saved(path: Path) -> tuple[dict[str, Any], float]:
+    """What the folder of a saved posterior says of its task, and the doubt that 99 % of validation rows stay below."""
+    if not path.is_file():
+        raise StorageError(f"there is no file {path}; give a posterior that `dubito compare` saved")
+    folder = Folder(path.parent)
+    facts, kept = folder.read("task"), folder.kept(path.stem)
+    if facts is None or kept is None:
+        raise StorageError(
+            f"{path} must lie in the folder that `dubito compare` wrote, beside task.json and {path.stem}.json; "
+            "posteriors of your own are read with dubito.load"
+        )
+    return facts, float(kept.evidence["epistemic_limit"])
+
+
+def _network(stored: dict[str, Any], model: str | None, path: Path) -> Network:
+    network = Network(**{**stored, "input_shape": tuple(stored["input_shape"])})
+    if network.factory is None:
+        if model is not None:
+            raise ConfigError(f"{path} was made with the built-in {network.title}; leave --model out")
+        return network
+    if model is None:
+        raise ConfigError(
+            f"{path} was made with a network of your own: give it with --model {network.factory}"
+        )
+    return Network(factory=model, input_shape=network.input_shape, num_outputs=network.num_outputs)
+
+
+def columns_of(prediction: Prediction, class_names: Sequence[str], level: float) -> dict[str, list[Any]]:
+    """Mean or label, the split of doubt, intervals or sets, one list per column."""
+    if isinstance(prediction, RealPrediction):
+        lower, upper = prediction.interval(level)
+        share = f"{100 * level:g}"
+        values = {
+            "mean": prediction.mean,
+            "std": prediction.std,
+            "aleatoric_std": prediction.aleatoric.sqrt(),
+            "epistemic_std": prediction.epistemic.sqrt(),
+            f"lower_{share}": lower,
+            f"upper_{share}": upper,
+        }
+        return {name: one for key, value in values.items() for name, one in _outputs(key, value).items()}
+    if isinstance(prediction, BernoulliPrediction):
+        yes = _single(prediction.probs)
+        probs, sets = torch.stack([1 - yes, yes], 1), prediction.sets(level).flatten(1)
+    else:
+        assert isinstance(prediction, CategoricalPrediction)
+        probs, sets = prediction.probs, prediction.sets(level)
+    names = [str(name) for name in class_names]
+    chosen = [" | ".join(names[place] for place in row.nonzero().flatten().tolist()) for row in sets]
+    return {
+        "label": [names[place] for place in _single(prediction.labels).tolist()],
+        "confidence": _single(prediction.confidence).tolist(),
+        "total": _single(prediction.total).tolist(),
+        "aleatoric": _single(prediction.aleatoric).tolist(),
+        "epistemic": _single(prediction.epistemic).tolist(),
+        f"set_{100 * level:g}": chosen,
+        **{f"prob_{name}": probs[:, place].tolist() for place, name in enumerate(names)},
+    }
+
+
+def _single(values: Tensor) -> Tensor:
+    """One number per row; [B, 1] loses its axis."""
+    return values.flatten(1)[:, 0] if values.ndim > 1 else values
+
+
+def _outputs(name: str, values: Tensor) -> dict[str, list[float]]:
+    flat = values.flatten(1)
+    if flat.shape[1] == 1:
+        return {name: flat[:, 0].tolist()}
+    return {f"{name}_{place}": flat[:, place].tolist() for place in range(flat.shape[1])}

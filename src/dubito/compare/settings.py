@@ -1,0 +1,88 @@
+"""What decides a comparison's numbers, beside the methods themselves."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..data.parts import Task as Kind
+from ..data.tabular import SUFFIXES
+from ..errors import ConfigError, require_count, require_positive
+from ..method import Method
+from ..storage import encode
+from ..storage.files import json_checksum
+from ..training import Training
+
+#: What a comparison trains with where nothing else is asked for.
+DEFAULT_TRAINING = Training(iterations=2000, batch_size=64, lr=2e-3)
+#: Raised when a change of the code changes the numbers, so that old rows no longer count.
+REVISION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings of a comparison.
+
+    Args:
+        data: a data set's name, or the path of a table of one's own.
+        target: of a table of one's own, the column to predict.
+        task: of a table of one's own, what the target is; None detects it.
+        split: which of the data's splits.
+        held_out: classes kept from training, to be told apart as unknown; None chooses.
+        ood: names or paths of foreign data sets, to be told apart too.
+        corrupt: judge under shift as well; None does so where it costs little.
+        model: `package.module:factory` of a network of one's own; None takes one that suits the data.
+        training: the same for every method.
+        seconds: time for each method's fit; as many steps are made as it allows.
+        seed: of everything random.
+        num_samples: draws per prediction.
+    """
+
+    data: str
+    target: str | None = None
+    task: Kind | None = None
+    split: int = 0
+    held_out: int | None = None
+    ood: tuple[str, ...] = ()
+    corrupt: bool | None = None
+    model: str | None = None
+    training: Training = DEFAULT_TRAINING
+    seconds: float | None = None
+    seed: int = 0
+    num_samples: int = 32
+
+    def __post_init__(self) -> None:
+        require_count(num_samples=self.num_samples)
+        if self.held_out is not None:
+            require_count(0, held_out=self.held_out)
+        if self.seconds is not None:
+            require_positive(seconds=self.seconds)
+        if not isinstance(self.training, Training):
+            raise ConfigError(f"training must be a Training(...), got {self.training!r}")
+
+    def digest(self, method: Method) -> str:
+        """A checksum of all that decides a method's numbers, the contents of the user's own tables among them."""
+        tables = {path: file_sha256(path) for path in (self.data, *self.ood) if is_table(path)}
+        return json_checksum([REVISION, encode(self), encode(method), tables])
+
+
+def is_table(name: str) -> bool:
+    """Whether data is a table of one's own."""
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def file_sha256(path: str) -> str | None:
+    """The checksum of a file's content; None where there is none."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def seconds_of(text: str) -> float:
+    """The seconds behind a budget such as `90s`, `10m` or `1.5h`."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip().lower())
+    if found is None or not float(found[1]) > 0:
+        raise ConfigError(f"a budget must be a time such as 90s, 10m or 1.5h, got {text!r}")
+    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]

@@ -1,0 +1,125 @@
+"""Each method in one plain sentence: what it is good at here, and what it costs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from .. import metrics
+from .folder import Kept, Row
+
+
+@dataclass(frozen=True)
+class Virtue:
+    """Something a method can be best at.
+
+    Attributes:
+        metric: its name.
+        text: with a place for the value.
+        size: smaller is better.
+    """
+
+    metric: str
+    text: str
+    size: Callable[[float], float]
+
+
+VIRTUES = (
+    Virtue("nll", "the best likelihood (NLL {:.3f})", lambda value: value),
+    Virtue("accuracy", "the most right answers ({:.1%})", lambda value: -value),
+    Virtue("rmse", "the smallest error (RMSE {:.3g})", lambda value: value),
+    Virtue("ece", "the best calibration (ECE {:.3f})", lambda value: value),
+    Virtue(
+        "coverage", "95 % intervals closest to their word ({:.0%} covered)", lambda value: abs(value - 0.95)
+    ),
+    Virtue("ood_auroc", "the best at telling the unknown (AUROC {:.3f})", lambda value: -value),
+    Virtue("shift_nll", "the sturdiest under shift (NLL {:.3f})", lambda value: value),
+)
+
+
+def sentences(rows: Sequence[Row], level: Mapping[str, bool]) -> dict[str, str]:
+    """One sentence per method, in the order of the rows.
+
+    Args:
+        rows: all results.
+        level: whether a method's likelihood is as good as the best one's, to chance.
+    """
+    there = [row for row in rows if row.failure is None]
+    return {row.method: _sentence(row, there, level) for row in rows}
+
+
+def _sentence(row: Row, there: Sequence[Row], level: Mapping[str, bool]) -> str:
+    if row.failure is not None:
+        return f"{row.method} failed: {row.failure}"
+    best, places = [], {}
+    for virtue in VIRTUES:
+        if virtue.metric not in row.metrics:
+            continue
+        values = [virtue.size(other.metrics[virtue.metric]) for other in there]
+        place = sum(value < virtue.size(row.metrics[virtue.metric]) for value in values) + 1
+        places[virtue.metric] = place
+        shared = sum(value == virtue.size(row.metrics[virtue.metric]) for value in values)
+        if place == 1 and 2 * shared < len(there):  # what half of them share is no virtue
+            best.append(virtue.text.format(row.metrics[virtue.metric]))
+    if best:
+        good = " and ".join([", ".join(best[:-1]), best[-1]] if len(best) > 1 else best)
+    elif level.get(row.method):
+        good = "a likelihood that chance cannot tell from the best"
+    elif len(there) > 1:
+        metric = min(places, key=lambda name: places[name])
+        good = f"at its best in {NAMES[metric]}, place {places[metric]} of {len(there)}"
+        if 2 * places[metric] > len(there):
+            good = "behind most others here in everything"
+    else:
+        good = f"NLL {row.metrics['nll']:.3f}"
+    return f"{row.method}: {good}; {_cost(row, there)}."
+
+
+#: Metrics as a sentence calls them.
+NAMES = {
+    "nll": "likelihood",
+    "accuracy": "accuracy",
+    "rmse": "error",
+    "ece": "calibration",
+    "coverage": "the coverage of its intervals",
+    "ood_auroc": "telling the unknown",
+    "shift_nll": "likelihood under shift",
+}
+
+
+def _cost(row: Row, there: Sequence[Row]) -> str:
+    base = next((other for other in there if other.method == "map"), None)
+    if base is None or row is base:
+        return f"{size(row.nbytes)}, trained in {row.seconds:.3g} s"
+    memory = f"{_times(row.nbytes / base.nbytes)} the memory" if base.nbytes else size(row.nbytes)
+    return f"{memory} and {_times(row.seconds / max(base.seconds, 1e-9))} the training time of map"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.1f}×" if ratio < 9.95 else f"{ratio:.0f}×"
+
+
+def size(nbytes: float) -> str:
+    """Bytes in words."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if nbytes >= step:
+            return f"{nbytes / step:.3g} {unit}"
+    return f"{nbytes:.0f} bytes"
+
+
+def as_good(kept: Sequence[Kept], seed: int = 0) -> dict[str, bool]:
+    """Whether a method's likelihood is as good as the best one's: the 95 % interval of their difference holds 0.
+
+    The interval is a paired bootstrap's over the test rows.
+    """
+    losses = {one.row.method: one.evidence.get("losses") for one in kept}
+    usable = {name: torch.tensor(each) for name, each in losses.items() if each and None not in each}
+    if not usable:
+        return {}
+    best = min(usable, key=lambda name: float(usable[name].mean()))
+    found = {best: True}
+    for name, each in usable.items():
+        if name != best and len(each) == len(usable[best]):
+            difference = metrics.paired_bootstrap(each, usable[best], over=metrics.Over.EXAMPLES, seed=seed)
+            found[name] = difference.lower <= 0 <= difference.upper
+    return found

@@ -1,0 +1,139 @@
+"""Jobs in parallel, here or on a cluster, handed out as they end; one thread of PyTorch each."""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, Literal
+
+import torch
+
+from .errors import ConfigError, require_count, unknown_name
+
+Backend = Literal["local", "dask", "ray"]
+
+# Jobs seed PyTorch's global generator while they run, so threads of one process take turns.
+turn = threading.Lock()
+
+
+def check(jobs: int | None, backend: str, scheduler: str | None) -> None:
+    """Refuse what cannot be run, before work starts.
+
+    Args:
+        jobs: how many at a time; None and -1 leave it to the backend.
+        backend: "local", "dask" or "ray".
+        scheduler: the cluster's address.
+    """
+    if jobs is not None and jobs != -1:
+        require_count(jobs=jobs)
+    known = ("local", "dask", "ray")
+    if backend not in known:
+        raise unknown_name("backend", backend, known)
+    if backend == "local" and scheduler is not None:
+        raise ConfigError(
+            f"a scheduler is a cluster's, got {scheduler!r} with backend 'local'; choose dask or ray"
+        )
+    if backend == "dask" and scheduler is None:
+        raise ConfigError("backend 'dask' needs its scheduler's address, such as tcp://host:8786; got none")
+
+
+def each(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[Any, ...]],
+    *,
+    jobs: int | None = None,
+    backend: Backend = "local",
+    scheduler: str | None = None,
+) -> Iterator[Any]:
+    """What `function` returns for each tuple of arguments, in the order in which the jobs end.
+
+    Args:
+        function: importable where the jobs run.
+        arguments: one tuple per job.
+        jobs: how many at a time; None for one here, and as many as a cluster takes there.
+        backend: "local" processes, or a cluster by joblib's "dask" or "ray" backend.
+        scheduler: the cluster's address.
+    """
+    joblib = load_joblib()
+    tasks = [joblib.delayed(function)(*one) for one in arguments]
+    count = jobs or (1 if backend == "local" else -1)
+    with cluster(backend, scheduler):
+        yield from as_they_end(joblib, tasks, count, backend)
+
+
+def as_they_end(joblib: Any, tasks: list[Any], count: int, backend: str) -> Iterator[Any]:
+    """Results of joblib's tasks as soon as they are there."""
+    if backend != "ray":
+        yield from joblib.Parallel(n_jobs=count, return_as="generator_unordered")(tasks)
+        return
+    # joblib's Ray backend hands results out only when all are there; rounds keep what is finished.
+    most = joblib.effective_n_jobs(-1)
+    size = most if count == -1 else min(count, most)
+    with joblib.Parallel(n_jobs=size) as parallel:
+        for start in range(0, len(tasks), size):
+            yield from parallel(tasks[start : start + size])
+
+
+def worker_deaths() -> tuple[type[Exception], ...]:
+    """What is raised when a local worker's process dies."""
+    return (import_module("joblib.externals.loky.process_executor").TerminatedWorkerError,)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One job at a time in this process, with one thread: small networks want no more, and jobs share the machine."""
+    with turn:
+        before = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory this process has held; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+
+
+def load_joblib() -> Any:
+    """The module joblib, which an extra installs."""
+    try:
+        return import_module("joblib")
+    except ImportError as error:
+        raise ConfigError(
+            "jobs are run with joblib, which is not installed: pip install 'dubito[cli]'"
+        ) from error
+
+
+@contextmanager
+def cluster(backend: str, scheduler: str | None) -> Iterator[None]:
+    """While open, joblib sends jobs to the backend."""
+    if backend == "local":
+        yield
+    elif backend == "dask":
+        client = _extra("distributed").Client(scheduler)
+        with client, load_joblib().parallel_config(backend="dask"):
+            yield
+    else:
+        ray = _extra("ray")
+        _extra("ray.util.joblib").register_ray()
+        ray.init(address=scheduler)
+        try:
+            with load_joblib().parallel_config(backend="ray"):
+                yield
+        finally:
+            ray.shutdown()
+
+
+def _extra(module: str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError as error:
+        raise ConfigError(f"{error}; clusters need an extra: pip install 'dubito[cluster]'") from error

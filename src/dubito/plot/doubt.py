@@ -1,0 +1,117 @@
+"""How much is doubted, and where the doubt comes from."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError, require_count, unknown_name
+from ..prediction import ClassPrediction, Prediction, RealPrediction
+from .axes import axis_of, colour
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Score = Literal["total", "aleatoric", "epistemic", "confidence"]
+
+
+def ood_histogram(
+    inside: Prediction,
+    outside: Prediction,
+    *,
+    score: Score = "total",
+    num_bins: int = 30,
+    axis: "Axes | None" = None,
+) -> "Axes":
+    """Doubt of known rows and of foreign ones; the less they overlap, the better doubt tells them apart.
+
+    Args:
+        inside: of rows like those trained on.
+        outside: of foreign rows.
+        score: which doubt; of reals as a standard deviation, and "confidence" of classes alone.
+        num_bins: bars.
+        axis: to draw on.
+    """
+    require_count(num_bins=num_bins)
+    values = [scored(prediction, score) for prediction in (inside, outside)]
+    low, high = (float(value) for value in torch.cat(values).aminmax())
+    edges = torch.linspace(low, high if high > low else low + 1, num_bins + 1).tolist()
+    axis = axis_of(axis)
+    for number, (name, one) in enumerate(
+        zip(("in distribution", "out of distribution"), values, strict=True)
+    ):
+        options: dict[str, Any] = {"alpha": 0.4} if number == 0 else {"histtype": "step", "linewidth": 1.5}
+        share = torch.full_like(one, 1 / len(one)).tolist()
+        axis.hist(one.tolist(), edges, weights=share, color=colour(number), label=name, **options)
+    axis.set(xlabel=_title(inside, score), ylabel="share of rows")
+    axis.legend()
+    return axis
+
+
+def decomposition(
+    prediction: Prediction,
+    targets: Tensor | None = None,
+    *,
+    outside: Prediction | None = None,
+    axis: "Axes | None" = None,
+) -> "Axes":
+    """Aleatoric against epistemic doubt, row by row; of reals as standard deviations.
+
+    Args:
+        prediction: of some rows.
+        targets: the true classes; wrong answers are then crosses.
+        outside: of foreign rows, drawn beside them.
+        axis: to draw on.
+    """
+    wrong = torch.zeros(len(prediction), dtype=torch.bool)
+    if targets is not None:
+        if not isinstance(prediction, ClassPrediction):
+            raise DataError(
+                f"targets say what is wrong of classes, got {type(prediction).__name__}; leave them out"
+            )
+        labels = prediction.labels.cpu()
+        wrong = (
+            (labels != targets.cpu().reshape(labels.shape)).flatten(1).any(1)
+            if labels.ndim > 1
+            else labels != targets.cpu()
+        )
+    groups = [("right" if targets is not None else "rows", "o", prediction, ~wrong)]
+    if targets is not None:
+        groups.append(("wrong", "x", prediction, wrong))
+    if outside is not None:
+        groups.append(("out of distribution", "^", outside, torch.ones(len(outside), dtype=torch.bool)))
+    drawn = [
+        (name, mark, scored(one, "aleatoric")[rows].tolist(), scored(one, "epistemic")[rows].tolist())
+        for name, mark, one, rows in groups
+    ]
+    axis = axis_of(axis)
+    for number, (name, mark, x, y) in enumerate(drawn):
+        axis.scatter(x, y, s=16, marker=mark, alpha=0.6, color=colour(number), label=name)
+    axis.set(xlabel=_title(prediction, "aleatoric"), ylabel=_title(prediction, "epistemic"))
+    axis.set_xlim(left=0)
+    axis.set_ylim(bottom=0)
+    axis.legend()
+    return axis
+
+
+def scored(prediction: Prediction, score: str) -> Tensor:
+    """One number per row: the mean over its outputs, of reals the root of that."""
+    known = ("total", "aleatoric", "epistemic") + (
+        ("confidence",) if isinstance(prediction, ClassPrediction) else ()
+    )
+    if score not in known:
+        raise unknown_name("score", score, known)
+    if isinstance(prediction, RealPrediction):
+        values = prediction.std.square() if score == "total" else getattr(prediction, score)
+    elif isinstance(prediction, ClassPrediction):
+        values = getattr(prediction, score)
+    else:
+        raise DataError(f"doubt is of predictions of classes or reals, got {type(prediction).__name__}")
+    values = values.flatten(1).mean(1) if values.ndim > 1 else values
+    return (values.sqrt() if isinstance(prediction, RealPrediction) else values).detach().float().cpu()
+
+
+def _title(prediction: Prediction, score: str) -> str:
+    if score == "confidence":
+        return score
+    return f"{score}, {'standard deviation' if isinstance(prediction, RealPrediction) else 'nats'}"

@@ -1,0 +1,283 @@
+"""Charts that show all methods together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from ..compare.folder import Row
+from ..compare.words import size
+from .svg import Axis, Chart, Values, spread
+
+
+@dataclass(frozen=True)
+class Item:
+    """A method on the page.
+
+    Attributes:
+        name: its name.
+        place: the number of its style.
+        row: its numbers.
+        evidence: what is drawn of it.
+    """
+
+    name: str
+    place: int
+    row: Row
+    evidence: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A method's line."""
+
+    item: Item
+    xs: Values
+    ys: Values
+
+
+def figure(chart: str, caption: str, numbers: str = "", classes: str = "") -> str:
+    """A chart with its caption, and its numbers for those who would rather read."""
+    return f'<figure class="{classes}">{chart}<figcaption>{caption}</figcaption>{numbers}</figure>'
+
+
+def lines(
+    found: Sequence[Line], x: Axis, y: Axis, caption: str, *, dots: bool = False, diagonal: bool = False
+) -> str:
+    """A figure of one line per method, with a table of its numbers."""
+    found = [line for line in found if any(value is not None for value in line.ys)]
+    if not found:
+        return ""
+    chart = Chart(x, y, label=f"{caption} {y.title} against {x.title}. {_ends(found)}")
+    if diagonal:
+        chart.guide([x.low, x.high], [y.low, y.high])
+    for line in reversed(found):  # the best on top
+        chart.line(line.item.place, line.item.name, line.xs, line.ys, dots=dots)
+    return figure(chart.render(), caption, _numbers(found, x, y))
+
+
+def _ends(found: Sequence[Line]) -> str:
+    """What the lines come to, for those who do not see them."""
+    told = []
+    for line in found:
+        there = [value for value in line.ys if value is not None]
+        told.append(f"{line.item.name} from {there[0]:.3g} to {there[-1]:.3g}")
+    return "; ".join(told) + "."
+
+
+def _numbers(found: Sequence[Line], x: Axis, y: Axis) -> str:
+    """A few numbers of each line as a table."""
+    body = []
+    for line in found:
+        pairs = [(a, b) for a, b in zip(line.xs, line.ys, strict=True) if a is not None and b is not None]
+        some = [pairs[round(place * (len(pairs) - 1) / 5)] for place in range(6)] if len(pairs) > 6 else pairs
+        cells = "".join(f"<td>{_short(a, x)}: {_short(b, y)}</td>" for a, b in some)
+        body.append(f"<tr><th>{escape(line.item.name)}</th>{cells}</tr>")
+    heading = f"{escape(x.title)}: {escape(y.title)}"
+    return (
+        f'<details class="numbers"><summary>Numbers</summary><div class="wide"><table><caption>{heading}</caption>'
+        f"{''.join(body)}</table></div></details>"
+    )
+
+
+def _short(value: float, axis: Axis) -> str:
+    return f"{100 * value:.3g}%" if axis.percent else f"{value:.3g}"
+
+
+def reliability(items: Sequence[Item]) -> str:
+    """Accuracy against confidence."""
+    share = {"low": 0.0, "high": 1.0, "percent": True}
+    found = []
+    for item in items:
+        curve = item.evidence["reliability"]
+        rows = sum(curve["count"])
+        # Bins with next to no rows are noise.
+        shown = [
+            value if count >= max(3, 0.002 * rows) else None
+            for value, count in zip(curve["accuracy"], curve["count"], strict=True)
+        ]
+        found.append(Line(item, curve["confidence"], shown))
+    caption = (
+        "<b>Reliability.</b> Of the answers given with some confidence, how many are right? On the diagonal as many "
+        "as were promised, below it fewer."
+    )
+    x, y = Axis(title="confidence", **share), Axis(title="share of right answers", **share)  # pyright: ignore
+    return lines(found, x, y, caption, dots=True, diagonal=True)
+
+
+def rejection(items: Sequence[Item], what: str, percent: bool) -> str:
+    """What is gained when the most doubtful rows are left to someone else."""
+    found = [
+        Line(item, item.evidence["rejection"]["rejected"], item.evidence["rejection"]["kept"])
+        for item in items
+    ]
+    values = [value for line in found for value in line.ys]
+    low, high = spread(values)
+    y = Axis(
+        title=f"{what} of the rest", low=low, high=min(high, 1.002) if percent else high, percent=percent
+    )
+    x = Axis(
+        title="share of rows left out, most doubtful first",
+        low=0,
+        high=0.95,
+        percent=True,
+        ticks=(0, 0.25, 0.5, 0.75),
+    )
+    good = "rise" if percent else "fall"
+    caption = f"<b>Leaving out the doubtful.</b> Where doubt is well placed, curves {good} quickly."
+    return lines(found, x, y, caption)
+
+
+def roc(items: Sequence[Item], foreign: str) -> str:
+    """How well doubt tells foreign rows apart."""
+    share = {"low": 0.0, "high": 1.0, "percent": True}
+    found = [
+        Line(item, item.evidence["roc"][foreign]["fpr"], item.evidence["roc"][foreign]["tpr"])
+        for item in items
+        if foreign in item.evidence.get("roc", {})
+    ]
+    caption = (
+        f"<b>Telling the unknown: {escape(foreign)}.</b> Foreign rows found against test rows taken for foreign, by "
+        "doubt alone; the upper left corner is perfect."
+    )
+    x = Axis(title="test rows taken for foreign", **share)  # pyright: ignore
+    y = Axis(title="foreign rows found", **share)  # pyright: ignore
+    return lines(found, x, y, caption, diagonal=True)
+
+
+SHIFTED = {
+    "accuracy": ("accuracy", True),
+    "nll": ("NLL", False),
+    "ece": ("calibration error (ECE)", False),
+    "rmse": ("RMSE", False),
+    "coverage": ("coverage of 95 % intervals", True),
+}
+
+
+def shift(items: Sequence[Item], metric: str) -> str:
+    """A metric from no shift to the strongest, averaged over all kinds of shift."""
+    title, percent = SHIFTED[metric]
+    found = []
+    for item in items:
+        kinds = [each[metric] for each in item.evidence.get("shifts", {}).values() if metric in each]
+        if kinds:
+            means = [_mean(values) for values in zip(*kinds, strict=True)]
+            found.append(Line(item, list(range(len(means))), means))
+    values = [value for line in found for value in line.ys]
+    if not values:
+        return ""
+    there = [value for value in values if value is not None]
+    low, high = spread(there, zero=not percent and min(there) < 0.4 * max(there))
+    y = Axis(title=title, low=low, high=min(high, 1.0) if percent else high, percent=percent)
+    steps = len(found[0].xs) - 1
+    x = Axis(title="severity of the shift", low=0, high=steps, ticks=tuple(range(steps + 1)))
+    return lines(found, x, y, f"<b>{title[0].upper() + title[1:]} under shift.</b>", dots=True)
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    return sum(there) / len(there) if len(there) == len(values) else None
+
+
+def coverage(items: Sequence[Item]) -> str:
+    """Whether intervals hold what they promise."""
+    share = {"low": 0.0, "high": 1.0, "percent": True}
+    found = [
+        Line(item, item.evidence["coverage"]["levels"], item.evidence["coverage"]["observed"])
+        for item in items
+        if "coverage" in item.evidence
+    ]
+    caption = (
+        "<b>Interval coverage.</b> Of the intervals that promise a share, how many hold the truth? Below the "
+        "diagonal too few: overconfident."
+    )
+    x, y = Axis(title="promised", **share), Axis(title="observed", **share)  # pyright: ignore
+    return lines(found, x, y, caption, dots=True, diagonal=True)
+
+
+def training(items: Sequence[Item], metric: str) -> str:
+    """Loss against passes over the data."""
+    found = [
+        Line(item, item.evidence["training"]["epoch"], item.evidence["training"][metric])
+        for item in items
+        if item.evidence.get("training", {}).get(metric)
+    ]
+    values = sorted(value for line in found for value in line.ys if value is not None)
+    if not values:
+        return ""
+    # The first steps of some methods are far off; the chart shows where curves settle.
+    low, high = spread([values[0], values[min(len(values) - 1, int(0.97 * len(values)))]])
+    last = max(value for line in found for value in line.xs if value is not None)
+    first = min(value for line in found for value in line.xs if value is not None)
+    what = "validation rows" if metric == "validation_nll" else "training rows, with the method's noise"
+    caption = f"<b>Training.</b> NLL of {what}, epoch by epoch."
+    x = Axis(title="epoch", low=first, high=max(last, first + 1))
+    return lines(found, x, Axis(title="NLL", low=low, high=high), caption)
+
+
+#: What quality may cost: heading, axis, and where it stands in a row.
+COSTS = {
+    "memory": "memory of the posterior, bytes",
+    "time": "training, seconds",
+    "predictions": "1000 predictions, seconds",
+}
+
+
+def _price(item: Item, what: str) -> float:
+    row = item.row
+    found = {"memory": row.nbytes, "time": row.seconds, "predictions": row.predict_seconds}[what]
+    return max(float(found), 1e-3)
+
+
+def cost(items: Sequence[Item], what: str) -> str:
+    """Quality against one of `COSTS`."""
+    values = {item.name: _price(item, what) for item in items}
+    if len(values) < 2:
+        return ""
+    low, high = min(values.values()), max(values.values())
+    x = Axis(title=COSTS[what], low=low / 1.4, high=high * 2.2, log=True)
+    y_low, y_high = spread([item.row.metrics["nll"] for item in items], pad=0.1)
+    y = Axis(title="NLL", low=y_low, high=y_high)
+    told = "; ".join(
+        f"{item.name} {item.row.metrics['nll']:.3g} at {values[item.name]:.3g}" for item in items
+    )
+    chart = Chart(x, y, label=f"NLL against {x.title}: {told}.")
+    taken: list[tuple[float, float, float, float]] = []
+    for item in items:
+        px, py = chart.at(values[item.name], item.row.metrics["nll"])
+        taken.append((px - 6, py - 6, px + 6, py + 6))
+    for item in reversed(items):
+        value = values[item.name]
+        shown = size(value) if what == "memory" else f"{value:.3g} s"
+        chart.dot(
+            item.place,
+            item.name,
+            value,
+            item.row.metrics["nll"],
+            f"NLL {item.row.metrics['nll']:.4g}, {shown}",
+        )
+        px, py = chart.at(value, item.row.metrics["nll"])
+        if (spot := _free(px, py, 6.1 * len(item.name), taken, chart)) is not None:
+            text = f'<text class="name" x="{spot[0]:.1f}" y="{spot[1]:.1f}">{escape(item.name)}</text>'
+            chart.group(item.place, item.name, text)
+    name = {"memory": "memory", "time": "training time", "predictions": "prediction time"}[what]
+    caption = f"<b>Quality against {name}.</b> Down and to the left is better: more likely, for less."
+    return figure(chart.render(), caption)
+
+
+def _free(
+    x: float, y: float, width: float, taken: list[tuple[float, float, float, float]], chart: Chart
+) -> tuple[float, float] | None:
+    """Where a name fits beside its mark without covering another; None where nowhere."""
+    left, right, top, bottom = chart.box
+    for dx, dy in ((9, 4), (-9 - width, 4), (-width / 2, -10), (-width / 2, 18), (9, -7), (9, 15)):
+        box = (x + dx, y + dy - 9, x + dx + width, y + dy + 2)
+        inside = box[0] >= left - 4 and box[2] <= right + 10 and box[1] >= top - 4 and box[3] <= bottom
+        if inside and not any(_overlap(box, other) for other in taken):
+            taken.append(box)
+            return box[0], y + dy
+    return None
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]

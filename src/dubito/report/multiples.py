@@ -1,0 +1,197 @@
+"""Charts of which every method has its own small one."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from .charts import Item, figure
+from .svg import Axis, Chart
+
+WIDTH, HEIGHT = 210, 128
+
+
+def grid(title: str, figures: Sequence[str], legend: str = "") -> str:
+    """Small figures side by side."""
+    if not figures:
+        return ""
+    return f'<div class="multiples"><p>{title}</p>{legend}<div>{"".join(figures)}</div></div>'
+
+
+def _small(item: Item, chart: Chart, told: str = "") -> str:
+    name = f'<i class="swatch"></i>{escape(item.name)}'
+    return figure(chart.render(), f"{name} <span>{told}</span>", classes=f"m{item.place}")
+
+
+def histograms(items: Sequence[Item], key: str) -> str:
+    """Confidence or doubt of test rows and of foreign ones."""
+    having = [item for item in items if key in item.evidence.get("histograms", {})]
+    if not having:
+        return ""
+    shares = [
+        share
+        for item in having
+        for each in item.evidence["histograms"][key]["shares"].values()
+        for share in each
+    ]
+    high = max(shares) * 1.05
+    figures = []
+    for item in having:
+        found = item.evidence["histograms"][key]
+        x = Axis(title=key, low=found["low"], high=found["high"], percent=key == "confidence")
+        inside, *outside = found["shares"].items()
+        told = "; ".join(
+            f"{name}: {_centre(each, found):.2g} on average" for name, each in found["shares"].items()
+        )
+        y = Axis(title="share of rows", low=0, high=high, percent=True)
+        chart = Chart(x, y, f"Histogram of {key}, {item.name}. {told}.", WIDTH, HEIGHT, small=True)
+        chart.bars(item.place, f"{item.name}, {inside[0]} rows", inside[1], "inside")
+        for name, each in outside:
+            chart.bars(item.place, f"{item.name}, {name}", each, "outside")
+        figures.append(_small(item, chart))
+    foreign = len(having[0].evidence["histograms"][key]["shares"]) > 1
+    legend = '<p class="key"><i class="inside"></i> test rows'
+    legend += ' <i class="outside"></i> foreign rows</p>' if foreign else "</p>"
+    good = {"confidence": "to the left", "entropy": "to the right", "standard deviation": "to the right"}[key]
+    text = f"<b>{key.capitalize()}.</b>" + (
+        f" Foreign rows should lie {good}, apart from the test rows." if foreign else ""
+    )
+    return grid(text, figures, legend)
+
+
+def _centre(shares: Sequence[float], found: dict[str, Any]) -> float:
+    width = (found["high"] - found["low"]) / len(shares)
+    return sum(share * (found["low"] + (place + 0.5) * width) for place, share in enumerate(shares)) / max(
+        sum(shares), 1e-9
+    )
+
+
+def decomposition(items: Sequence[Item], unit: str) -> str:
+    """Aleatoric against epistemic doubt, row by row."""
+    spots = [
+        value
+        for item in items
+        for each in item.evidence["decomposition"].values()
+        for axis in ("aleatoric", "epistemic")
+        for value in each[axis]
+        if value is not None
+    ]
+    high = sorted(spots)[int(0.995 * (len(spots) - 1))] * 1.05 or 1.0
+    figures = []
+    for item in items:
+        found = item.evidence["decomposition"]
+        means = {name: {axis: _mean(each[axis]) for axis in each} for name, each in found.items()}
+        told = "; ".join(
+            f"{name}: aleatoric {each['aleatoric']:.2g}, epistemic {each['epistemic']:.2g} on average"
+            for name, each in means.items()
+        )
+        axes = (
+            Axis(title=f"aleatoric, {unit}", low=0, high=high),
+            Axis(title=f"epistemic, {unit}", low=0, high=high),
+        )
+        chart = Chart(
+            *axes, label=f"Doubt of {item.name} by its source. {told}.", width=WIDTH, height=150, small=True
+        )
+        chart.guide([0, high], [0, high])
+        for number, (name, each) in enumerate(found.items()):
+            kind = "foreign" if number else ""
+            chart.cloud(item.place, f"{item.name}, {name} rows", each["aleatoric"], each["epistemic"], kind)
+        figures.append(_small(item, chart, f"{means['test']['epistemic']:.2g} epistemic"))
+    text = (
+        "<b>Aleatoric against epistemic.</b> Across: what more data would not remove. Up: what it would. "
+        f"In {escape(unit)}."
+    )
+    legend = '<p class="key"><i class="dot"></i> test rows'
+    legend += (
+        ' <i class="ring"></i> foreign rows</p>' if len(items[0].evidence["decomposition"]) > 1 else "</p>"
+    )
+    return grid(text, figures, legend)
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    there = [value for value in values if value is not None]
+    return sum(there) / max(len(there), 1)
+
+
+def fans(items: Sequence[Item], target: str) -> str:
+    """Bands of predictions with the truth."""
+    having = [item for item in items if "fan" in item.evidence]
+    if not having:
+        return ""
+    ends = [
+        value
+        for item in having
+        for key in ("low50", "high50", "dots")
+        for value in item.evidence["fan"][key]
+        if value is not None
+    ]
+    low, high = min(ends), max(ends)
+    room = 0.25 * (high - low) or 1.0
+    figures = []
+    for item in having:
+        fan = item.evidence["fan"]
+        xs = fan["x"]
+        x, y = (
+            Axis(title=fan["name"], low=min(xs), high=max(xs)),
+            Axis(title=target, low=low - room, high=high + room),
+        )
+        chart = Chart(x, y, _fan_label(item.name, target, fan), 300, 200, small=True)
+        chart.band(item.place, item.name, xs, fan["low95"], fan["high95"], "band95")
+        chart.band(item.place, item.name, xs, fan["low50"], fan["high50"], "band50")
+        chart.line(item.place, item.name, xs, fan["mean"])
+        chart.marks.append(f'<path class="truth" d="{_spots(chart, fan)}"/>')
+        figures.append(_small(item, chart))
+    name = having[0].evidence["fan"]["name"]
+    text = (
+        f"<b>Predictions and their spread.</b> {escape(target)} over {escape(name)}: mean, 50 % and 95 % bands; "
+        "dots are true values."
+    )
+    return grid(text, figures).replace("multiples", "multiples larger", 1)
+
+
+def _fan_label(name: str, target: str, fan: dict[str, Any]) -> str:
+    widths = [
+        high - low for low, high in zip(fan["low95"], fan["high95"], strict=True) if None not in (low, high)
+    ]
+    told = f"; its 95 % band is {min(widths):.3g} to {max(widths):.3g} wide" if widths else ""
+    return f"Fan chart of {name}: {target} over {fan['name']}{told}."
+
+
+def _spots(chart: Chart, fan: dict[str, Any]) -> str:
+    return "".join(f"M{spot.replace(',', ' ')}h0" for spot in chart.path(fan["dots_x"], fan["dots"]).split())
+
+
+def doubtful(items: Sequence[Item], unit: str) -> str:
+    """The rows each method doubts most."""
+    blocks = []
+    for number, item in enumerate(items):
+        rows = item.evidence.get("doubtful") or []
+        if not rows:
+            continue
+        cards = "".join(_card(row, unit) for row in rows)
+        opened = " open" if number == 0 else ""
+        blocks.append(
+            f'<details class="doubt m{item.place}"{opened}><summary><i class="swatch"></i>{escape(item.name)}</summary>'
+            f'<div class="cards">{cards}</div></details>'
+        )
+    if not blocks:
+        return ""
+    return (
+        f'<div class="doubtful"><p><b>The test rows each method doubts most.</b></p>{"".join(blocks)}</div>'
+    )
+
+
+def _card(row: dict[str, Any], unit: str) -> str:
+    wrong = "" if row.get("right", True) else " class=wrong"
+    if "image" in row:
+        seen = f'<img src="{row["image"]}" alt="test row {row["row"]}: {escape(row["true"])}" loading="lazy">'
+    else:
+        pairs = row.get("values", {}).items()
+        seen = (
+            "<dl>"
+            + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs)
+            + "</dl>"
+        )
+    return (
+        f"<div{wrong}>{seen}<p><b>{escape(row['said'])}</b><br>true: {escape(row['true'])}<br>"
+        f"<small>aleatoric {row['aleatoric']:g}<br>epistemic {row['epistemic']:g}</small></p></div>"
+    )

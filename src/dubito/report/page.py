@@ -1,0 +1,247 @@
+"""The page of a comparison: one file that needs nothing else."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..compare.folder import Folder, Row, write_whole
+from ..compare.table import best, columns
+from ..compare.words import size
+from ..errors import StorageError
+from ..registry import methods
+from . import charts, colours, multiples
+from .charts import Item
+
+#: Methods that are drawn at first; the others are a click away.
+SHOWN = 8
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+
+
+def write_page(folder: Path, out: Path | None = None) -> Path:
+    """Write the page of a comparison; returns its path.
+
+    Args:
+        folder: what `dubito compare` wrote.
+        out: the page's file; None puts it into the folder.
+    """
+    found = Folder(folder)
+    results, task = found.read("results"), found.read("task")
+    if results is None or task is None:
+        raise StorageError(
+            f"{folder} must be a folder that `dubito compare` wrote, with results.json and task.json"
+        )
+    rows = tuple(Row(**{**row, "notes": tuple(row["notes"])}) for row in results["rows"])
+    kept = {row.method: found.kept(row.method) for row in rows if row.failure is None}
+    styles = colours.places([row.method for row in rows], methods())
+    items = [
+        Item(row.method, styles[row.method], row, one.evidence)
+        for row in rows
+        if (one := kept.get(row.method)) is not None
+    ]
+    path = folder / "report.html" if out is None else out
+    try:
+        write_whole(path, page(results, task, rows, items, styles))
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error}; choose another file with --out") from error
+    return path
+
+
+def page(
+    results: dict[str, Any],
+    task: dict[str, Any],
+    rows: tuple[Row, ...],
+    items: list[Item],
+    styles: dict[str, int],
+) -> str:
+    """The whole page as text."""
+    name = escape(Path(results["data"]).name)
+    style = files("dubito.report").joinpath("style.css").read_text(encoding="utf-8")
+    script = files("dubito.report").joinpath("script.js").read_text(encoding="utf-8")
+    style = style.replace("/*light hues*/", colours.hues(colours.LIGHT)).replace(
+        "/*dark hues*/", colours.hues(colours.DARK)
+    )
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{POLICY}">
+<meta name="color-scheme" content="light dark">
+<title>{name}: methods compared by dubito</title>
+<link rel="icon" href="data:,">
+<style>
+{style}
+{colours.rules(set(styles.values()))}
+</style>
+</head>
+<body>
+<header>
+<button id="theme" type="button" hidden>Dark or light</button>
+<h1>{name}</h1>
+<p class="lead">{_lead(task, rows)}</p>
+</header>
+{_picker(items)}
+<main>
+{_summary(results, rows, styles)}
+{"".join(_sections(task, items))}
+{_settings(results, task, rows)}
+</main>
+<div id="tip" role="status" aria-live="polite" hidden></div>
+<script>
+{script}
+</script>
+</body>
+</html>
+"""
+
+
+def _lead(task: dict[str, Any], rows: Sequence[Row]) -> str:
+    kind = {"binary": "two classes", "classification": f"{len(task['class_names'])} classes"}.get(
+        task["task"], "regression"
+    )
+    counts = task["rows"]
+    parts = [
+        f"{len(rows)} methods",
+        f"{kind} ({escape(task['reason'])})" if task["reason"] != "the data set's own" else kind,
+        f"{counts['training']:,} training, {counts['validation']:,} validation and {counts['test']:,} test rows",
+        f"<code>{escape(task['network_title'])}</code>",
+    ]
+    text = " · ".join(parts)
+    if task["foreign"]:
+        foreign = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in task["foreign"].items())
+        text += f"<br>Unknown to all methods: {foreign}."
+    if task["notes"]:
+        text += "".join(f'<br><span class="note">{escape(note)}</span>' for note in task["notes"])
+    return text
+
+
+def _picker(items: Sequence[Item]) -> str:
+    boxes = []
+    for number, item in enumerate(items):
+        checked = " checked" if number < SHOWN or len(items) <= SHOWN + 2 else ""
+        boxes.append(
+            f'<label class="m{item.place}"><input type="checkbox" id="on{item.place}" autocomplete="off"{checked}>'
+            f'<i class="swatch"></i>{escape(item.name)}</label>'
+        )
+    buttons = "".join(
+        f'<button type="button" data-show="{which}">{which}</button>' for which in ("all", "none")
+    )
+    buttons = f'<span class="all" hidden>{buttons}</span>'
+    return f'<nav class="pick" aria-label="Methods that the charts show">{"".join(boxes)}{buttons}</nav>'
+
+
+def _summary(results: dict[str, Any], rows: tuple[Row, ...], styles: dict[str, int]) -> str:
+    found = columns(rows)
+    costs = (("bytes", "memory"), ("seconds", "training"), ("predict", "1000 predictions"))
+    names = ["method", *(heading for _, heading, *_ in found), *(heading for _, heading in costs)]
+    ways = [
+        "",
+        *("" if lower is None else "lower" if lower else "higher" for *_, lower in found),
+        "lower",
+        "lower",
+        "lower",
+    ]
+    head = "".join(
+        f'<th scope="col" title="{way} is better">{escape(name)}</th>'
+        if way
+        else f'<th scope="col">{escape(name)}</th>'
+        for name, way in zip(names, ways, strict=True)
+    )
+    body = []
+    for row in rows:
+        first = (
+            f'<th scope="row" class="m{styles[row.method]}"><i class="swatch"></i>{escape(row.method)}</th>'
+        )
+        if row.failure is not None:
+            body.append(
+                f'<tr class="failed">{first}<td colspan="{len(names) - 1}">failed: {escape(row.failure)}</td></tr>'
+            )
+            continue
+        cells = [first]
+        for metric, _, form, lower in found:
+            value = row.metrics[metric]
+            mark = " class=best" if value == best(rows, metric, lower) else ""
+            equal = "&nbsp;≈" if metric == "nll" and results["as_good"].get(row.method) else ""
+            cells.append(f'<td{mark} data-value="{value:.9g}">{form.format(value)}{equal}</td>')
+        numbers = ((row.nbytes, size(row.nbytes)), (row.seconds, f"{row.seconds:.1f} s"))
+        numbers += ((row.predict_seconds, f"{1000 * row.predict_seconds:.0f} ms"),)
+        cells += [f'<td data-value="{value:.9g}">{text}</td>' for value, text in numbers]
+        body.append(f"<tr>{''.join(cells)}</tr>")
+    told = "".join(
+        f'<li class="m{styles[name]}"><i class="swatch"></i><span>{_bold(name, text)}</span></li>'
+        for name, text in results["sentences"].items()
+    )
+    equal = (
+        "≈: no worse than the best in NLL, to chance (95 %, paired over test rows). "
+        if sum(results["as_good"].values()) > 1
+        else ""
+    )
+    return (
+        '<section id="summary"><h2>Summary</h2><div class="wide"><table class="sortable"><thead><tr>'
+        f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
+        f'<p class="small">Ranked by the likelihood of the test rows (NLL); the best of each column is bold. {equal}'
+        'A click on a heading sorts.</p><details class="words" open><summary>In words</summary>'
+        f"<ul>{told}</ul></details></section>"
+    )
+
+
+def _bold(name: str, text: str) -> str:
+    text = escape(text)
+    return f"<b>{escape(name)}</b>{text[len(escape(name)) :]}" if text.startswith(escape(name)) else text
+
+
+def _sections(task: dict[str, Any], items: Sequence[Item]) -> list[str]:
+    """The charts, as far as there is something to show."""
+    if not items:
+        return []
+    real = task["task"] == "regression"
+    unit = f"standard deviations of {task['target']}" if real else "nats"
+    rejected = charts.rejection(items, "RMSE" if real else "accuracy", percent=not real)
+    quality = [charts.cost(items, what) for what in charts.COSTS]
+    shifts = [
+        charts.shift(items, metric)
+        for metric in (("rmse", "nll", "coverage") if real else ("accuracy", "nll", "ece"))
+    ]
+    drawn = [multiples.histograms(items, key) for key in items[0].evidence.get("histograms", {})]
+    learned = [charts.training(items, metric) for metric in ("validation_nll", "nll")]
+    doubt = [multiples.decomposition(items, unit), multiples.doubtful(items, unit)]
+    if real:
+        trust = [multiples.fans(items, task["target"]), charts.coverage(items), rejected]
+    else:
+        trust = [charts.reliability(items), rejected]
+    trust += [charts.roc(items, name) for name in task["foreign"]]
+    unknown_title = "In and out of distribution" if task["foreign"] else "How sure it is"
+    return [
+        _section("quality", "Cost against quality", quality),
+        _section("trust", "Can it be trusted?", trust),
+        _section("unknown", unknown_title, drawn),
+        _section("shift", "Under shift", shifts),
+        _section("doubt", "Where doubt comes from", doubt),
+        _section("training", "Training", learned),
+    ]
+
+
+def _section(key: str, title: str, figures: Sequence[str]) -> str:
+    body = "".join(figures)
+    return f'<section id="{key}"><h2>{title}</h2><div class="figures">{body}</div></section>' if body else ""
+
+
+def _settings(results: dict[str, Any], task: dict[str, Any], rows: Sequence[Row]) -> str:
+    settings = {key: value for key, value in results["settings"].items() if key not in ("versions", "type")}
+    versions = ", ".join(f"{name} {version}" for name, version in results["settings"]["versions"].items())
+    lines = "".join(
+        f"<tr><th scope=row>{escape(row.method)}</th><td><code>{escape(row.settings)}</code>"
+        f"{''.join(f'<br>{escape(note)}' for note in row.notes)}</td></tr>"
+        for row in rows
+    )
+    return (
+        '<section id="settings"><h2>Settings and versions</h2>'
+        f"<p>{escape(versions)}. Data: {escape(task['source'])}; licence: {escape(task['licence'])}.</p>"
+        f'<details><summary>Methods</summary><div class="wide"><table class="left">{lines}</table></div></details>'
+        "<details><summary>Everything else</summary>"
+        f"<pre>{escape(json.dumps(settings, indent=1))}</pre></details></section>"
+    )

@@ -1,0 +1,144 @@
+"""Saved posteriors on new rows: columns, doubt, sets, rows unlike training, differences named."""
+
+import csv
+import json
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import dubito
+from dubito import ConfigError, DataError, StorageError, Training
+from dubito.cli import main
+from dubito.compare import Settings, compare
+from dubito.compare.predict import predict
+from dubito.compare.task import make_task
+
+QUICK = Training(iterations=60, batch_size=32, lr=1e-2)
+
+
+def quick(data, **options):
+    return Settings(data=str(data), training=QUICK, num_samples=8, **options)
+
+
+@pytest.fixture(scope="module")
+def houses(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("houses")
+    stream = np.random.default_rng(0)
+    frame = pandas.DataFrame(
+        {"area": stream.normal(100, 20, 90), "city": stream.choice(["Rome", "Oslo"], 90)}
+    )
+    frame["price"] = 2 * frame.area + 30 * (frame.city == "Oslo") + stream.normal(0, 5, 90)
+    frame.to_csv(folder / "prices.csv", index=False)
+    settings = quick(folder / "prices.csv", target="price")
+    compare(settings, ["map", "mc-dropout"], out=folder / "out")
+    return folder, frame, settings
+
+
+def test_predictions_are_those_of_the_posterior(houses, tmp_path):
+    folder, frame, settings = houses
+    task = make_task(settings)
+    posterior = dubito.load(folder / "out" / "mc-dropout.safetensors", task.network.build())
+    new = frame.drop(columns="price").head(5)
+    new.to_csv(tmp_path / "new.csv", index=False)
+    found = predict(folder / "out" / "mc-dropout.safetensors", tmp_path / "new.csv", level=0.8)
+    assert list(found.columns) == [
+        "mean", "std", "aleatoric_std", "epistemic_std", "lower_80", "upper_80", "unlike_training",
+    ]  # fmt: skip
+    assert found.differences == ()
+    city = [[float(name == other) for other in ("Oslo", "Rome")] for name in new.city]
+    inputs = torch.tensor(
+        [[area, *words] for area, words in zip(new.area, city, strict=True)], dtype=torch.float64
+    )
+    scaled = task.data.input_scaling.apply(inputs).float()
+    expected = posterior.predict(scaled, num_samples=8, seed=0).rescaled(*task.data.target_scaling)
+    assert found.columns["mean"] == pytest.approx(expected.mean[:, 0].tolist(), rel=1e-5)
+    assert found.columns["epistemic_std"] == pytest.approx(expected.epistemic.sqrt()[:, 0].tolist(), rel=1e-4)
+    assert found.columns["upper_80"] == pytest.approx(expected.interval(0.8)[1][:, 0].tolist(), rel=1e-4)
+
+
+def test_rows_unlike_training_are_flagged_and_differences_named(houses, tmp_path, capsys):
+    folder, _, _ = houses
+    new = pandas.DataFrame({"area": [100.0, 1e5, np.nan], "city": ["Rome", "Oslo", "Lima"], "colour": "red"})
+    new.to_csv(tmp_path / "new.csv", index=False)
+    out = tmp_path / "predictions.csv"
+    path = str(folder / "out" / "mc-dropout.safetensors")
+    assert main(["predict", path, str(tmp_path / "new.csv"), "--out", str(out)]) == 0
+    told = capsys.readouterr().err
+    for text in (
+        "not used, for training did not have it: colour",
+        "area: 1 values missing, where training had all",
+        "city: 'Lima' did not occur in training",
+        "rows are unlike training",
+    ):
+        assert text in told
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["unlike_training"] for row in rows[:2]] == ["False", "True"] and len(rows) == 3
+    new.drop(columns="city").to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(DataError, match="lacks columns that training had: city; it has colour instead"):
+        predict(path, tmp_path / "new.csv")
+
+
+def test_one_network_flags_nothing_and_says_so(houses, tmp_path, capsys):
+    folder, frame, _ = houses
+    frame.drop(columns="price").head(2).to_csv(tmp_path / "new.csv", index=False)
+    path = str(folder / "out" / "map.safetensors")
+    assert main(["predict", path, str(tmp_path / "new.csv"), "--json"]) == 0
+    printed = capsys.readouterr()
+    content = json.loads(printed.out)
+    assert content["columns"]["unlike_training"] == [False, False]
+    assert "holds no epistemic doubt" in content["note"] and "holds no epistemic doubt" in printed.err
+
+
+def test_classes_have_labels_sets_and_probabilities(tmp_path):
+    compare(quick("breast-cancer"), ["mc-dropout"], out=tmp_path / "two")
+    compare(quick("digits", held_out=0), ["mc-dropout"], out=tmp_path / "ten")
+    for folder, data in (("two", "breast-cancer"), ("ten", "digits")):
+        task = make_task(quick(data, held_out=0))
+        original = task.data.input_scaling.undo(task.test.inputs[:40]).numpy()
+        pandas.DataFrame(original, columns=task.data.feature_names).to_csv(tmp_path / "new.csv", index=False)
+        found = predict(tmp_path / folder / "mc-dropout.safetensors", tmp_path / "new.csv").columns
+        names = task.class_names
+        probs = np.array([found[f"prob_{name}"] for name in names])
+        np.testing.assert_allclose(probs.sum(0), 1, atol=1e-5)
+        assert found["label"] == [names[place] for place in probs.argmax(0)]
+        truth = [names[int(target)] for target in task.test.targets[:40]]
+        assert np.mean([a == b for a, b in zip(found["label"], truth, strict=True)]) > 0.7
+        for label, members in zip(found["label"], found["set_95"], strict=True):
+            assert label in members.split(" | ")
+        np.savez(tmp_path / "new.npz", inputs=original)
+        again = predict(tmp_path / folder / "mc-dropout.safetensors", tmp_path / "new.npz").columns
+        assert again["label"] == found["label"]
+
+
+def test_networks_of_ones_own_must_be_given_again(tmp_path, monkeypatch):
+    (tmp_path / "predict_nets.py").write_text(
+        "import torch\ndef make():\n    return torch.nn.Linear(13, 3)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    compare(quick("wine", model="predict_nets:make", held_out=0), ["map"], out=tmp_path / "out")
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 13)))
+    path = tmp_path / "out" / "map.safetensors"
+    with pytest.raises(ConfigError, match="give it with --model predict_nets:make"):
+        predict(path, tmp_path / "new.npz")
+    assert len(predict(path, tmp_path / "new.npz", model="predict_nets:make").columns["label"]) == 2
+
+
+def test_what_cannot_be_read_is_named(houses, tmp_path):
+    folder, _, _ = houses
+    path = folder / "out" / "map.safetensors"
+    with pytest.raises(StorageError, match=r"there is no file .*absent.safetensors"):
+        predict(folder / "absent.safetensors", folder / "prices.csv")
+    (tmp_path / "map.safetensors").write_bytes(path.read_bytes())
+    with pytest.raises(StorageError, match=r"beside task.json and map.json"):
+        predict(tmp_path / "map.safetensors", folder / "prices.csv")
+    with pytest.raises(ConfigError, match="leave --model out"):
+        predict(path, folder / "prices.csv", model="some:thing")
+    with pytest.raises(DataError, match=r"new rows must be a .csv, .parquet, .npz file"):
+        predict(path, tmp_path / "absent.csv")
+    np.savez(tmp_path / "new.npz", x=np.zeros((2, 2, 2)))
+    with pytest.raises(DataError, match=r"must hold one array of inputs \[N, 3\]"):
+        predict(path, tmp_path / "new.npz")

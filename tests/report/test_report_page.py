@@ -1,0 +1,199 @@
+"""The page as text: whole, self-contained, readable without a script and without eyes."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dubito import StorageError
+from dubito.registry import methods
+from dubito.report import colours, write_page
+from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, spread
+
+VOID = {"meta", "link", "input", "img", "br"}
+
+
+class Outline(HTMLParser):
+    """Elements with their attributes, after checking that every one is closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.found = [], []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open and self.open.pop() == tag, f"{tag} closes nothing"
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+@pytest.mark.parametrize("data", ["digits", "diabetes", "sinc"])
+def test_pages_are_whole_and_need_nothing_else(pages, data):
+    text = pages[data].read_text()
+    outline = Outline(text)
+    assert len(text) < 6e6
+    assert (
+        not re.search(r"(?:src|href)=(?!\"data:|\"#)", text) and "@import" not in text and "url(" not in text
+    )
+    assert set(re.findall(r"https?://[^\"' ]+", text)) <= {"http://www.w3.org/2000/svg"}
+    for attributes in outline.all("svg"):
+        assert attributes["role"] == "img" and len(attributes["aria-label"]) > 40
+    assert all(attributes["alt"] for attributes in outline.all("img"))
+    assert "NaN" not in text and "nan" not in re.sub(
+        r"[^0-9. ,\"]nan[a-z]|[a-z]nan", "", text.split("<main>")[1]
+    )
+
+
+def test_every_chart_of_a_classification_is_there(pages):
+    text = pages["digits"].read_text()
+    for part in (
+        "Quality against memory", "Quality against training time", "Quality against prediction time", "Reliability.",
+        "Leaving out the doubtful", "Telling the unknown: held-out 8, 9", "Confidence.", "Entropy.",
+        "Accuracy under shift", "NLL under shift", "Calibration error (ECE) under shift",
+        "Aleatoric against epistemic", "The test rows each method doubts most", "NLL of validation rows",
+        "Settings and versions", "torch 2", "k-tied: ",
+    ):  # fmt: skip
+        assert part in text or part.replace("k-tied: ", "<b>k-tied</b>: ") in text, part
+    assert text.count("data:image/png;base64,") == 3 * 8
+
+
+def test_every_chart_of_a_regression_is_there(pages):
+    text = pages["diabetes"].read_text()
+    for part in (
+        "Predictions and their spread", "Interval coverage", "RMSE of the rest", "Telling the unknown: far",
+        "Standard deviation.", "RMSE under shift", "progression",
+    ):  # fmt: skip
+        assert part in text, part
+    assert "test rows, by their prediction" in text
+    assert "over x" in pages["sinc"].read_text()  # one input: the fan is drawn over it
+
+
+def test_the_table_says_what_the_results_say(pages):
+    text = pages["digits"].read_text()
+    results = json.loads((pages["digits"].parent / "results.json").read_text())
+    body = re.search(r"<tbody>(.*?)</tbody>", text, re.DOTALL).group(1)
+    rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+    assert len(rows) == 3
+    for shown, row in zip(rows, results["rows"], strict=True):
+        assert row["method"] in shown
+        assert f">{row['metrics']['accuracy']:.2%}<" in shown
+        assert f'data-value="{row["metrics"]["nll"]:.9g}"' in shown
+
+
+def test_failures_are_rows(pages, tmp_path):
+    folder = pages["diabetes"].parent
+    for path in filter(Path.is_file, folder.iterdir()):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    results = json.loads((tmp_path / "results.json").read_text())
+    results["rows"].append(
+        {**results["rows"][0], "method": "rank1", "metrics": {}, "failure": "no <layer> here"}
+    )
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    text = write_page(tmp_path, tmp_path / "other.html").read_text()
+    Outline(text)
+    assert "failed: no &lt;layer&gt; here" in text
+    with pytest.raises(StorageError, match="must be a folder that `dubito compare` wrote"):
+        write_page(tmp_path / "nowhere")
+
+
+def linear(colour):
+    """A colour's linear red, green and blue."""
+    levels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    return [level / 12.92 if level <= 0.04045 else ((level + 0.055) / 1.055) ** 2.4 for level in levels]
+
+
+#: Severe protanopia, deuteranopia and tritanopia in linear RGB [Machado et al. 2009, Table 1].
+BLINDNESS = {
+    "none": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protan": (
+        (0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998),
+    ),
+    "deutan": (
+        (0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881),
+    ),
+    "tritan": (
+        (1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900),
+    ),
+}  # fmt: skip
+
+
+def oklab(rgb):
+    """Björn Ottosson's OKLab."""
+    r, g, b = (max(value, 0.0) for value in rgb)
+    l_ = (0.4122214708 * r + 0.5363325363 * g + 0.0514459929 * b) ** (1 / 3)
+    m_ = (0.2119034982 * r + 0.6806995451 * g + 0.1073969566 * b) ** (1 / 3)
+    s_ = (0.0883024619 * r + 0.2817188376 * g + 0.6299787005 * b) ** (1 / 3)
+    return (
+        0.2104542553 * l_ + 0.7936177850 * m_ - 0.0040720468 * s_,
+        1.9779984951 * l_ - 2.4285922050 * m_ + 0.4505937099 * s_,
+        0.0259040371 * l_ + 0.7827717662 * m_ - 0.8086757660 * s_,
+    )
+
+
+@pytest.mark.parametrize("ground", ["light", "dark"])
+@pytest.mark.parametrize("kind", BLINDNESS)
+def test_hues_stay_apart_for_colour_blind_readers(ground, kind):
+    palette = {"light": colours.LIGHT, "dark": colours.DARK}[ground]
+    seen = []
+    for colour in palette:
+        rgb = linear(colour)
+        seen.append(oklab([sum(a * b for a, b in zip(row, rgb, strict=True)) for row in BLINDNESS[kind]]))
+    for first in range(len(seen)):
+        for second in range(first):
+            far = sum((a - b) ** 2 for a, b in zip(seen[first], seen[second], strict=True)) ** 0.5
+            # 0.02 is about what the eye just tells apart in large patches; lines want more
+            assert far > 0.07, f"{palette[first]} and {palette[second]}: {far:.3f}"
+
+
+@pytest.mark.parametrize(("palette", "ground"), [(colours.LIGHT, "#ffffff"), (colours.DARK, "#1c2025")])
+def test_lines_stand_out_from_their_ground(palette, ground):
+    def luminance(colour):
+        return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
+
+    for colour in palette:
+        low, high = sorted((luminance(colour), luminance(ground)))
+        assert (high + 0.05) / (low + 0.05) > 2.98, colour  # WCAG 2.1 asks 3 for what is drawn
+
+
+def test_no_two_methods_look_alike():
+    names = [*methods(), "one-more"]
+    places = colours.places(names, methods())
+    assert len(set(places.values())) == len(names)
+    assert places["map"] == 7
+    assert colours.places(["rank1", "map"], names)["map"] == 7
+    styles = {place: (place % 8, colours.variant(place)) for place in places.values()}
+    assert len(set(styles.values())) == len(names)
+
+
+def test_ticks_are_round_and_inside():
+    assert even_ticks(0, 1, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
+    assert even_ticks(-3.2, 7.9, 4) == pytest.approx([0, 5])
+    assert log_ticks(90, 2500) == [100, 200, 500, 1000, 2000]
+    assert log_ticks(1, 1e6) == [10.0**power for power in range(7)]
+    assert spread([2.0, 4.0], zero=True) == (0.0, pytest.approx(4.24))
+    assert spread([]) == (-0.06, 1.06)
+    assert spread([3.0, 3.0])[0] < 3 < spread([3.0, 3.0])[1]
+
+
+def test_marks_lie_where_their_numbers_say():
+    chart = Chart(Axis(title="x", low=1, high=100, log=True), Axis(title="y", low=-1, high=1), "two points")
+    left, right, top, bottom = chart.box
+    assert chart.at(10, 0) == pytest.approx(((left + right) / 2, (top + bottom) / 2))
+    assert chart.at(1, 1) == pytest.approx((left, top))
+    chart.line(3, "a & b", [1, 10, None, 100], [-1, 0, 0.5, 1])
+    text = chart.render()
+    middle = f"{(left + right) / 2:.1f},{(top + bottom) / 2:.1f}"
+    assert f'points="{left:.1f},{bottom:.1f} {middle} {right:.1f},{top:.1f}"' in text
+    assert 'data-name="a &amp; b"' in text and 'data-x="1 100 log 0"' in text
