@@ -1,17 +1,22 @@
 """Training steps and predictions of mean field and 2-tied posteriors against the plain network.
 
 CPU time, one thread, all cases interleaved in every round, medians of the ratios to the plain network's time in
-the same round. Memory is kept between steps (`dubito.allocator`) for all of them. Differences under 10 % mean
-nothing; a busy machine adds to them, because its caches are shared.
+the same round; `least` is the ratio of the shortest times, which a busy machine disturbs less. Memory is kept
+between steps (`dubito.allocator`) for all of them. Differences under 10 % mean nothing. Where bayesian-torch and
+blitz can be imported (in an environment of their own) they run in the same rounds, KL term included.
 
     python benchmarks/weight_noise.py [rounds] [case ...]
+
+Results are kept by case in results/benchmarks/weight_noise.json.
 """
 
+import importlib.util
 import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +28,10 @@ from dubito.inputs import Batch
 from dubito.method import TrainedMethod
 from dubito.models import lenet, mlp
 
+RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "weight_noise.json"
 ESTIMATORS = {"reparameterised": Reparameterised(), "local": LocalReparameterised(), "flipout": Flipout()}
 METHODS: dict[str, Callable[..., TrainedMethod]] = {"mean field": MeanField, "2-tied": KTied}
+Work = Callable[[], object]
 
 #: The most a case may cost, in plain steps, or in plain passes over the inputs for predictions of 16 samples.
 BARS = {
@@ -50,12 +57,15 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
         (128, 3, 32, 32),
         100,
     ),
+    "table 4": (lambda: mlp(784, (128,)), (32, 784), 10),
     "small mlp": (lambda: mlp(784, (100, 100)), (128, 784), 10),
     "wide mlp": (lambda: mlp(784, (1200, 1200)), (128, 784), 10),
 }
+#: Rounds that are not counted: memory is mapped in the first.
+WARM = 4
 
 
-def step(parameters: list, loss: Callable[[], Tensor]) -> Callable[[], None]:
+def step(parameters: list, loss: Callable[[], Tensor]) -> Work:
     optimizer = torch.optim.Adam(parameters, lr=1e-4, fused=True)
 
     def work() -> None:
@@ -66,7 +76,7 @@ def step(parameters: list, loss: Callable[[], Tensor]) -> Callable[[], None]:
     return work
 
 
-def method_step(method: TrainedMethod, net: nn.Module, batch: Batch) -> Callable[[], None]:
+def method_step(method: TrainedMethod, net: nn.Module, batch: Batch) -> Work:
     built = method.build(net, Categorical(), 50_000)
     built.bind(batch.inputs)
     built.draft.network.train()
@@ -75,7 +85,7 @@ def method_step(method: TrainedMethod, net: nn.Module, batch: Batch) -> Callable
     return step(groups, lambda: built.batch_loss(batch, 1.0, generator).total)
 
 
-def steps(name: str) -> dict[str, Callable[[], None]]:
+def steps(name: str) -> dict[str, Work]:
     make, shape, classes = STEPS[name]
     net, generator = make(), torch.Generator().manual_seed(1)
     x = torch.randn(shape, generator=generator)
@@ -85,59 +95,104 @@ def steps(name: str) -> dict[str, Callable[[], None]]:
     for label, method in METHODS.items():
         for key, estimator in ESTIMATORS.items():
             cases[f"{label} {key}"] = method_step(method(estimator=estimator), net, Batch(x, y))
+    for label, (peer, divergence) in peers(make).items():
+        cases[label] = step(
+            list(peer.parameters()),
+            lambda peer=peer, kl=divergence: F.cross_entropy(peer(x), y) + kl(peer) / 50_000,
+        )
     return cases
 
 
-def predictions() -> dict[str, Callable[[], object]]:
+def predictions() -> dict[str, Work]:
     net = mlp(784).eval().requires_grad_(False)
     x = torch.randn(1000, 784, generator=torch.Generator().manual_seed(1))
-    cases: dict[str, Callable[[], object]] = {"plain": lambda: net(x)}
+    cases: dict[str, Work] = {"plain": lambda: net(x)}
     for label, method in METHODS.items():
         posterior = method().build(mlp(784), Categorical(), 50_000).posterior()
         cases[f"{label} functions"] = lambda posterior=posterior: posterior.predict(x, 16)
         cases[f"{label} marginal"] = lambda posterior=posterior: posterior.predict(x, 16, marginal=True)
+    for label, (peer, _) in peers(lambda: mlp(784)).items():
+        peer.eval().requires_grad_(False)
+        cases[label] = lambda peer=peer: torch.stack([peer(x).softmax(-1) for _ in range(16)]).mean(0)
     return cases
 
 
-def seconds(work: Callable[[], object], times: int) -> float:
-    start = time.process_time()
-    for _ in range(times):
-        work()
-    return (time.process_time() - start) / times
+def peers(make: Callable[[], nn.Module]) -> dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]]:
+    """The network in other libraries' layers, and its divergence there, as far as they are installed."""
+    found: dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]] = {}
+    if importlib.util.find_spec("bayesian_torch") is not None:
+        from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
 
+        for kind in ("Reparameterization", "Flipout"):
+            settings = {"prior_mu": 0.0, "prior_sigma": 1.0, "posterior_mu_init": 0.0, "type": kind}
+            settings |= {"posterior_rho_init": -4.0, "moped_enable": False}
+            net = make()
+            dnn_to_bnn(net, settings)
+            found[f"bayesian-torch {kind}"] = net, get_kl_loss
+    if importlib.util.find_spec("blitz") is not None:
+        from blitz.modules import BayesianConv2d, BayesianLinear
 
-def measure(cases: dict[str, Callable[[], object]], rounds: int, times: int) -> dict[str, list[float]]:
-    """CPU seconds of every case in every round."""
-    for work in cases.values():
-        work()
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, work in cases.items():
-            found[name].append(seconds(work, times))
+        net = make()
+        for name, layer in list(net.named_children()):
+            if isinstance(layer, nn.Linear):
+                setattr(net, name, BayesianLinear(layer.in_features, layer.out_features))
+            elif isinstance(layer, nn.Conv2d):
+                sizes = (layer.in_channels, layer.out_channels, layer.kernel_size)
+                setattr(net, name, BayesianConv2d(*sizes, padding=layer.padding))
+        found["blitz"] = net, blitz_divergence
     return found
 
 
-def ratio(found: dict[str, list[float]], name: str, to: str = "plain") -> float:
-    return statistics.median(a / b for a, b in zip(found[name], found[to], strict=True))
+def blitz_divergence(net: nn.Module) -> Tensor:
+    """One draw's estimate, which its layers keep of their last pass."""
+    layers = [layer for layer in net.children() if hasattr(layer, "log_variational_posterior")]
+    return torch.stack([layer.log_variational_posterior - layer.log_prior for layer in layers]).sum()  # pyright: ignore
+
+
+def measure(cases: dict[str, Work], rounds: int) -> dict[str, list[float]]:
+    """CPU seconds of every case in every round."""
+    found: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(WARM + rounds):
+        for name, work in cases.items():
+            start = time.process_time()
+            work()
+            if number >= WARM:
+                found[name].append(time.process_time() - start)
+    return found
+
+
+def ratio(found: dict[str, list[float]], name: str, to: str = "plain") -> dict[str, float]:
+    pairs = zip(found[name], found[to], strict=True)
+    least = min(found[name]) / min(found[to])
+    return {"ratio": round(statistics.median(a / b for a, b in pairs), 3), "least": round(least, 3)}
+
+
+def report(case: str, rounds: int) -> dict[str, object]:
+    """What a case found, and how it stands to the bars."""
+    found = measure(predictions() if case == "predict" else steps(case), rounds)
+    bars, rows = BARS.get(case, {}), {}
+    for name in found:
+        rows[name] = ratio(found, name)
+        if name in bars:
+            rows[name]["bar"] = bars[name]
+        if name.startswith("2-tied") and case != "predict":
+            to = ratio(found, name, name.replace("2-tied", "mean field"))
+            rows[name] |= {"to_mean_field": to["ratio"], "least_to_mean_field": to["least"]}
+    return {"plain_ms": round(1e3 * statistics.median(found["plain"]), 2), "rounds": rounds, "cases": rows}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     keep_large_blocks()
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
     for case in sys.argv[2:] or [*STEPS, "predict"]:
-        cases = predictions() if case == "predict" else steps(case)
-        found = measure(cases, rounds, 3 if case != "predict" else 1)
-        bars = BARS.get(case, {})
-        plain = 1e3 * statistics.median(found["plain"])
-        print(json.dumps({"case": case, "plain_ms": round(plain, 2), "rounds": rounds}))
-        for name in cases:
-            line: dict[str, object] = {"case": name, "ratio": round(ratio(found, name), 3)}
-            if name in bars:
-                line["bar"] = bars[name]
-            if name.startswith("2-tied") and case != "predict":
-                line["to_mean_field"] = round(ratio(found, name, name.replace("2-tied", "mean field")), 3)
-            print(json.dumps(line))
+        found = report(case, rounds)
+        print(json.dumps({"case": case, **{key: found[key] for key in ("plain_ms", "rounds")}}))
+        for name, row in found["cases"].items():  # pyright: ignore[reportAttributeAccessIssue]
+            print(json.dumps({"case": name, **row}))
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"torch": str(torch.__version__)}
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps({**kept, case: found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,13 +16,13 @@ CORE = (
     ("errors", "version", "allocator"),
     ("seeds",),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
-    ("inputs", "evaluation"),
+    ("inputs", "evaluation", "factors"),
     ("sources", "networks", "likelihoods", "layers"),
     ("curvature", "posterior"),
-    ("training",),
+    ("training", "optim"),
     ("objective",),
-    ("calibration", "method", "normal_weights", "diagnostics"),
-    ("inference", "optim"),
+    ("calibration", "method", "node_factors", "normal_weights", "diagnostics"),
+    ("inference",),
     ("registry",),
 )
 PUBLIC = ("dubito",)  # `__init__.py`, the public names: what `import dubito` runs ends here
@@ -34,7 +34,8 @@ BEYOND = (
     ("plot",),
     ("report",),
     ("reproduce",),
-    ("cli", "__main__"),
+    ("cli",),
+    ("__main__",),
 )
 LEVELS = {room: level for level, rooms in enumerate((*CORE, PUBLIC, *BEYOND)) for room in rooms}
 INNER = {room for rooms in CORE for room in rooms}

@@ -3,6 +3,8 @@
 data -> method.fit(net, data, likelihood) -> posterior -> posterior.predict(inputs) -> prediction
 """
 
+from . import factors as factors
+from . import optim as optim
 from .curvature import GGN as GGN
 from .curvature import Empirical as Empirical
 from .curvature import Fisher as Fisher
@@ -16,7 +18,11 @@ from .errors import ProcessError as ProcessError
 from .errors import StorageError as StorageError
 from .errors import TrainingError as TrainingError
 from .errors import UnknownNameError as UnknownNameError
+from .inference.bali import BALI as BALI
+from .inference.batch_ensemble import BatchEnsemble as BatchEnsemble
 from .inference.deep_ensemble import DeepEnsemble as DeepEnsemble
+from .inference.hmc import HMC as HMC
+from .inference.implicit import Implicit as Implicit
 from .inference.k_tied import KTied as KTied
 from .inference.laplace import EFB as EFB
 from .inference.laplace import INF as INF
@@ -26,7 +32,14 @@ from .inference.laplace import Laplace as Laplace
 from .inference.laplace import last_layer as last_layer
 from .inference.mc_dropout import MCDropout as MCDropout
 from .inference.mean_field import MeanField as MeanField
+from .inference.natural_gradient import VOGN as VOGN
+from .inference.natural_gradient import NoisyAdam as NoisyAdam
+from .inference.natural_gradient import NoisyKFAC as NoisyKFAC
+from .inference.natural_gradient import Vadam as Vadam
 from .inference.point import MAP as MAP
+from .inference.rank1 import Rank1 as Rank1
+from .inference.swag import SWA as SWA
+from .inference.swag import SWAG as SWAG
 from .layers.weight_noise import Flipout as Flipout
 from .layers.weight_noise import LocalReparameterised as LocalReparameterised
 from .layers.weight_noise import Reparameterised as Reparameterised

@@ -16,14 +16,19 @@ from .calibration import (
 from .curvature import GGN, Empirical, Fisher
 from .errors import StorageError, unknown_name
 from .factors import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
+from .inference.bali import BALI
 from .inference.batch_ensemble import BatchEnsemble
 from .inference.deep_ensemble import DeepEnsemble
+from .inference.hmc import HMC
+from .inference.implicit import Implicit
 from .inference.k_tied import KTied
 from .inference.laplace import EFB, INF, KFAC, Diagonal, Laplace
 from .inference.mc_dropout import MCDropout
 from .inference.mean_field import MeanField
+from .inference.natural_gradient import VOGN, NoisyAdam, NoisyKFAC, Vadam
 from .inference.point import MAP
 from .inference.rank1 import Rank1
+from .inference.swag import SWA, SWAG
 from .inputs import Place
 from .layers.weight_noise import Flipout, LocalReparameterised, Reparameterised
 from .likelihoods import (
@@ -39,6 +44,7 @@ from .method import Method
 from .networks import copied
 from .posterior import Posterior, stored_tensors
 from .priors import He
+from .training import Constant, Cosine, Linear, Step
 
 
 class Methods(dict[str, Method]):
@@ -55,10 +61,18 @@ def methods() -> Methods:
             "map": MAP(),
             "mc-dropout": MCDropout(),
             "deep-ensemble": DeepEnsemble(),
+            "swa": SWA(),
+            "swag": SWAG(),
             "mean-field": MeanField(),
             "k-tied": KTied(),
             "batch-ensemble": BatchEnsemble(),
             "rank1": Rank1(),
+            "implicit": Implicit(),
+            "bali": BALI(),
+            "noisy-adam": NoisyAdam(),
+            "vadam": Vadam(),
+            "vogn": VOGN(),
+            "noisy-kfac": NoisyKFAC(),
             "laplace-diag": Laplace(structure=Diagonal()),
             "laplace-kfac": Laplace(structure=KFAC()),
             "laplace-efb": Laplace(structure=EFB()),
@@ -74,10 +88,14 @@ SETTINGS: dict[str, type] = {
         MAP,
         MCDropout,
         DeepEnsemble,
+        SWA,
+        SWAG,
+        HMC,
         MeanField,
         KTied,
         BatchEnsemble,
         Rank1,
+        Implicit,
         Normal,
         Cauchy,
         LogNormal,
@@ -89,6 +107,15 @@ SETTINGS: dict[str, type] = {
         Reparameterised,
         LocalReparameterised,
         Flipout,
+        BALI,
+        NoisyAdam,
+        Vadam,
+        VOGN,
+        NoisyKFAC,
+        Step,
+        Constant,
+        Cosine,
+        Linear,
         Laplace,
         Diagonal,
         KFAC,

@@ -14,11 +14,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from dubito import Categorical, Fisher
+from dubito import EFB, Bernoulli, Categorical, Fisher, Gaussian, Laplace
 from dubito.curvature import find_blocks, statistics
 from dubito.inputs import Place
 from dubito.sources import as_source
-from dubito.training import Processes, current
+from dubito.training import Processes, Training, current
 
 ROWS = 37  # odd, so that shares differ
 
@@ -71,6 +71,30 @@ def run(name: str, processes: Processes | None) -> dict[str, Tensor]:
     }
 
 
+#: Whole fits: the likelihood also sums what rows say about the point.
+FITS = {
+    "fit, classes": Categorical(),
+    "fit, yes or no": Bernoulli(),
+    "fit, noise of residuals": Gaussian(),
+    "fit, noise given": Gaussian(std=0.5),
+}
+
+
+def fit(name: str) -> dict[str, Tensor]:
+    net, shape = network("mlp", torch.float64)
+    inputs = normal(ROWS, *shape, dtype=torch.float64)
+    targets = {"fit, classes": inputs[:, :3].argmax(1), "fit, yes or no": (inputs[:, :3] > 0).double()}
+    data = (inputs, targets.get(name, inputs[:, :3].sin()))
+    training = Training(epochs=20, batch_size=8, lr=3e-2)
+    posterior = Laplace(structure=EFB(), batch_size=5).fit(net, data, FITS[name], training=training)
+    if name == "fit, noise of residuals":  # of a network as given, so that the noise is not learned
+        posterior = Laplace(structure=EFB(), batch_size=5).fit(posterior.fold(), data, FITS[name])
+    tuned = posterior.tuned()
+    facts = [posterior.details["log_likelihood"], tuned.prior_precision, tuned.log_marginal_likelihood()]
+    variances = {f"{name}/variance": posterior.block(name).variance.contiguous() for name in posterior.blocks}
+    return {"facts": torch.tensor(facts, dtype=torch.float64), **variances}
+
+
 def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
@@ -92,6 +116,8 @@ def main() -> None:
         counts.update(all_reduce=0, eigh=0)
         save_file(run(name, processes), folder / f"{name}.{processes.rank}")
         (folder / f"{name}.{processes.rank}.json").write_text(json.dumps(counts))
+    for name in FITS:
+        save_file(fit(name), folder / f"{name}.{processes.rank}")
 
 
 if __name__ == "__main__":

@@ -207,6 +207,15 @@ def test_ggn_of_reals(name: str) -> None:
     agree(curvature(network, inputs, normal(ROWS, outputs, seed=1), likelihood, GGN()), expected)
 
 
+@pytest.mark.parametrize("roots", [1, 9, 50])
+def test_columns_of_hessian_roots_come_in_parts(monkeypatch: pytest.MonkeyPatch, roots: int) -> None:
+    likelihood, outputs, _ = REALS["covariance"]
+    network, inputs, targets = mlp(outputs).double(), normal(ROWS, 4), normal(ROWS, outputs, seed=1)
+    whole = curvature(network, inputs, targets, likelihood, GGN())
+    monkeypatch.setattr(sys.modules["dubito.curvature.kinds"], "ROOTS", roots)
+    agree(curvature(network, inputs, targets, likelihood, GGN()), whole)
+
+
 @pytest.mark.parametrize("name", REALS)
 def test_empirical_of_reals(name: str) -> None:
     likelihood, outputs, precision = REALS[name]
@@ -345,10 +354,16 @@ def test_draws_must_be_a_count(draws: object) -> None:
         Fisher(draws=draws)  # pyright: ignore
 
 
+def test_too_many_reals_for_the_exact_curvature() -> None:
+    network = nn.Sequential(nn.Linear(4, 1025))
+    with pytest.raises(ConfigError, match=r"one backward pass per output, too many for outputs \(16, 1025\)"):
+        curvature(network, normal(ROWS, 4).float(), torch.zeros(ROWS, 1025), Gaussian(std=1.0), GGN())
+
+
 def test_dense_classes_are_too_many_for_the_exact_curvature() -> None:
     build, shape, likelihood, _, targets = DRAWN["pixels"]
     network = build().double()
-    with pytest.raises(ConfigError, match=r"GGN\(\) needs one backward pass per output.*use Fisher"):
+    with pytest.raises(ConfigError, match=r"GGN\(\) takes one backward pass per output.*use Fisher"):
         curvature(network, normal(ROWS, *shape), targets, likelihood, GGN())
     assert not any(module._forward_hooks for module in network.modules())
     assert all(parameter.requires_grad for parameter in network.parameters())

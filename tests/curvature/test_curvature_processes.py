@@ -47,3 +47,11 @@ def test_two_processes_are_as_one(tmp_path: Path) -> None:
         total = sum(each["eigh"] for each in counts)
         groups = sum(len(value) for key, value in alone.items() if key.endswith(("inputs", "gradients")))
         assert total == groups and min(each["eigh"] for each in counts) > 0, (name, counts)
+    for name in shared_statistics.FITS:
+        first, second = (load_file(tmp_path / f"{name}.{rank}") for rank in (0, 1))
+        alone = shared_statistics.fit(name)
+        assert first.keys() == second.keys() == alone.keys() and len(alone) == 3
+        for key, expected in alone.items():
+            # training sums gradients in another order too, and 20 epochs carry that on
+            torch.testing.assert_close(first[key], expected, rtol=1e-6, atol=0)
+            torch.testing.assert_close(second[key], first[key], rtol=1e-12, atol=0)

@@ -225,6 +225,14 @@ def test_a_rank_above_a_matrixs_own_is_lowered_with_a_warning() -> None:
     assert {n: len(t) for n, t in built.draft.group("log_u").items()} == {"0.weight": 4, "2.weight": 3}
 
 
+def test_the_warning_points_at_the_users_call() -> None:
+    data, training = (torch.zeros(6, 4), torch.arange(6) % 3), Training(iterations=1)
+    with pytest.warns(DubitoWarning, match="at most") as caught:
+        KTied(rank=4, tied=["2"]).fit(mlp(), data, Categorical(), training=training, progress=False)
+        trained_mean_field().tied(rank=50, subset=["2.weight"])
+    assert [warning.filename for warning in caught] == [__file__] * 2
+
+
 def test_refusals() -> None:
     for rank in (0, -1, 1.5, True):
         with pytest.raises(ConfigError, match="rank must be a whole number of at least 1"):
@@ -245,9 +253,9 @@ def test_refusals() -> None:
     with pytest.raises(ConfigError, match="match_rates must be True or False"):
         KTied(match_rates=1)  # pyright: ignore
     for tied, message in (
-        (lambda name, weight: False, "tied must pick at least one matrix"),
-        (["0.bias"], "tied must pick at least one matrix"),
-        ("0.weight", "tied must be a list of names or a predicate"),
+        (lambda name, weight: False, "the weights to tie must hold a matrix"),
+        (["0.bias"], "the weights to tie must hold a matrix"),
+        ("0.weight", "the weights to tie must be a list of names or a predicate"),
     ):
         with pytest.raises(ConfigError, match=message):
             KTied(tied=tied).build(mlp(), Categorical(), num_data=10)

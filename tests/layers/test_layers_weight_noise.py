@@ -23,7 +23,6 @@ from dubito.layers.weight_noise import (
     place,
     rows,
 )
-from dubito.layers.weight_noise.functions import OwnDraw, OwnKL
 
 DOUBLE = torch.float64
 
@@ -472,26 +471,3 @@ def test_a_forward_pass_put_on_a_layer_is_left_alone() -> None:
     network[0].forward = lambda inputs: 2 * inputs  # pyright: ignore
     found = place(network, ["0.weight"], None, x)
     assert found.layers == () and found.drawn == {"0.weight": "has a forward pass of its own"}
-
-
-# -- draws and divergences in one ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("centred", [False, True])
-def test_own_draw_and_divergence_against_torch(centred: bool) -> None:
-    mean, raw_std = normal(4, 3).requires_grad_(), (normal(4, 3, seed=1) - 1).requires_grad_()
-    noise, weights = normal(4, 3, seed=2), normal(4, 3, seed=3)
-    drawn, kl = OwnDraw.apply(mean, raw_std, noise, 0.6, centred)
-    std = torch.log1p(raw_std.exp())
-    alone = OwnKL.apply(mean, F.softplus(raw_std), 0.6)
-    prior = torch.distributions.Normal(torch.zeros((), dtype=DOUBLE), torch.tensor(0.6, dtype=DOUBLE))
-    divergence = torch.distributions.kl_divergence(torch.distributions.Normal(mean, std), prior).sum()
-    change = std * noise if centred else mean + std * noise
-    for ours, expected in (
-        ((weights * drawn).sum() + 0.3 * kl, (weights * change).sum() + 0.3 * divergence),
-        (alone, divergence),
-    ):
-        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
-        slopes = [torch.autograd.grad(t, (mean, raw_std), retain_graph=True) for t in (ours, expected)]
-        for mine, other in zip(*slopes, strict=True):
-            torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-12)

@@ -10,6 +10,11 @@ from torch import Tensor
 from ..errors import ConfigError, require_count
 from ..likelihoods import BuiltLikelihood
 
+#: The most outputs of a row that each get a backward pass.
+MOST_OUTPUTS = 1024
+#: Numbers of the roots of Hessians that are kept at a time.
+ROOTS = 1 << 24
+
 
 class Curvature(ABC):
     """A sum of squares: the curvature of a row is E[δ δᵀ] over gradients δ with respect to the weights."""
@@ -52,14 +57,19 @@ class GGN(Curvature):
     def seeds(
         self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, noise: Callable[[int], Tensor]
     ) -> Iterator[tuple[float, Tensor]]:
-        root = likelihood.hessian_root(outputs)  # [B, C, C]
-        if root.ndim != 3:
+        count = outputs[0].numel()
+        if count > MOST_OUTPUTS or likelihood.hessian_root(outputs[:1]).ndim != 3:
             raise ConfigError(
-                f"GGN() needs one backward pass per output, too many for outputs {tuple(outputs.shape)}; "
+                f"GGN() takes one backward pass per output, too many for outputs {tuple(outputs.shape)}; "
                 "use Fisher(draws=...) for dense outputs"
             )
-        for column in root.unbind(-1):
-            yield 1.0, column.reshape(outputs.shape)
+        # [B, C, C], as many of its columns at a time as fit
+        rows, columns = max(1, ROOTS // count**2), max(1, ROOTS // outputs.numel())
+        for first in range(0, count, columns):
+            part = slice(first, first + columns)
+            roots = [likelihood.hessian_root(some)[..., part] for some in outputs.split(rows)]
+            for column in torch.cat(roots).unbind(-1):
+                yield 1.0, column.reshape(outputs.shape)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ class KTied(TrainedMethod):
         names = resolve(self.subset, network)
         own = dict(network.named_parameters())
         weights = {name: own[name] for name in names}
-        ranks = tied_ranks(weights, self.tied, self.rank, network)
+        ranks = tied_ranks(weights, self.tied, self.rank, network, stacklevel=4)
         start = (self.initial_std, self.initial_spread, seed)
         factors = {name: initial_factors(weights[name], rank, *start, name) for name, rank in ranks.items()}
         draft = NormalPosterior(

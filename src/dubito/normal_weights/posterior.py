@@ -1,6 +1,6 @@
 """Posteriors of independent Normals: a mean for every weight, standard deviations in one of several forms."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,10 +19,12 @@ from ..layers.weight_noise import (
     RowStreams,
     Spread,
     TiedSpread,
+    TrainedSpread,
     TruncatedSpread,
     full_precision,
     local_noise,
     place,
+    summed,
 )
 from ..networks import Subset, duplicate, run, with_flags
 from ..posterior import MAX_ROWS, Posterior
@@ -42,12 +44,14 @@ class Shared:
     Attributes:
         weights: the means by parameter name.
         spreads: likewise.
-        kls: divergences by parameter name, where they were computed with a draw.
+        kls: divergences of several parameters, computed with their draws.
+        drawn: the names of those.
     """
 
     weights: dict[str, Tensor]
     spreads: dict[str, Spread] = field(default_factory=dict)
-    kls: dict[str, Tensor] = field(default_factory=dict)
+    kls: list[Tensor] = field(default_factory=list)
+    drawn: set[str] = field(default_factory=set)
 
 
 class NormalPosterior(Posterior):
@@ -60,14 +64,10 @@ class NormalPosterior(Posterior):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        held = {
-            name
-            for key in ("raw_std", "log_u", "u")
-            if key in self.structure
-            for name in self.group(key).names
-        }
+        keys = [key for key in ("raw_std", "log_u", "u") if key in self.structure]
+        self._forms = {name: key for key in keys for name in self.group(key).names}
         self._shared: Shared | None = None
-        self.random = tuple(name for name in self.weights() if name in held)
+        self.random = tuple(name for name in self.weights() if name in self._forms)
 
     # -- the distribution ----------------------------------------------------------------------------------
 
@@ -80,10 +80,11 @@ class NormalPosterior(Posterior):
         return self._shared.spreads[name]
 
     def _spread(self, name: str) -> Spread:
-        if self._keeps("raw_std", name):
+        form = self._forms[name]
+        if form == "raw_std":
             return OwnSpread(self.group("raw_std")[name])
         shape = self.weights()[name].shape
-        if self._keeps("log_u", name):
+        if form == "log_u":
             return TiedSpread(self.group("log_u")[name], self.group("log_v")[name], shape)
         u, v, floor = self.group("u")[name], self.group("v")[name], self.details["floors"][name]
         return TruncatedSpread(u, v, floor, shape)
@@ -93,7 +94,7 @@ class NormalPosterior(Posterior):
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         weights = self.weights()
-        with self._full_precision():
+        with _full_precision(weights):
             return weights | {n: self.spread(n).draw(weights[n], generator) for n in self.random}
 
     def drawn(
@@ -103,27 +104,28 @@ class NormalPosterior(Posterior):
 
         Inside `sharing` their divergences are computed along the way, which saves passes over memory.
         """
-        weights, drawn = self.weights(), {}
-        with self._full_precision():
+        weights, prior_std, terms = self.weights(), self.method.prior_std, []
+        with _full_precision(weights):
             for name in names:
-                mean = weights[name]
-                drawn[name], kl = self.spread(name).draw_and_kl(
-                    mean, generator, prior_std_of(self.method.prior_std, mean), centred=centred
-                )
-                if self._shared is not None:
-                    self._shared.kls[name] = kl
-        return drawn
+                spread, mean = self.spread(name), weights[name]
+                assert isinstance(spread, TrainedSpread)
+                terms.append(spread.draw_term(mean, prior_std_of(prior_std, mean), generator, centred))
+            kl, draws = summed(terms) if terms else (None, [])
+        if self._shared is not None and kl is not None:
+            self._shared.kls.append(kl)
+            self._shared.drawn.update(names)
+        return dict(zip(names, draws, strict=True))
 
     def kl(self) -> Tensor:
         """Divergence from the prior in nats."""
-        known, terms = self._shared.kls if self._shared else {}, []
-        with self._full_precision():
-            for name, mean in self.weights().items():
-                if name in known:
-                    terms.append(known[name])
-                elif name in self.random:
-                    terms.append(self.spread(name).kl(mean, prior_std_of(self.method.prior_std, mean)))
-        return torch.stack(terms).sum()
+        prior_std, weights, shared = self.method.prior_std, self.weights(), self._shared
+        rest = [name for name in self.random if shared is None or name not in shared.drawn]
+        kls = [] if shared is None else list(shared.kls)
+        if rest:
+            with _full_precision(weights):
+                means = ((name, weights[name]) for name in rest)
+                kls.append(summed([self.spread(n).term(w, prior_std_of(prior_std, w)) for n, w in means])[0])
+        return kls[0] if len(kls) == 1 else torch.stack(kls).sum()
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
@@ -134,21 +136,15 @@ class NormalPosterior(Posterior):
         finally:
             self._shared = outer
 
-    def _full_precision(self) -> AbstractContextManager[object]:
-        return full_precision(Place.of(self.network).device)
-
     def holds(self, name: str) -> str:
         if name not in self.random:
             return "point"
-        form = "own std"
-        for key, words in (("log_u", "std of rank"), ("u", "std truncated to rank")):
-            if self._keeps(key, name):
-                form = f"{words} {len(self.group(key)[name])}"
+        key, form = self._forms[name], "own std"
+        if key != "raw_std":
+            words = "std of rank" if key == "log_u" else "std truncated to rank"
+            form = f"{words} {len(self.group(key)[name])}"
         how = self.details.get("in_training", {}).get(name)
         return f"Normal, {form}" + (f", {how}" if how else "")
-
-    def _keeps(self, key: str, name: str) -> bool:
-        return key in self.structure and name in self.group(key)
 
     # -- predictions ---------------------------------------------------------------------------------------
 
@@ -248,7 +244,8 @@ class NormalPosterior(Posterior):
         require_count(rank=rank)
         require_positive(floor=floor)
         weights = self.weights()
-        ranks = tied_ranks({name: weights[name] for name in self.random}, subset, rank, self.network)
+        own = {name: weights[name] for name in self.random}
+        ranks = tied_ranks(own, subset, rank, self.network, stacklevel=3)
         factors = {name: truncate(self.spread(name).std.flatten(1), k) for name, k in ranks.items()}
         structure = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
@@ -265,3 +262,8 @@ class NormalPosterior(Posterior):
             details={**self.details, "floors": floors},
             history=self.history,
         ).finished()
+
+
+def _full_precision(weights: Mapping[str, Tensor]) -> AbstractContextManager[object]:
+    """Autocast off where the weights are."""
+    return full_precision(next(iter(weights.values())).device)

@@ -18,7 +18,7 @@ def matrix_shape(weight: Tensor) -> tuple[int, int]:
 
 
 def tied_ranks(
-    weights: Mapping[str, Tensor], subset: Subset, rank: int, network: nn.Module
+    weights: Mapping[str, Tensor], subset: Subset, rank: int, network: nn.Module, *, stacklevel: int
 ) -> dict[str, int]:
     """The rank of the standard deviations of each weight that is tied.
 
@@ -28,11 +28,14 @@ def tied_ranks(
             whose both sides exceed `rank`.
         rank: k; a matrix with a shorter side gets that side instead, with a warning.
         network: that has them.
+        stacklevel: how far above the user's call is.
     """
     if subset is None:
         return {name: rank for name, weight in weights.items() if min(matrix_shape(weight)) > rank}
     if isinstance(subset, str):
-        raise ConfigError(f"tied must be a list of names or a predicate, got {subset!r}; give [{subset!r}]")
+        raise ConfigError(
+            f"the weights to tie must be a list of names or a predicate, got {subset!r}; give [{subset!r}]"
+        )
     matrices = {name: weight for name, weight in weights.items() if weight.ndim > 1}
     if callable(subset):
         wanted = {name for name, weight in matrices.items() if subset(name, weight)}
@@ -47,12 +50,12 @@ def tied_ranks(
                     f"{name} of shape {tuple(weight.shape)} is a matrix of rank {limit} at most: its standard "
                     f"deviations get rank {limit} instead of {rank}",
                     DubitoWarning,
-                    stacklevel=6,
+                    stacklevel=stacklevel + 1,
                 )
             ranks[name] = min(rank, limit)
     if not ranks:
         raise ConfigError(
-            f"tied must pick at least one matrix with a distribution, got none of {list(matrices)}"
+            f"the weights to tie must hold a matrix with a distribution, got none of {list(matrices)}"
         )
     return ranks
 

@@ -1,10 +1,40 @@
 """All tables by name; a new one is a module with its tables, and a line here."""
 
 from ..errors import unknown_name
-from . import bali_uci, inf_information, inf_sizes, inf_uci, ktied_costs, ktied_training, ktied_truncation
+from . import (
+    bali_uci,
+    inf_active,
+    inf_bytes,
+    inf_foreign,
+    inf_information,
+    inf_lemma,
+    inf_sizes,
+    inf_toy,
+    inf_uci,
+    ktied_costs,
+    ktied_training,
+    ktied_truncation,
+    rank1_clinical,
+    rank1_images,
+)
 from .experiment import Table
 
-MODULES = (bali_uci, inf_information, inf_sizes, inf_uci, ktied_costs, ktied_training, ktied_truncation)
+MODULES = (
+    bali_uci,
+    inf_active,
+    inf_bytes,
+    inf_foreign,
+    inf_information,
+    inf_lemma,
+    inf_sizes,
+    inf_toy,
+    inf_uci,
+    ktied_costs,
+    ktied_training,
+    ktied_truncation,
+    rank1_clinical,
+    rank1_images,
+)
 
 
 class Tables(dict[str, Table]):

@@ -17,7 +17,7 @@ from ...method import Method, Prepared, probe
 from ...networks import Subset, resolve, with_flags
 from ...training import Training, current
 from ..point import MAP
-from .point import look
+from .point import Look
 from .posterior import LaplacePosterior, by_kind
 from .structures import INF, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
@@ -89,24 +89,32 @@ class Laplace(Method):
             network = with_flags(trained.network, trained.trainable)
             likelihood, history = trained.likelihood, trained.history
             blocks, taps, _ = find_blocks(network, inputs, names)  # in the network that was trained
-        learned = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None
         batch_size = self.batch_size or prepared.source.batch_size or 128
-        point = look(
-            network, likelihood, prepared.source, batch_size, residual_noise=learned and training is None
-        )
-        point.warn_if_constant()
+        device = Place.of(network).device
+        processes = prepared.run.processes or current((training or Training()).timeout, device)
+        look = Look(likelihood, outputs, targets)
+        # The curvature depends on the noise, so residuals are looked at before; anything else on the way.
+        learned = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None
+        residual = learned and training is None
+        if residual:
+            look.read(network, prepared.source, batch_size)
+            likelihood = look.point(residual_noise=True).likelihood
         found = statistics(
             network,
             taps,
             prepared.source,
-            point.likelihood,
+            likelihood,
             self.curvature,
             **self.structure.needs,
             batch_size=batch_size,
             seed=prepared.run.seed,
-            processes=prepared.run.processes
-            or current((training or Training()).timeout, Place.of(network).device),
+            processes=processes,
+            watch=None if residual else look.add,
         )
+        if not residual:
+            look.join(processes, device)
+        point = look.point(residual_noise=residual)
+        point.warn_if_constant()
         structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
         chosen = {block.name: structures[block.name].chosen(block, found[block.name]) for block in blocks}
         kept = {block: structures[block.name].keep(block, found.pop(block.name)) for block in blocks}

@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,9 @@ from ...errors import DubitoWarning
 from ...inputs import call
 from ...likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from ...sources import Source
+
+if TYPE_CHECKING:
+    from ...training.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -56,30 +59,100 @@ class Point:
             )
 
 
-@torch.no_grad()
-def look(
-    network: nn.Module, likelihood: BuiltLikelihood, source: Source, batch_size: int, *, residual_noise: bool
-) -> Point:
-    """Read the data once.
+class Look:
+    """Sums over the rows of what the network's answers say about them, filled batch by batch.
 
     Args:
-        network: in evaluation mode.
         likelihood: judges its outputs.
-        source: the rows.
-        batch_size: rows per step.
-        residual_noise: whether a Gaussian's noise becomes that of the residuals, per output.
+        outputs: of a few rows.
+        targets: of the same rows, checked: squares are summed around their mean, which keeps digits.
     """
-    if isinstance(likelihood, GaussianLikelihood):
-        return _look_at_reals(network, likelihood, source, batch_size, residual_noise)
-    rows, log_likelihood, counts = 0, 0.0, torch.zeros(())
-    for batch in source.batches(batch_size):
-        outputs = call(network, batch.inputs)
-        rows += len(outputs)
-        log_likelihood += float(wide(likelihood.log_prob(outputs, batch.targets)).sum())
-        counts = counts + wide(_counts(likelihood, outputs, batch.targets))
-    # The best constant says how often each class came: Σ_c n_c log(n_c / n)
-    constant = float(torch.special.xlogy(counts, counts / counts.sum(-1, keepdim=True)).sum())
-    return Point(likelihood, rows, log_likelihood, constant)
+
+    def __init__(self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> None:
+        self.likelihood = likelihood
+        self.shift = per_output(targets).mean(1, keepdim=True) if self._real else None
+        self.sums = {name: torch.zeros_like(value) for name, value in self._found(outputs, targets).items()}
+
+    @property
+    def _real(self) -> bool:
+        return isinstance(self.likelihood, GaussianLikelihood)
+
+    @torch.no_grad()
+    def add(self, outputs: Tensor, targets: Tensor) -> None:
+        """Add a batch of rows."""
+        for name, value in self._found(outputs, targets).items():
+            self.sums[name] += value
+
+    def read(self, network: nn.Module, source: Source, batch_size: int) -> None:
+        """Add all rows, in a pass of their own."""
+        with torch.no_grad():
+            for batch in source.batches(batch_size):
+                self.add(call(network, batch.inputs), batch.targets)
+
+    def join(self, processes: "Processes", device: torch.device) -> None:
+        """Add up the sums of all processes, in one message."""
+        if processes.count > 1:
+            moved = {name: value.to(device) for name, value in self.sums.items()}
+            processes.sum(list(moved.values()))
+            self.sums = {name: value.cpu() for name, value in moved.items()}
+
+    def _found(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """What one batch adds."""
+        found = {
+            "rows": torch.tensor(len(outputs)),
+            "log_likelihood": wide(self.likelihood.log_prob(outputs, targets)).sum(),
+        }
+        if self.shift is None:
+            found["counts"] = _counts(self.likelihood, outputs, targets)
+        else:  # per output: positions after the output axis count as more rows
+            truth = per_output(targets)
+            found["errors"] = (truth - per_output(outputs)).square().sum(1)
+            found["sums"] = (truth - self.shift).sum(1)
+            found["squares"] = (truth - self.shift).square().sum(1)
+            found["count"] = torch.tensor(truth.shape[1])
+        return {name: wide(value) for name, value in found.items()}
+
+    def point(self, *, residual_noise: bool = False) -> Point:
+        """What was found.
+
+        Args:
+            residual_noise: whether a Gaussian's noise becomes that of the residuals, per output.
+        """
+        rows, log_likelihood = int(self.sums["rows"]), float(self.sums["log_likelihood"])
+        if isinstance(self.likelihood, GaussianLikelihood):
+            return self._of_reals(self.likelihood, rows, log_likelihood, residual_noise)
+        counts = self.sums["counts"]
+        # The best constant says how often each class came: Σ_c n_c log(n_c / n)
+        constant = float(torch.special.xlogy(counts, counts / counts.sum(-1, keepdim=True)).sum())
+        return Point(self.likelihood, rows, log_likelihood, constant)
+
+    def _of_reals(
+        self, likelihood: GaussianLikelihood, rows: int, log_likelihood: float, residual_noise: bool
+    ) -> Point:
+        errors, sums, squares = (self.sums[name] for name in ("errors", "sums", "squares"))
+        count = int(self.sums["count"])
+        if residual_noise:
+            std = likelihood.std()
+            found = (errors / count).sqrt().to(std).reshape(std.shape)
+            likelihood = likelihood.with_noise(std=found.clamp(min=torch.finfo(found.dtype).eps))
+        std = wide(likelihood.std()).reshape(-1).expand_as(errors)
+        chi_square, constant = (
+            float((values / std.square()).sum()) for values in (errors, squares - sums.square() / count)
+        )
+        if residual_noise:
+            # Σ log N(y | f, σ²) = −½ Σ ((y − f)/σ)² − Σ (log σ + ½ log 2π)
+            log_likelihood = -0.5 * chi_square - count * float(
+                (std.log() + 0.5 * math.log(2 * math.pi)).sum()
+            )
+        learned = likelihood.settings.std is None and likelihood.settings.covariance is None
+        return Point(
+            likelihood,
+            rows,
+            log_likelihood,
+            constant=log_likelihood + 0.5 * (chi_square - constant),
+            squared_errors=chi_square if learned else None,
+            num_values=count * len(errors) if learned else None,
+        )
 
 
 def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -89,48 +162,6 @@ def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Te
     assert isinstance(likelihood, BernoulliLikelihood)
     yes = targets.sum(0)
     return torch.stack([len(targets) - yes, yes], -1)
-
-
-def _look_at_reals(
-    network: nn.Module, likelihood: GaussianLikelihood, source: Source, batch_size: int, residual_noise: bool
-) -> Point:
-    """The same for real targets, per output: positions after the output axis count as more rows."""
-    rows = count = 0
-    log_likelihood = 0.0
-    errors = sums = squares = torch.zeros(())
-    shift: Tensor | None = None
-    for batch in source.batches(batch_size):
-        outputs = call(network, batch.inputs)
-        targets = per_output(batch.targets)
-        shift = (
-            targets.mean(1, keepdim=True) if shift is None else shift
-        )  # squares of differences keep digits
-        errors = errors + wide((targets - per_output(outputs)).square().sum(1))
-        sums = sums + wide((targets - shift).sum(1))
-        squares = squares + wide((targets - shift).square().sum(1))
-        if not residual_noise:
-            log_likelihood += float(wide(likelihood.log_prob(outputs, batch.targets)).sum())
-        rows, count = rows + len(outputs), count + targets.shape[1]
-    if residual_noise:
-        std = likelihood.std()
-        found = (errors / count).sqrt().to(std).reshape(std.shape)
-        likelihood = likelihood.with_noise(std=found.clamp(min=torch.finfo(found.dtype).eps))
-    std = wide(likelihood.std()).reshape(-1).expand_as(errors)
-    chi_square, constant = (
-        float((values / std.square()).sum()) for values in (errors, squares - sums.square() / count)
-    )
-    if residual_noise:
-        # Σ log N(y | f, σ²) = −½ Σ ((y − f)/σ)² − Σ (log σ + ½ log 2π)
-        log_likelihood = -0.5 * chi_square - count * float((std.log() + 0.5 * math.log(2 * math.pi)).sum())
-    learned = likelihood.settings.std is None and likelihood.settings.covariance is None
-    return Point(
-        likelihood,
-        rows,
-        log_likelihood,
-        constant=log_likelihood + 0.5 * (chi_square - constant),
-        squared_errors=chi_square if learned else None,
-        num_values=count * len(errors) if learned else None,
-    )
 
 
 def per_output(values: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from ...inputs import Place
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import probe
 from ...sources import as_source
-from .point import look
+from .point import Look
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -39,7 +39,8 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
                 "the update must find the layers that the fit found, but with these data it does not"
             )
         batch_size = method.batch_size or source.batch_size or 128
-        point = look(network, likelihood, source, batch_size, residual_noise=False)
+        targets = likelihood.check_targets(outputs, example.targets)
+        look = Look(likelihood, outputs, targets)
         bases = {
             name: posterior.structure_of(block).basis(posterior.kept(block))
             for name, block in posterior.blocks.items()
@@ -57,6 +58,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
             batch_size=batch_size,
             seed=seeds.derived(seed, "update", str(posterior.num_data)),  # labels of their own
             basis=frozen or None,
+            watch=look.add,
         )
     total = posterior.num_data + count
     kept = {
@@ -70,7 +72,8 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         for name, block in posterior.blocks.items()
     }
     sums = {
-        key: None if value is None else details[key] + value for key, value in point.details(count).items()
+        key: None if value is None else details[key] + value
+        for key, value in look.point().details(count).items()
     }
     return posterior.replaced(
         kept,

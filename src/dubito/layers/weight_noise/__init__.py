@@ -16,4 +16,6 @@ from .rows import RowStreams as RowStreams
 from .spreads import OwnSpread as OwnSpread
 from .spreads import Spread as Spread
 from .spreads import TiedSpread as TiedSpread
+from .spreads import TrainedSpread as TrainedSpread
 from .spreads import TruncatedSpread as TruncatedSpread
+from .terms import summed as summed

@@ -80,6 +80,7 @@ class NoisyLayer:
 
     Attributes:
         name: the module's.
+        module: itself.
         weight: the name of its weight, None where that is a point.
         bias: the name of its bias, None where that is a point or missing.
         layout: where its inputs and outputs hold the rows.
@@ -87,6 +88,7 @@ class NoisyLayer:
     """
 
     name: str
+    module: nn.Module
     weight: str | None
     bias: str | None
     layout: Layout
@@ -150,7 +152,7 @@ def place(
         module = modules[name]
         weight, bias = own(module.weight), own(module.bias)  # pyright: ignore[reportArgumentType]
         if name not in reasons and (weight or bias):
-            layers.append(NoisyLayer(name, weight, bias, visit.layout, visit.reads_input))
+            layers.append(NoisyLayer(name, module, weight, bias, visit.layout, visit.reads_input))
     return Placement(tuple(layers), drawn)
 
 

@@ -1,6 +1,5 @@
-"""Draws, divergences and noise on outputs, with backward passes that go over memory few times."""
+"""Noise on a layer's outputs that stands for noise in its weights, with backward passes to match."""
 
-import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -19,67 +18,6 @@ def full_precision(device: torch.device) -> AbstractContextManager[object]:
     """While open, autocast is off: standard deviations, their squares and logarithms need all their digits."""
     kind = device.type
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
-
-
-# -- a standard deviation per weight ----------------------------------------------------------------------------
-
-
-class OwnKL(torch.autograd.Function):
-    """KL( N(μ, σ²) ‖ N(0, s²) ), summed."""
-
-    @staticmethod
-    def forward(ctx: Any, mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
-        ctx.prior_variance = prior_std**2
-        ctx.save_for_backward(mean, std)
-        return _own_kl(mean, std, prior_std)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, Tensor | None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        mean, std = ctx.saved_tensors
-        scale = gradients[0] / ctx.prior_variance
-        d_mean = mean * scale if ctx.needs_input_grad[0] else None
-        d_std = _own_slope(std, ctx.prior_variance, scale) if ctx.needs_input_grad[1] else None
-        return d_mean, d_std, None
-
-
-class OwnDraw(torch.autograd.Function):
-    """μ + σ ε (or σ ε alone) with σ = softplus(raw_std), and the divergence of `OwnKL`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, mean: Tensor, raw_std: Tensor, noise: Tensor, prior_std: float, centred: bool
-    ) -> tuple[Tensor, Tensor]:
-        std = F.softplus(raw_std)
-        ctx.prior_variance, ctx.centred = prior_std**2, centred
-        ctx.save_for_backward(mean, raw_std, std, noise)
-        weight = std * noise if centred else torch.addcmul(mean, std, noise)
-        return weight, _own_kl(mean, std, prior_std)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        d_weight, d_kl = gradients
-        mean, raw_std, std, noise = ctx.saved_tensors
-        scale = d_kl / ctx.prior_variance
-        d_mean = mean * scale if ctx.centred else torch.addcmul(d_weight, mean, scale)
-        d_std = _own_slope(std, ctx.prior_variance, scale).addcmul_(d_weight, noise)
-        return d_mean, torch.ops.aten.softplus_backward(d_std, raw_std, 1, 20), None, None, None
-
-
-def _own_kl(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
-    """Σ log(s/σ) + (σ² + μ²) / 2s² − ½."""
-    quadratic = torch.linalg.vector_norm(mean).square_().add_(torch.linalg.vector_norm(std).square_())
-    constant = std.numel() * (math.log(prior_std) - 0.5)
-    return quadratic.div_(2 * prior_std**2).sub_(std.log().sum()).add_(constant)
-
-
-def _own_slope(std: Tensor, prior_variance: float, scale: Tensor) -> Tensor:
-    """The divergence's gradient σ/s² − 1/σ, times s² `scale`."""
-    return torch.sub(std, std.reciprocal(), alpha=prior_variance).mul_(scale)
-
-
-# -- noise on outputs -------------------------------------------------------------------------------------------
 
 
 class AddNoise(torch.autograd.Function):
@@ -104,64 +42,82 @@ class AddNoise(torch.autograd.Function):
 
 
 class OwnLinearNoise(torch.autograd.Function):
-    """mean + sqrt(X² (σ²)ᵀ + bias variance) ε; the noise is overwritten."""
+    """mean + sqrt(v) ε for v = X² (σ²)ᵀ + bias variance; mean and noise are overwritten.
+
+    With h = ε / sqrt(v), which is what the way back needs, this is mean + v h.
+    """
 
     @staticmethod
     def forward(ctx: Any, mean: Tensor, x: Tensor, std: Tensor, bias: Tensor | None, noise: Tensor) -> Tensor:
+        x, (rows, ratio) = x.flatten(0, -2), _rows(mean, noise)
         squares, variances = x * x, std * std
-        root = F.linear(squares, variances, bias).add_(SMALLEST).sqrt_()
-        out = torch.addcmul(mean, root, noise)
+        least = std.new_full((len(std),), SMALLEST) if bias is None else bias + SMALLEST
+        variance = F.linear(squares, variances, least)
+        rows.addcmul_(variance, ratio.mul_(variance.rsqrt()))
+        ctx.mark_dirty(mean)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(x, std, squares, variances, noise.div_(root))
-        return out
+            ctx.save_for_backward(x, std, squares, variances, ratio)
+        return mean
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (gradient,) = gradients
         x, std, squares, variances, ratio = ctx.saved_tensors
-        slope = gradient * ratio  # twice that with respect to the variance
-        d_x = torch.mm(slope, variances).mul_(x) if ctx.needs_input_grad[1] else None
+        slope = gradient.flatten(0, -2) * ratio  # twice that with respect to the variance
+        d_x = None
+        if ctx.needs_input_grad[1]:
+            d_x = torch.mm(slope, variances).mul_(x).view(*gradient.shape[:-1], x.shape[1])
         d_std = torch.mm(slope.mT, squares).mul_(std)
         d_bias = slope.sum(0).mul_(0.5) if ctx.needs_input_grad[3] else None
         return gradient, d_x, d_std, d_bias, None
 
 
 class TiedLinearNoise(torch.autograd.Function):
-    """mean + sqrt((X² Qᵀ) P + bias variance) ε for σ² = Pᵀ Q: no matrix of variances exists.
+    """mean + sqrt(v) ε for v = (X² Qᵀ) P + bias variance and σ² = Pᵀ Q: no matrix of variances exists.
 
-    P [q, m] holds the pairs of factors over the outputs, counted, Q [q, n] those over the inputs. A column of
-    ones beside X² Qᵀ takes in the bias's variance as one more row of P. The noise is overwritten.
+    P [q, m] holds the pairs of factors over the outputs, counted, Q [q, n] those over the inputs. A row of ones
+    beside Q (X²)ᵀ takes in the bias's variance as one more row of P. Mean and noise are overwritten: with
+    h = ε / sqrt(v), which is what the way back needs, the sum is mean + v h.
     """
 
     @staticmethod
     def forward(
         ctx: Any, mean: Tensor, x: Tensor, log_u: Tensor, log_v: Tensor, bias: Tensor | None, noise: Tensor
     ) -> Tensor:
+        x, (rows, ratio) = x.flatten(0, -2), _rows(mean, noise)
         which, log_counts = pairs(len(log_u), log_u.dtype, log_u.device)
         q = torch.mm(which.mT, log_v).exp_()
         p = log_u.new_full((len(q) + 1, log_u.shape[1]), SMALLEST)
         torch.exp(torch.addmm(log_counts, which.mT, log_u), out=p[:-1])
         if bias is not None:
             p[-1] += bias
-        sums = x.new_ones(len(x), len(p))  # [B, q + 1]
-        sums[:, :-1] = torch.mm(x * x, q.mT)
-        root = torch.mm(sums, p).sqrt_()
-        out = torch.addcmul(mean, root, noise)
+        sums = x.new_ones(len(p), len(x))  # [q + 1, B]
+        torch.mm(q, (x * x).mT, out=sums[:-1])
+        variance = torch.mm(sums.mT, p)
+        rows.addcmul_(variance, ratio.mul_(variance.rsqrt()))
+        ctx.mark_dirty(mean)
         if any(ctx.needs_input_grad):
-            ctx.save_for_backward(x, p, q, sums, which, noise.div_(root))
-        return out
+            ctx.save_for_backward(x, p, q, sums, which, ratio)
+        return mean
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (gradient,) = gradients
         x, p, q, sums, which, ratio = ctx.saved_tensors
-        slope = gradient * ratio  # twice that with respect to the variance
-        d_p = torch.mm(sums.mT, slope).mul_(0.5)
+        slope = gradient.flatten(0, -2) * ratio  # twice that with respect to the variance
+        d_p = torch.mm(sums, slope).mul_(0.5)
         # log P and log Q are sums of two log factors each: d/d log u = Σ over the pairs it is in of P dP
         d_u = torch.mm(which, d_p[:-1] * p[:-1])
-        down = torch.mm(slope, p[:-1].mT)  # [B, q]
-        d_x = torch.mm(down, q).mul_(x) if ctx.needs_input_grad[1] else None
-        d_v = torch.mm(which, torch.mm(down.mT, x * x).mul_(q).mul_(0.5))
+        down = torch.mm(p[:-1], slope.mT)  # [q, B]
+        d_x = None
+        if ctx.needs_input_grad[1]:
+            d_x = torch.mm(down.mT, q).mul_(x).view(*gradient.shape[:-1], x.shape[1])
+        d_v = torch.mm(which, torch.mm(down, x * x).mul_(q).mul_(0.5))
         return gradient, d_x, d_u, d_v, d_p[-1] if ctx.needs_input_grad[4] else None, None
+
+
+def _rows(mean: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as matrices that share their memory."""
+    return mean.view(-1, mean.shape[-1]), noise.view(-1, noise.shape[-1])

@@ -1,7 +1,7 @@
 """Layers that put the noise of their weights onto their outputs, for the length of a forward pass."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +96,7 @@ def flipped_noise(
                 change = _on_channels(bias, mean, axis)
             else:
                 change = _product(module, input * signs("in", input.shape[axis], input), weight, bias)
-            return torch.addcmul(mean, change.to(mean.dtype), outward.to(mean.dtype))
+            return mean.addcmul_(change.to(mean.dtype), outward.to(mean.dtype))
 
         return noisy
 
@@ -109,23 +109,25 @@ def _replaced(
     network: nn.Module, layers: Sequence[NoisyLayer], forward: Callable[..., Callable]
 ) -> Iterator[None]:
     """While open, each layer's forward pass is the one that `forward(layer, module, its own)` makes."""
-    modules = dict(network.named_modules())
+    compiled = network._compiled_call_impl is not None
+    # Attention blocks read the weights of their layers directly in evaluation mode, unless one has a hook.
+    guarded = not network.training
     changed: list[nn.Module] = []
     handles = []
     try:
         for layer in layers:
-            module = modules[layer.name]
+            module = layer.module
             noisy = forward(layer, module, module.forward)
             # Generators cannot be traced: what is compiled stops at these layers and goes on after them.
-            module.forward = noisy if network._compiled_call_impl is None else torch.compiler.disable(noisy)
+            vars(module)["forward"] = torch.compiler.disable(noisy) if compiled else noisy
             changed.append(module)
-            # Attention blocks read the weights of their layers directly in evaluation mode, unless one has a hook.
-            handles.append(module.register_forward_pre_hook(_heed))
-        with unnested(network):
+            if guarded:
+                handles.append(module.register_forward_pre_hook(_heed))
+        with unnested(network) if guarded else nullcontext():
             yield
     finally:
         for module in changed:
-            del module.forward
+            del vars(module)["forward"]
         for handle in handles:
             handle.remove()
 
@@ -149,13 +151,10 @@ def _with_noise(
     x, mean = x.to(noise.dtype), mean.to(noise.dtype)
     if weight is None or not isinstance(module, nn.Linear):
         return AddNoise.apply(mean, half_variance(module, weight, bias, x, mean), noise)  # pyright: ignore
-    bias_variance = None if bias is None else bias.std.square()
-    rows = mean.flatten(0, -2), x.flatten(0, -2)
+    mean, bias_variance = mean.contiguous(), None if bias is None else bias.std.square()
     if isinstance(weight, TiedSpread):
-        out = TiedLinearNoise.apply(*rows, weight.log_u, weight.log_v, bias_variance, noise.flatten(0, -2))
-    else:
-        out = OwnLinearNoise.apply(*rows, weight.std, bias_variance, noise.flatten(0, -2))
-    return out.view(mean.shape)  # pyright: ignore[reportOptionalMemberAccess]
+        return TiedLinearNoise.apply(mean, x, weight.log_u, weight.log_v, bias_variance, noise)  # pyright: ignore
+    return OwnLinearNoise.apply(mean, x, weight.std, bias_variance, noise)  # pyright: ignore
 
 
 def half_variance(

@@ -41,13 +41,13 @@ class RowStreams:
     def signs(self, path: tuple[int | str, ...], size: int, like: Tensor) -> Tensor:
         """−1 or 1 with even odds, [rows, size]."""
         block = block_rows(self.total, size)
-        count = ceil(block * size / 8)  # bytes, whose bits give eight signs each
+        words = ceil(block * size / 32)  # whose bits give a sign each: generators make no less at a time
         drawn = [
-            torch.randint(256, (count,), generator=generator, device=like.device, dtype=torch.uint8)
-            for generator in self._generators(path, block, like)
+            torch.randint(-(2**31), 2**31, (words,), generator=each, device=like.device, dtype=torch.int32)
+            for each in self._generators(path, block, like)
         ]
         table = byte_signs(like.dtype, like.device)
-        signs = table.index_select(0, torch.cat(drawn).int()).view(len(drawn), -1)
+        signs = table.index_select(0, torch.cat(drawn).view(torch.uint8).int()).view(len(drawn), -1)
         return self._own(signs[:, : block * size].reshape(-1, size), block)
 
     def _count(self, block: int) -> int:

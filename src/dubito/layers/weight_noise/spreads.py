@@ -1,15 +1,14 @@
 """The forms in which the standard deviations of a weight tensor's independent Normals are kept."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...distributions.tied_functions import TiedDraw, scale_by_tied, tied_kl, tied_std
-from .functions import OwnDraw, OwnKL
+from ...distributions.tied_functions import draw_tied, tied_std
+from .terms import OwnTerm, StdTerm, Term, TiedTerm
 
 
 def standard_noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -25,59 +24,52 @@ class Spread(ABC):
     def std(self) -> Tensor:
         """σ in the shape of the weight."""
 
-    def kl(self, mean: Tensor, prior_std: float) -> Tensor:
-        """KL( N(μ, σ²) ‖ N(0, prior_std²) ), summed over the tensor."""
-        return OwnKL.apply(mean, self.std, prior_std)  # pyright: ignore[reportReturnType]
-
     def draw(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
         """μ + σ ε."""
         noise, std = standard_noise(mean, generator), self.std
         if torch.is_grad_enabled() and (mean.requires_grad or std.requires_grad):
             return torch.addcmul(mean, std, noise)
-        return noise.mul_(std).add_(mean)  # in place: no other tensor of this size is needed
+        return torch.addcmul(mean, std, noise, out=noise)  # in place: no other tensor of this size is needed
 
-    @abstractmethod
-    def draw_and_kl(
-        self, mean: Tensor, generator: torch.Generator | None, prior_std: float, *, centred: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """μ + σ ε, or σ ε alone where `centred`, and the divergence, both differentiable."""
+    def term(self, mean: Tensor, prior_std: float) -> Term:
+        """The divergence from N(0, prior_std²)."""
+        return StdTerm(mean, self.std, prior_std=prior_std)
 
 
-@dataclass(frozen=True, eq=False)
 class OwnSpread(Spread):
     """One σ = softplus(raw_std) per weight, computed once however often it is asked for.
 
-    Attributes:
+    Args:
         raw_std: in the shape of the weight.
     """
 
-    raw_std: Tensor
+    def __init__(self, raw_std: Tensor) -> None:
+        self.raw_std = raw_std
 
     @cached_property
     def std(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """σ in the shape of the weight."""
         return F.softplus(self.raw_std)
 
-    def draw_and_kl(
-        self, mean: Tensor, generator: torch.Generator | None, prior_std: float, *, centred: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def draw_term(
+        self, mean: Tensor, prior_std: float, generator: torch.Generator | None, centred: bool
+    ) -> Term:
+        """A draw, or σ ε alone where `centred`, and the divergence."""
         noise = standard_noise(mean, generator)
-        return OwnDraw.apply(mean, self.raw_std, noise, prior_std, centred)  # pyright: ignore
+        return OwnTerm(mean, self.raw_std, prior_std=prior_std, noise=noise, centred=centred)
 
 
-@dataclass(frozen=True, eq=False)
 class TiedSpread(Spread):
     """σ = U Vᵀ of positive factors: the k-tied Normal's.
 
-    Attributes:
+    Args:
         log_u: [k, m], over the outputs.
         log_v: [k, n], over the inputs and positions.
         shape: of the weight.
     """
 
-    log_u: Tensor
-    log_v: Tensor
-    shape: torch.Size
+    def __init__(self, log_u: Tensor, log_v: Tensor, shape: torch.Size) -> None:
+        self.log_u, self.log_v, self.shape = log_u, log_v, shape
 
     @property
     def std(self) -> Tensor:
@@ -88,41 +80,44 @@ class TiedSpread(Spread):
         if torch.is_grad_enabled() and (mean.requires_grad or self.log_u.requires_grad):
             return super().draw(mean, generator)
         noise = standard_noise(mean, generator)
-        scale_by_tied(noise.flatten(1), self.log_u, self.log_v)
-        return noise.add_(mean)
+        draw_tied(mean.flatten(1), *self._factors, noise.flatten(1))
+        return noise
 
-    def kl(self, mean: Tensor, prior_std: float) -> Tensor:
-        return tied_kl(mean, self.log_u, self.log_v, prior_std)
+    @cached_property
+    def _factors(self) -> tuple[Tensor, Tensor]:
+        """U and V for draws without gradients."""
+        with torch.no_grad():
+            return self.log_u.exp(), self.log_v.exp()
 
-    def draw_and_kl(
-        self, mean: Tensor, generator: torch.Generator | None, prior_std: float, *, centred: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    def term(self, mean: Tensor, prior_std: float) -> Term:
+        return TiedTerm(mean, self.log_u, self.log_v, prior_std=prior_std)
+
+    def draw_term(
+        self, mean: Tensor, prior_std: float, generator: torch.Generator | None, centred: bool
+    ) -> Term:
+        """A draw, or σ ε alone where `centred`, and the divergence."""
         noise = standard_noise(mean, generator)
-        return TiedDraw.apply(mean, self.log_u, self.log_v, noise, prior_std, centred)  # pyright: ignore
+        return TiedTerm(mean, self.log_u, self.log_v, prior_std=prior_std, noise=noise, centred=centred)
 
 
-@dataclass(frozen=True, eq=False)
 class TruncatedSpread(Spread):
     """σ = max(U Vᵀ, floor) of factors of any sign: what a truncated singular value decomposition leaves.
 
-    Attributes:
+    Args:
         u: [k, m].
         v: [k, n].
         floor: the least σ.
         shape: of the weight.
     """
 
-    u: Tensor
-    v: Tensor
-    floor: float
-    shape: torch.Size
+    def __init__(self, u: Tensor, v: Tensor, floor: float, shape: torch.Size) -> None:
+        self.u, self.v, self.floor, self.shape = u, v, floor, shape
 
-    @property
-    def std(self) -> Tensor:
+    @cached_property
+    def std(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """σ in the shape of the weight."""
         return (self.u.mT @ self.v).clamp_min(self.floor).view(self.shape)
 
-    def draw_and_kl(
-        self, mean: Tensor, generator: torch.Generator | None, prior_std: float, *, centred: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        change = self.std * standard_noise(mean, generator)
-        return change if centred else mean + change, self.kl(mean, prior_std)
+
+#: The forms that can be trained.
+TrainedSpread = OwnSpread | TiedSpread
