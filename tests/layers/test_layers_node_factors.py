@@ -99,6 +99,10 @@ NETWORKS = {
         ),
         normal(ROWS, 2, 6, 5),
     ),
+    "first conv2d": (
+        lambda: pixels(nn.Conv2d(2, 4, (3, 2), stride=(2, 1), padding=(1, 2), dilation=(1, 2)), nn.Tanh()),
+        normal(ROWS, 2, 6, 5),
+    ),
     "conv3d": (lambda: pixels(nn.Conv3d(2, 4, 2, dilation=2), nn.Tanh()), normal(ROWS, 2, 4, 4, 3)),
     "transposed": (
         lambda: pixels(nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2, output_padding=1), nn.Tanh()),
@@ -328,3 +332,26 @@ def test_gradients_do_not_depend_on_the_pieces_they_are_computed_in(piece: int, 
     for mine, true in zip(found, truth, strict=True):
         if true is not None:
             torch.testing.assert_close(mine, true, rtol=1e-9, atol=1e-10)
+
+
+def test_convolutions_of_inputs_cut_their_patches_once():
+    network, inputs, sites = made("first conv2d")
+    given, _ = leaves(network, sites)
+    patches: dict = {}
+    cuts = []
+    for _ in range(2):
+        mean, std, noise = given["0.weight", "in"]
+        factor = Factor(mean[:1], std[:1], noise)
+        with factors_on(network, {sites[0]: Sides(factor, None)}, {}, passes=1, rows=ROWS, patches=patches):
+            outputs = network(inputs)
+        (kept,) = patches.values()
+        assert kept[0] is inputs
+        cuts.append(kept[1])
+        found = torch.autograd.grad(outputs.square().sum(), [network[0].weight, network[0].bias, mean, std])
+        x = inputs * factor.tensor()[0][:, :, None, None]
+        truth = torch.autograd.grad(
+            network(x).square().sum(), [network[0].weight, network[0].bias, mean, std]
+        )
+        for mine, true in zip(found, truth, strict=True):
+            torch.testing.assert_close(mine, true)
+    assert cuts[0] is cuts[1]

@@ -109,6 +109,7 @@ class HMC(Method):
         chains: independent chains, each from its own draw of the prior.
         prior_std: standard deviation of the prior around 0 on all weights, or `He()`.
         trajectory: length of the trajectories; None lets them go on until they turn back (NUTS).
+        tree_depth: NUTS doubles a trajectory at most so many times: 2^tree_depth gradients per draw.
         target_acceptance: acceptance rate that the step size is tuned for.
         thin: keep every so many draws.
     """
@@ -118,6 +119,7 @@ class HMC(Method):
     chains: int = 4
     prior_std: PriorStd = 1.0
     trajectory: float | None = None
+    tree_depth: int = 8
     target_acceptance: float = 0.8
     thin: int = 1
 
@@ -126,6 +128,7 @@ class HMC(Method):
     def __post_init__(self) -> None:
         require_count(num_samples=self.num_samples, warmup=self.warmup, chains=self.chains, thin=self.thin)
         require_count(4, num_samples=self.num_samples)
+        require_count(tree_depth=self.tree_depth)
         if self.num_samples // self.thin < 4:
             raise ConfigError(
                 f"num_samples over thin must leave at least 4 draws, got {self.num_samples // self.thin}"
@@ -175,7 +178,7 @@ class HMC(Method):
             return target.energy(values["weights"])
 
         kernel = (
-            NUTS(potential_fn=potential, **options)
+            NUTS(potential_fn=potential, max_tree_depth=self.tree_depth, **options)
             if self.trajectory is None
             else PyroHMC(potential_fn=potential, trajectory_length=self.trajectory, **options)
         )
@@ -212,7 +215,7 @@ class HMC(Method):
             prepared.network,
             prepared.likelihood,
             method=self,
-            structure={"draws": target.named(draws)},
+            structure={"draws": {name: own.clone() for name, own in target.named(draws).items()}},
             details={
                 "draws": len(draws),
                 "chains": self.chains,
@@ -260,7 +263,7 @@ class Target:
         pieces = weights.split(self.sizes, -1)
         shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
         return {
-            name: piece.reshape(*weights.shape[:-1], *shape).clone()
+            name: piece.reshape(*weights.shape[:-1], *shape)
             for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
         }
 

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, NetworkError
 from ..inputs import Batch, Inputs, Place, call, map_tensors, rows_of, take
-from ..layers.node_noise import Sides, by_row, factors_on
+from ..layers.node_noise import Patches, Sides, by_row, factors_on
 from ..layers.sites import LAYERS, Site
 from ..layers.trace import Layout, trace
 from ..likelihoods import at_least_float
@@ -31,9 +31,11 @@ class Drawn:
 
     Attributes:
         stds: standard deviations of the factors by side and name.
+        patches: what convolutions keep from pass to pass.
     """
 
     stds: Stds
+    patches: Patches = field(default_factory=dict, kw_only=True)
 
 
 class NodeObjective(Objective):
@@ -173,7 +175,8 @@ class NodeObjective(Objective):
                 own[site] = sides
         biases = self.biases(chosen, drawn)
         rows, additive = rows_of(batch.inputs), draft.method.additive
-        with factors_on(draft.network, own, biases, passes=1, rows=rows, additive=additive):
+        kept = {"additive": additive, "patches": drawn.patches}
+        with factors_on(draft.network, own, biases, passes=1, rows=rows, **kept):
             if not folded:
                 return call(draft.network, batch.inputs)
             return run(draft.network, folded | {n: v[0] for n, v in biases.items()}, batch.inputs)

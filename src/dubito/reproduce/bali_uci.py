@@ -45,8 +45,8 @@ LAYERWISE_SECONDS = {
 OUTPUT_FLOORS = {
     "yacht": 1e-5,
     "energy": 1e-5,
-    "concrete": 1e-5,
-    "wine-red": 1e-5,
+    "concrete": 0.05,
+    "wine-red": 0.5,
     "kin8nm": 1e-5,
     "power": 1e-5,
     "protein": 1e-5,

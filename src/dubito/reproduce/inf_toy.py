@@ -47,7 +47,8 @@ class Toy:
         chains: of HMC.
         warmup: draws of each chain before those that are kept.
         draws: draws of each chain that are kept.
-        target_acceptance: of HMC; small steps, because rectifiers have edges.
+        tree_depth: of HMC.
+        target_acceptance: of HMC.
         num_samples: draws of the approximations.
         places: of the grid.
     """
@@ -58,8 +59,9 @@ class Toy:
     lr: float = 1e-2
     chains: int = 4
     warmup: int = 1000
-    draws: int = 2000
-    target_acceptance: float = 0.9
+    draws: int = 1000
+    tree_depth: int = 6
+    target_acceptance: float = 0.8
     num_samples: int = 2000
     places: int = 121
 
@@ -150,6 +152,7 @@ def reference(
             warmup=settings.warmup if steps is None else 2,
             chains=settings.chains if steps is None else 2,
             prior_std=settings.prior_std,
+            tree_depth=settings.tree_depth,
             target_acceptance=settings.target_acceptance,
         )
         with warnings.catch_warnings():

@@ -2,6 +2,7 @@
 
 from ..errors import unknown_name
 from . import (
+    bali_foreign,
     bali_uci,
     inf_active,
     inf_bytes,
@@ -20,6 +21,7 @@ from . import (
 from .experiment import Table
 
 MODULES = (
+    bali_foreign,
     bali_uci,
     inf_active,
     inf_bytes,

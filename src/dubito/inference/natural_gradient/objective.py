@@ -40,6 +40,9 @@ class NaturalObjective(PlainObjective):
         draft.structure.requires_grad_(False)
         self.names = list(trainable(draft.network))
         self.optimizer = make([draft.network.get_parameter(name) for name in self.names], num_data)
+        for weight, bias in draft.biases.items():  # known before any row is seen
+            index = -1 if bias is None else self.names.index(bias)
+            self.optimizer.state[draft.network.get_parameter(weight)]["bias"] = index
 
     def parameter_groups(
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
@@ -99,10 +102,10 @@ class NaturalStepper(Stepper):
             parameter.grad = torch.zeros_like(parameter)
         total = torch.zeros((), device=self.device, dtype=own[0].dtype)
         for index, batch in enumerate(passes):
-            if batch is None:
-                continue
             stream = seeds.generator(self.seed, "noise", number, index, device=self.device)
             with self.optimizer.sampled(stream):
+                if batch is None:  # the draw counts in every process
+                    continue
                 loss = self.objective.batch_loss(batch, 1.0, None)
                 (loss.nll * (len(batch.targets) / rows)).backward()
             total += loss.nll.detach() * (len(batch.targets) / rows)
@@ -121,10 +124,26 @@ class NaturalStepper(Stepper):
     def _combine(self, total: Tensor, own: list[Tensor], stop: bool) -> bool:
         if self.processes.count == 1:
             return stop
-        wish = torch.tensor([float(stop)], device=self.device)
+        states = [self.optimizer.state[p] for p in self.parameters]
+        flags = [key in state for state in states for key in self.optimizer.sums]
+        told = torch.tensor([*flags, stop], device=self.device).float()
+        self.processes.sum([told])
+        *anywhere, stop = (told > 0).tolist()
+        wanted = iter(anywhere)
+        for name, parameter, state in zip(self.objective.names, self.parameters, states, strict=True):
+            for key in self.optimizer.sums:
+                if next(wanted) and key not in state:  # seen by other processes alone
+                    state[key] = parameter.new_zeros(self._shape(name, parameter, key))
         gradients = [parameter.grad for parameter in own if parameter.grad is not None]
-        self.processes.sum([*gradients, *self.optimizer.pending(), total, wish])
-        return bool(wish > 0)
+        self.processes.sum([*gradients, *self.optimizer.pending(), total])
+        return stop
+
+    def _shape(self, name: str, parameter: Tensor, key: str) -> torch.Size:
+        """The shape of a sum that this process has not seen."""
+        if key == "squares":
+            return parameter.shape
+        factor = {"seen_inputs": "input_tril", "seen_outputs": "output_tril"}.get(key)
+        return torch.Size() if factor is None else self.objective.draft.group(factor)[name].shape
 
     def _set_rates(self, number: int) -> float:
         progress = min(1.0, number / self.plan.total) if self.plan.total else 0.0

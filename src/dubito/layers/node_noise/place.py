@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..sites import Site
 from ..trace import Layout, Visit, unnested
+from .first import Patches, first_convolution, is_first
 from .functions import Folded
 from .recurrent import cell_forward, recurrent_forward
 from .values import Factor, Sides
@@ -62,6 +63,7 @@ def factors_on(
     passes: int,
     rows: int,
     additive: bool = False,
+    patches: Patches | None = None,
 ) -> Iterator[None]:
     """While open, layers answer (W (x ∘ s)) ∘ r + b with the factors and biases of P passes.
 
@@ -74,7 +76,9 @@ def factors_on(
         passes: P.
         rows: n.
         additive: answer W x + r (sᵀ x) + b instead; for dense layers.
+        patches: kept from one pass over a batch to the next, by convolutions that read the inputs.
     """
+    patches = {} if patches is None else patches
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     compiled = network._compiled_call_impl is not None
     # Attention blocks read the weights of their layers directly in evaluation mode, unless one has a hook.
@@ -94,7 +98,7 @@ def factors_on(
                 for key in _bias_names(module)
                 if (bias := getattr(module, key, None)) is not None
             }
-            forward = _forward(module, weights, own, rows, passes, additive)
+            forward = _forward(module, weights, own, rows, passes, additive, patches)
             # Generators cannot be traced: what is compiled stops at these layers and goes on after them.
             vars(module)["forward"] = torch.compiler.disable(forward) if compiled else forward
             changed.append(module)
@@ -116,6 +120,7 @@ def _forward(
     rows: int,
     passes: int,
     additive: bool,
+    patches: Patches,
 ) -> Callable[..., Any]:
     if isinstance(module, nn.RNNBase | nn.RNNCellBase):
         own = {name: sides for name, (_, sides) in weights.items()}
@@ -127,11 +132,17 @@ def _forward(
     if additive:
         assert isinstance(module, nn.Linear)
         return _additive_forward(module, sides, biases.get("bias"), rows, passes)
-    return _layer_forward(module, site, sides, biases.get("bias"), rows, passes)
+    return _layer_forward(module, site, sides, biases.get("bias"), rows, passes, patches)
 
 
 def _layer_forward(
-    module: nn.Module, site: Site, sides: Sides, bias: Tensor | None, rows: int, passes: int
+    module: nn.Module,
+    site: Site,
+    sides: Sides,
+    bias: Tensor | None,
+    rows: int,
+    passes: int,
+    patches: Patches,
 ) -> Callable[..., Tensor]:
     """Dense layers and convolutions."""
     plain = type(module).forward
@@ -143,10 +154,13 @@ def _layer_forward(
             folded = fold(site, weight, sides)
             return plain(With(module, folded, None if bias is None else bias[0]), input, *args, **kwargs)
         inputs, outputs = sides
-        x = input if inputs is None else inputs.on(input, rows, site.channel_axis)
         one = bias is not None and len(bias) == 1 and bias.ndim == 2
         inner = bias[0] if bias is not None and one and outputs is None else None
-        y = plain(With(module, weight, inner), x, *args, **kwargs)
+        if inputs is not None and inputs.per_row and passes == 1 and is_first(module, input, weight):
+            y = first_convolution(module, input, inputs.tensor()[0], weight, inner, patches)
+        else:
+            x = input if inputs is None else inputs.on(input, rows, site.channel_axis)
+            y = plain(With(module, weight, inner), x, *args, **kwargs)
         if outputs is None and inner is None and bias is not None:
             outputs = Factor(bias.new_ones(len(bias), bias.shape[-1]))
         return y if outputs is None else outputs.on(y, rows, site.channel_axis, bias)

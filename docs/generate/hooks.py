@@ -1,0 +1,75 @@
+"""What the site makes of the code: the methods' pages, their reference, the reproduced tables."""
+
+from html import escape
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def on_config(config):
+    """Every page under methods/ is listed, whoever wrote it."""
+    pages = [f"methods/{path.name}" for path in sorted((ROOT / "docs" / "methods").glob("*.md"))]
+    for entry in config["nav"]:
+        if "Methods" in entry:
+            entry["Methods"] = pages
+    return config
+
+
+def on_page_markdown(markdown, page, config, files):
+    """Fill in what is generated."""
+    if "<!-- reproduced tables -->" in markdown:
+        markdown = markdown.replace("<!-- reproduced tables -->", reproduced())
+    if "<!-- methods reference -->" in markdown:
+        markdown = markdown.replace("<!-- methods reference -->", methods_reference())
+    return markdown
+
+
+def methods_reference() -> str:
+    """Every method's class once."""
+    import dubito
+
+    kinds = dict.fromkeys(type(method) for method in dubito.methods().values())
+    return "\n\n".join(f"::: {kind.__module__}.{kind.__name__}" for kind in kinds)
+
+
+def reproduced() -> str:
+    """Every table that was run, our numbers beside the paper's."""
+    from dubito.reproduce import Results, rows, tables
+    from dubito.reproduce.judge import judged
+
+    results = Results(folder=ROOT / "results")
+    parts = []
+    for table in tables().values():
+        titles = {metric.name: metric.title for metric in table.metrics}
+        for scale in table.experiment.scales:
+            cells = table.experiment.scales[scale].cells
+            found = [row for row in rows(table, scale, results, cells) if row.ours is not None]
+            if not found:
+                continue
+            lines = [
+                f"## {table.heading(scale)}",
+                "",
+                f"{table.paper}. The paper's ±: {table.plus_minus}.",
+                "",
+            ]
+            lines += [
+                "| data | method | metric | ours | runs | paper | verdict |",
+                "|---|---|---|---:|---:|---:|---|",
+            ]
+            for row in found:
+                ours, paper = number(row.ours, row.ours_se), number(row.paper, row.paper_se)
+                cell = (row.data, row.method, titles[row.metric], ours, row.n, paper, row.verdict or "")
+                lines.append("| " + " | ".join(escape(str(value)) for value in cell) + " |")
+            claims = [each for each in judged(table, scale, results, cells) if each.n]
+            lines += [""] + [
+                f"- {escape(each.claim.text)} ({each.data}): **{each.verdict}**" for each in claims
+            ]
+            parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def number(value, error) -> str:
+    """A number with its standard error."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if error is None else f"{value:.4g} ± {error:.2g}"
