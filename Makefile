@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -11,7 +11,7 @@ BIN := .venv/bin
 	touch $@
 
 demo: .venv/ready
-	$(BIN)/dubito compare digits --out runs/demo
+	$(BIN)/dubito compare digits --jobs 2 --out runs/demo
 
 test: lint
 	$(BIN)/python -m pytest -n 2
@@ -21,5 +21,9 @@ lint: .venv/ready
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/pyright
 
+docs: .venv/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	$(BIN)/mkdocs build --strict
+
 clean:
-	rm -rf .venv runs
+	rm -rf .venv runs site

@@ -413,6 +413,12 @@ def test_bad_input_is_found_before_work_starts() -> None:
         replace(SET, hidden_floor=0.0).fit(
             net, (x, y), Gaussian(), training=Training(iterations=1, batch_size=4)
         )
+    with pytest.raises(ConfigError, match=r"'0' has 6 and a step sees 4 rows"):
+        replace(SET, hidden_floor=0.0).fit_many(
+            net, [(x, y)], Gaussian(), training=Training(iterations=1, batch_size=4)
+        )
+    with pytest.raises(ConfigError, match=r"'0' has 6 and effective_data is 5"):
+        replace(SET, covariance="sampled", effective_data=5.0).fit(net, (x, y), Gaussian())
     with pytest.raises(ConfigError, match='needs precision="full"'):
         SET.fit(net, (x, y), Gaussian(), training=Training(iterations=1, precision="bf16"))
     with pytest.raises(DataError, match="targets must be finite"):

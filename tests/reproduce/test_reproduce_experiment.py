@@ -1,11 +1,12 @@
 """Cells, selections, costs and digests; every paper scale rehearsed."""
 
 import math
+import warnings
 
 import pytest
 from reproduce_examples import experiment, table
 
-from dubito.errors import ConfigError, UnknownNameError
+from dubito.errors import ConfigError, DubitoWarning, UnknownNameError
 from dubito.metrics import Over
 from dubito.reproduce import Cell, Experiment, Published, Scale, tables
 
@@ -97,7 +98,9 @@ EXPERIMENTS = {table.experiment.name: table.experiment for table in tables().val
 )
 def test_every_experiment_runs_two_steps_of_its_scales_on_made_up_data(name, scale):
     made = EXPERIMENTS[name]
-    outcomes = made.rehearse(scale)
+    with warnings.catch_warnings():  # networks after two steps rightly make some methods warn
+        warnings.simplefilter("ignore", DubitoWarning)
+        outcomes = made.rehearse(scale)
     assert outcomes.keys() == made.scales[scale].variants.keys()
     wanted = {m.name for t in tables().values() if t.experiment is made for m in t.metrics}
     for outcome in outcomes.values():
@@ -111,7 +114,7 @@ def test_published_numbers_and_claims_fit_their_tables(name):
     metrics = {metric.name for metric in shown.metrics}
     data = {data for data, _ in shown.experiment.scales["paper"].variants}
     if shown.published:  # a picture or a missing supplement has no numbers
-        assert {metric for _, _, metric in shown.published} == metrics
+        assert {metric for _, _, metric in shown.published} <= metrics  # ours may be more than the paper's
         assert data <= {data for data, _, _ in shown.published}
     for claim in shown.claims:
         assert claim.metric in metrics and claim.better != claim.than

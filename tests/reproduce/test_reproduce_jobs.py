@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from joblib.externals.loky import get_reusable_executor
 from reproduce_examples import TRACE, Toy, experiment, load
 
 from dubito.errors import ConfigError, Interrupted, UnknownNameError
@@ -24,6 +25,7 @@ from dubito.reproduce.jobs import batches, work
 def trace(tmp_path, monkeypatch) -> Path:
     path = tmp_path / "trace.txt"
     monkeypatch.setenv(TRACE, str(path))
+    get_reusable_executor().shutdown(wait=True)  # workers left by other tests have the environment of theirs
     return path
 
 

@@ -1,24 +1,23 @@
 """Posteriors whose doubt lies on the nodes: shared weights, and K components of factors on their sides."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .. import seeds
 from ..errors import ConfigError, require_count
 from ..factors import Family
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
-from ..layers.node_noise import Factor, Sides, factors_on, fold
+from ..layers.node_noise import Factor, Sides, fold
 from ..layers.sites import Site
 from ..metrics import Disagreement, disagreement
-from ..networks import duplicate, run, with_flags
+from ..networks import duplicate, with_flags
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction
+from .rows import row_draws
 
 #: The sides of a weight, in the order in which their noise is drawn.
 SIDES = ("input", "output")
@@ -28,36 +27,13 @@ Noise = tuple[Tensor | None, Tensor | None]
 Stds = dict[tuple[str, str], Tensor]
 
 
-class NodeMethod(Protocol):
-    """What a method tells of its factors."""
-
-    @property
-    def components(self) -> int:
-        """K."""
-        ...
-
-    @property
-    def families(self) -> tuple[Family | None, Family | None]:
-        """The laws of factors on input and output nodes; None where a side has none."""
-        ...
-
-    @property
-    def bound(self) -> float | None:
-        """The largest absolute value of a random factor."""
-        ...
-
-    @property
-    def additive(self) -> bool:
-        """Whether the product r sᵀ is added to the weight instead of multiplied with it."""
-        ...
-
-
 class NodePosterior(Posterior):
     """W ∘ r sᵀ (or W + r sᵀ) with factors s on the input and r on the output nodes, and biases per component.
 
     `structure` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
     `output_raw_std`) and the biases of the components after the first (`biases`, [K − 1, nodes]); the first
-    component's are the network's own.
+    component's are the network's own. The method tells `components`, the `families` of both sides (None where a
+    side has no factors), the `bound` of random factors, and whether they are `additive`.
     """
 
     method: Any
@@ -280,62 +256,10 @@ class NodePosterior(Posterior):
         samples = -(-num_samples // self.num_components) * self.num_components
         predictions, first = [], 0
         for piece in chunks(inputs, max_rows):
-            draws = self._row_draws(piece, samples, seed, first)
+            draws = row_draws(self, piece, samples, seed, first)
             predictions.append(self.likelihood.predictive(draws))
             first += rows_of(piece)
         return type(predictions[0]).cat(predictions)
-
-    @torch.no_grad()
-    def _row_draws(self, inputs: Inputs, num_samples: int, seed: int, first: int) -> Iterator[Tensor]:
-        """Outputs of rows from number `first` on, draw by draw, each row with factors of its own."""
-        stds, bound, rows = self.stds(), self.method.bound, rows_of(inputs)
-        device = Place.of(self.network).device
-        for index in range(num_samples):
-            component = index % self.num_components
-            chosen = slice(component, component + 1)
-            generator = self.generator(seed, index)
-            biases = self.drawn_biases(component, generator)
-            weights = self.weights() | biases
-            own: dict[Site, Sides] = {}
-            for site in self.sites:
-                weight = weights[site.parameter]
-                noise = self.noise(site, (1, 1), generator, weight)
-                if site.parameter in self.shared:
-                    sides = self.sides(site, chosen, noise, stds, bound)
-                    weights[site.parameter] = self.perturbed(site, weight, sides)
-                    continue
-                labels = ("per example", index, site.parameter)
-                noise = self._row_noise(site, seed, labels, first, rows, weight)
-                own[site] = self.sides(site, chosen, noise, stds, bound)
-            placed = {name: value.unsqueeze(0) for name, value in biases.items()}
-            with (
-                torch.no_grad(),
-                seeds.forked(seed, "network", index, device=device),
-                factors_on(self.network, own, placed, passes=1, rows=rows, additive=self.method.additive),
-            ):
-                outputs = self._read(partial(run, self.network, weights), inputs)
-            yield outputs
-
-    def _row_noise(
-        self, site: Site, seed: int, labels: tuple[int | str, ...], first: int, rows: int, like: Tensor
-    ) -> Noise:
-        """Noise for rows from number `first` on: a row's does not depend on the rows around it."""
-        parts: list[Noise] = []
-        start = first
-        while start < first + rows:
-            block, offset = divmod(start, ROW_BLOCK)
-            stream = seeds.generator(seed, *labels, block, device=like.device)
-            whole = self.noise(site, (ROW_BLOCK,), stream, like)
-            stop = min(ROW_BLOCK, offset + first + rows - start)
-            parts.append(tuple(None if each is None else each[offset:stop] for each in whole))  # pyright: ignore
-            start += stop - offset
-        pairs = zip(*parts, strict=True)
-        found = [None if side[0] is None else torch.cat(side) for side in pairs]
-        return found[0], found[1]
-
-
-#: Rows whose noise is drawn from one generator where each row has its own.
-ROW_BLOCK = 256
 
 
 class Components(Sequence[NodePosterior]):

@@ -75,7 +75,8 @@ def run_cells(
 
 def run_cell(cell: Cell, images: Images, settings: Fit, steps: int | None) -> Outcome:
     """One network."""
-    base = 4 if steps else settings.base  # a rehearsal has no time for factors of side 4,608
+    # A rehearsal has no time for factors of side 4,608, and its small layers have less than rank 100.
+    base, rank = (4, None) if steps else (settings.base, settings.rank)
     net = resnet18(base=base, num_classes=10, seed=cell.seed)
     train = Part(*(tensor[: settings.train] for tensor in images.train))
     training = Training(
@@ -88,9 +89,9 @@ def run_cell(cell: Cell, images: Images, settings: Fit, steps: int | None) -> Ou
     point = MAP(prior_std=1.0).fit(net, train, Categorical(), training=training, seed=cell.seed)
     rows = Part(*(tensor[: settings.curvature_rows] for tensor in train))
     trained = point.fold(0)
-    posterior = Laplace(
-        structure=INF(rank=settings.rank, max_rank=settings.max_rank), subset=kernels(trained)
-    ).fit(trained, rows, Categorical(), seed=cell.seed)
+    posterior = Laplace(structure=INF(rank=rank, max_rank=settings.max_rank), subset=kernels(trained)).fit(
+        trained, rows, Categorical(), seed=cell.seed
+    )
     assert isinstance(posterior, LaplacePosterior)
     prediction = point.predict(images.test.inputs)
     assert isinstance(prediction, CategoricalPrediction)

@@ -187,7 +187,7 @@ def fitted(cell: Cell, points: Points, settings: Toy, steps: int | None) -> tupl
 def scale(settings: Toy, splits: int) -> Scale:
     """Every method on every draw; the chains cost most, and are found by the first method of a draw."""
     return Scale(
-        variants={(DATA, method): Variant(settings=settings, cpu_seconds=60.0) for method in METHODS},
+        variants={(DATA, method): Variant(settings=settings, cpu_seconds=70.0) for method in METHODS},
         splits=splits,
     )
 

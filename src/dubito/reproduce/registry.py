@@ -4,6 +4,8 @@ from ..errors import unknown_name
 from . import (
     bali_foreign,
     bali_uci,
+    implicit_cubic,
+    implicit_images,
     inf_active,
     inf_bytes,
     inf_foreign,
@@ -23,6 +25,8 @@ from .experiment import Table
 MODULES = (
     bali_foreign,
     bali_uci,
+    implicit_cubic,
+    implicit_images,
     inf_active,
     inf_bytes,
     inf_foreign,

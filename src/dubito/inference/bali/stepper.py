@@ -65,6 +65,23 @@ class LayerwiseStepper(Stepper):
         self.layers, self.method, self.last = layers, method, last
         self.plan, self.processes = plan, processes
         self.remainder = 1.0  # Π (1 − β_s)
+        for layer in layers.values():
+            self._check(layer)
+
+    def _check(self, layer: Layer) -> None:
+        """Refuse settings under which a layer's noise covariance has no density."""
+        outputs, rows = layer.mean.shape[1], self.plan.step_rows
+        if rows < outputs and not layer.prior.floor.all():
+            raise ConfigError(
+                f"a floor of 0 needs batches of at least as many rows as a layer has outputs, but {layer.name!r} "
+                f"has {outputs} and a step sees {rows} rows; raise hidden_floor or output_floor, or batch_size"
+            )
+        least = float(layer.prior.data.min())
+        if self.method.covariance == "sampled" and least <= outputs - 1:
+            raise ConfigError(
+                f"a sampled covariance needs effective_data above the outputs of a layer less one, but "
+                f"{layer.name!r} has {outputs} and effective_data is {least:g}; raise it, or take covariance='mode'"
+            )
 
     @abstractmethod
     def commit(self) -> None:
@@ -178,14 +195,6 @@ class BALIStepper(LayerwiseStepper):
             self.local = {
                 block.name: LocalNoise(found.taps_of(block)[0], layers[block.name]) for block in plain
             }
-        for block in found.blocks:
-            zero = not layers[block.name].prior.floor.all()
-            if zero and plan.step_rows < block.rows:
-                raise ConfigError(
-                    f"a floor of 0 needs batches of at least as many rows as a layer has outputs, but "
-                    f"{block.name!r} has {block.rows} and a step sees {plan.step_rows} rows; raise hidden_floor "
-                    "or output_floor, or batch_size"
-                )
 
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
         weights = self.weights(number)

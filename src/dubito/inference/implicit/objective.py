@@ -1,6 +1,6 @@
 """The loss of the implicit network: rows divided among the components, S draws of noise per row."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...layers.node_noise import Factor, Sides, factors_on
 from ...layers.sites import Site
 from ...networks import run
 from ...node_factors import Arrangement, Drawn, NodeObjective, Stds
-from ...training import Plan, Processes, Stepper, Training
+from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
 from .posterior import ImplicitPosterior
 
 #: The rows seen in training, among what a posterior stores.
@@ -34,6 +34,19 @@ class DividedNoise(Drawn):
     start: int
     noise: dict[str, Tensor]
     bias_noise: dict[str, Tensor]
+
+
+class CountingStepper(GradientStepper):
+    """Counts the rows of every step in all processes, also in one that had none of its last pass."""
+
+    objective: "ImplicitObjective"
+
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+        seen = self.objective.draft.group("statistics")[ROWS]
+        before = int(seen)
+        record = super().step(number, passes, rows, stop)
+        seen.fill_(before + rows)
+        return record
 
 
 class ImplicitObjective(NodeObjective):
@@ -85,7 +98,7 @@ class ImplicitObjective(NodeObjective):
                 f"components must be at most the batch size, got {self.draft.num_components} and {asked}; "
                 "raise batch_size or lower components"
             )
-        return super().stepper(training, plan, processes, seed)
+        return CountingStepper(self, training, plan, processes, seed)
 
     def drawn(self, batch: Batch, generator: torch.Generator | None) -> DividedNoise:
         draft, rows = self.draft, rows_of(batch.inputs)
