@@ -32,17 +32,19 @@ ROWS, STEPS = 2048, 4
 BARS = {"BALI": 3.0, "yacht": 0.5, "power": 1.5, "yacht, one by one": 3.0}
 
 
-def classifier() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(784, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10))
+def classifier(inputs: int = 784) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(inputs, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10)
+    )
 
 
-def images() -> tuple[Tensor, Tensor]:
+def images(inputs: int = 784) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(ROWS, 784, generator=generator), torch.randint(10, (ROWS,), generator=generator)
+    return torch.randn(ROWS, inputs, generator=generator), torch.randint(10, (ROWS,), generator=generator)
 
 
-def adam() -> Callable[[], None]:
-    net, (x, y) = classifier(), images()
+def adam(inputs: int = 784) -> Callable[[], None]:
+    net, (x, y) = classifier(inputs), images(inputs)
     optimizer = torch.optim.Adam(net.parameters(), fused=True)
 
     def step() -> None:
@@ -66,11 +68,11 @@ def natural(kind: type[NoisyOptimizer]) -> Callable[[], None]:
     return step
 
 
-def bali() -> Callable[[], None]:
+def bali(inputs: int = 784) -> Callable[[], None]:
     method = BALI(effective_data=1200.0, output_floor=1e-4, prior_scale=10.0)
-    data = images()
+    data = images(inputs)
     training = Training(iterations=10**6, batch_size=ROWS)
-    prepared = prepare(classifier(), data, Categorical(), None, None, None, 0, False, training)
+    prepared = prepare(classifier(inputs), data, Categorical(), None, None, None, 0, False, training)
     found = find_layers(prepared.network, prepared.example.inputs, None)
     objective = method.objective(prepared, found, prepared.source, 0)
     stepper = objective.stepper(training, plan_run(training, ROWS, 1, ROWS), Processes(), 0)
@@ -115,7 +117,7 @@ def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     torch.set_num_threads(1)
     keep_large_blocks()
-    steps = {"Adam": adam(), "BALI": bali()}
+    steps = {"Adam": adam(), "BALI": bali(), "Adam, 57 inputs": adam(57), "BALI, 57 inputs": bali(57)}
     steps |= {kind.__name__: natural(kind) for kind in (NoisyAdam, Vadam, VOGN, NoisyKFAC)}
     for step in steps.values():
         step()
@@ -128,7 +130,8 @@ def main() -> None:
                 step()
             spent[name] = time.process_time() - start
         for name in steps:
-            ratios[name].append(spent[name] / spent["Adam"])
+            plain = "Adam, 57 inputs" if "57" in name else "Adam"
+            ratios[name].append(spent[name] / spent[plain])
     results = {f"step of {name}, in steps of Adam": statistics.median(each) for name, each in ratios.items()}
     runs = {
         "yacht, 20 splits": (throughput(277, 6, 20, True), 150),

@@ -244,8 +244,8 @@ def main() -> None:
             print(json.dumps(line))
             lines.append(line)
         results[case] = {"torch": torch.__version__, "rounds": rounds, "lines": lines}
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+        RESULTS.parent.mkdir(parents=True, exist_ok=True)
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -272,7 +272,9 @@ def test_jobs_in_parallel_give_the_same_numbers(digits, tmp_path):
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path):
     code = (
-        "from pathlib import Path\nfrom dubito import Training\nfrom dubito.compare import Settings, compare\n"
+        "import signal\nfrom pathlib import Path\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # shells take it from jobs in the background
+        "from dubito import Training\nfrom dubito.compare import Settings, compare\n"
         f"settings = Settings(data='wine', training=Training(iterations=20000, batch_size=64))\n"
         f"compare(settings, ['map', 'mean-field'], out=Path({str(tmp_path)!r}))\n"
     )
@@ -288,6 +290,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path):
         _, error = run.communicate(timeout=120)
     finally:
         run.kill()  # whatever happened, nothing is left running
+        run.wait()
     assert "interrupted after 0 of 2 methods" in error and "the same command goes on" in error
     assert list((tmp_path / ".work").glob("map@*.ckpt"))  # training goes on from here
 

@@ -19,6 +19,7 @@ from dubito import (
     Rank1,
     Training,
     factors,
+    models,
 )
 from dubito.inputs import Batch
 from dubito.metrics import disagreement
@@ -407,3 +408,15 @@ def test_a_loop_of_ones_own(label: str):
             optimizer.step()
         assert loss.nll < first.nll - 0.1
         assert objective.posterior().predict(x, 4).mean.shape == (16, 2)
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [
+        (lambda: models.wide_resnet(depth=28, width=10, num_classes=10), 36_635_872),
+        (lambda: models.resnet50(num_classes=1000), 25_977_144),
+    ],
+)
+def test_the_papers_networks_hardly_grow(network, count: int):
+    """36.6 M and 26.0 M in Tables 1 and 2, with four components."""
+    assert Rank1(components=4).build(network(), Categorical(), 1).draft.num_parameters == count

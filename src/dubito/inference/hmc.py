@@ -32,6 +32,8 @@ from ..training import Training
 
 #: Chains agree where R-hat is at most the first and together are worth at least the second in independent draws.
 MOST_R_HAT, LEAST_DRAWS = 1.05, 100.0
+#: The most transitions that may diverge, as a share of the draws: a hint at regions the chains cannot enter.
+MOST_DIVERGENT = 0.01
 #: The most weights, and the training rows on whose outputs chains are compared.
 MOST_WEIGHTS, COMPARED = 10_000, 64
 #: The most weights whose correlations the chains learn in their warm-up.
@@ -66,7 +68,7 @@ class HMCPosterior(Posterior):
 
     @property
     def converged(self) -> bool:
-        """Whether the chains agree, are long enough, and none diverged."""
+        """Whether the chains agree, are long enough, and hardly ever diverged."""
         return not self._complaints()
 
     def reference(self) -> "HMCPosterior":
@@ -89,8 +91,9 @@ class HMCPosterior(Posterior):
             found.append(
                 f"the effective sample size is {self.effective_sample_size:.3g}, at least {LEAST_DRAWS:g} is needed"
             )
-        if self.details["divergent"]:
-            found.append(f"{self.details['divergent']} transitions diverged")
+        divergent, made = self.details["divergent"], self.details["chains"] * self.method.num_samples
+        if divergent > MOST_DIVERGENT * made:
+            found.append(f"{divergent} of {made} transitions diverged, at most {MOST_DIVERGENT:.0%} may")
         return found
 
     def holds(self, name: str) -> str:

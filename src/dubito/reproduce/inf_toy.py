@@ -59,9 +59,9 @@ class Toy:
     lr: float = 1e-2
     chains: int = 4
     warmup: int = 1000
-    draws: int = 1000
-    tree_depth: int = 6
-    target_acceptance: float = 0.8
+    draws: int = 1500
+    tree_depth: int = 7
+    target_acceptance: float = 0.95
     num_samples: int = 2000
     places: int = 121
 
@@ -167,8 +167,8 @@ def reference(
 
 
 def network(settings: Toy, seed: int) -> torch.nn.Module:
-    """One hidden layer."""
-    return mlp(1, (settings.hidden,), num_classes=1, seed=seed).double()
+    """One hidden layer; in a trial, two chains of 550 draws with rectifiers did not agree (R-hat 1.8)."""
+    return mlp(1, (settings.hidden,), num_classes=1, activation="tanh", seed=seed).double()
 
 
 def fitted(cell: Cell, points: Points, settings: Toy, steps: int | None) -> tuple[Posterior, bool]:
@@ -187,14 +187,14 @@ def fitted(cell: Cell, points: Points, settings: Toy, steps: int | None) -> tupl
 def scale(settings: Toy, splits: int) -> Scale:
     """Every method on every draw; the chains cost most, and are found by the first method of a draw."""
     return Scale(
-        variants={(DATA, method): Variant(settings=settings, cpu_seconds=70.0) for method in METHODS},
+        variants={(DATA, method): Variant(settings=settings, cpu_seconds=120.0) for method in METHODS},
         splits=splits,
     )
 
 
 EXPERIMENT = Experiment(
     name="inf-figure-4",
-    scales={"paper": scale(Toy(), 5)},
+    scales={"paper": scale(Toy(), 3)},
     load=load_cell,
     generate=generate_cell,
     run=run_cells,
@@ -205,8 +205,9 @@ TABLES = (
         title="distance of the predictive to that of Hamiltonian Monte Carlo, toy regression y = x³ + noise",
         paper="INF, Figure 4 (a figure without numbers)",
         plus_minus="none",
-        differs="five draws of the points instead of one, so that there are standard errors; known noise, one prior "
-        "for all methods; the linearised predictive of the Laplace structures beside that by draws",
+        differs="hyperbolic tangents, because chains of rectifiers did not agree in a short trial; three draws of the "
+        "points instead of one, so that there are standard errors; known noise, one prior for all "
+        "methods; the linearised predictive of the Laplace structures beside that by draws",
         experiment=EXPERIMENT,
         metrics=(
             Metric(name="distance", title="distance", lower_is_better=True),

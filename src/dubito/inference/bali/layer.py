@@ -52,8 +52,8 @@ class Layer:
     Attributes:
         name: of the block, for messages.
         prior: see there.
-        sums: moving averages of [X Y]ᵀ[X Y] per case, Ψ / N_eff of Eq. 17, [K, n + m, n + m]; their bias is not
-            corrected.
+        sums: moving averages of [X Y]ᵀ[X Y] per case, Ψ / N_eff of Eq. 17, [K, n + m, n + m], without the block
+            above the diagonal; their bias is not corrected.
         squares: Ψ^gg of Eq. 19, of the mean squared gradients, [K, m]; likewise.
         mean: M, [K, m, n].
         before: M of the step before, for momentum.
@@ -92,8 +92,9 @@ class Layer:
     # -- one step ----------------------------------------------------------------------------------------------
 
     def see_targets(self, gram: Tensor, cases: float, rate: float) -> None:
-        """Take in [X Y]ᵀ[X Y] of true targets, summed over `cases`, at the rate β."""
-        self._take_in(gram, cases, rate)
+        """Take in [X Y]ᵀ[X Y] of true targets, summed over `cases`, at the rate β; see `see_gradients`."""
+        n = self.mean.shape[2]
+        self._take_in(gram[:, :n, :n], gram[:, :n, n:].mT, gram[:, n:, n:], cases, rate)
 
     def see_gradients(
         self,
@@ -111,7 +112,8 @@ class Layer:
         Nothing but sums of products is needed: those with Y follow from these by a linear map (Eqs. 20 and 64).
 
         Args:
-            gram: with G the gradients of the log-likelihood and E noise on the outputs, where there is any.
+            gram: with G the gradients of the log-likelihood and E noise on the outputs, where there is any; only
+                blocks on and above the diagonal are read.
             cases: rows times positions, over which was summed.
             rate: β of this step.
             correction: b of this step.
@@ -128,23 +130,26 @@ class Layer:
         if momentum:
             weights = weights + momentum * (self.mean - self.before)
         # Y = X Wᵀ + F with F = (E +) G diag(α / √…); sums with F first, then those with Y
-        xf = gram[:, :n, last:] * factor[:, None]
+        xx, fx = gram[:, :n, :n], gram[:, :n, last:].mT * factor[:, :, None]
         ff = gram[:, last:, last:] * (factor[:, :, None] * factor[:, None])
         if noisy:
-            xf = xf + gram[:, :n, n:last]
+            fx = fx + gram[:, :n, n:last].mT
             cross = gram[:, n:last, last:] * factor[:, None]
             ff = ff + gram[:, n:last, n:last] + cross + cross.mT
-        joint = torch.empty_like(self.sums)
-        joint[:, :n, :n] = gram[:, :n, :n]
-        xy = torch.baddbmm(xf, gram[:, :n, :n], weights.mT)  # XᵀY = XᵀX Wᵀ + XᵀF
-        joint[:, :n, n:], joint[:, n:, :n] = xy, xy.mT
-        # YᵀY = W XᵀY + (W XᵀF)ᵀ + FᵀF, made symmetric where products round differently
-        half = torch.bmm(weights, (xy + xf) / 2)
-        joint[:, n:, n:] = ff.add_(half).add_(half.mT)
-        self._take_in(joint, cases, rate)
+        yx = torch.baddbmm(fx, weights, xx)  # YᵀX = W XᵀX + FᵀX
+        # YᵀY = YᵀX Wᵀ + (FᵀX Wᵀ)ᵀ + FᵀF, made symmetric where products round differently
+        half = torch.bmm((yx + fx).div_(2), weights.mT)
+        self._take_in(xx, yx, ff.add_(half).add_(half.mT), cases, rate)
 
-    def _take_in(self, joint: Tensor, cases: float, rate: float) -> None:
-        self.sums.mul_(1 - rate).add_(joint, alpha=rate / cases)  # Eq. 17, N_eff left for `joint`
+    def _take_in(self, xx: Tensor, yx: Tensor, yy: Tensor, cases: float, rate: float) -> None:
+        """Eq. 17, N_eff left for `joint`; a factorisation reads nothing above the diagonal."""
+        n = xx.shape[-1]
+        for part, new in (
+            (self.sums[:, :n, :n], xx),
+            (self.sums[:, n:, :n], yx),
+            (self.sums[:, n:, n:], yy),
+        ):
+            part.mul_(1 - rate).add_(new, alpha=rate / cases)
 
     def joint(self, prior: Prior, correction: float) -> Tensor:
         """J = [[R⁻¹, Ψ_xy], [·, U_0 + Ψ_yy]] under a prior, from the averages."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...layers.taps import Tap
-from ...layers.uses import PIECE, add_gram, mirrored
+from ...layers.uses import PIECE, add_gram
 
 
 def gram(
@@ -15,7 +15,8 @@ def gram(
     """[X G]ᵀ[X G] of a block, [K, w, w], and the cases (rows times positions) it was summed over.
 
     X are the inputs of the layer, patches where it is a convolution, with a last column of ones for the bias, and
-    G the gradients at its outputs. Every position of every row is a case.
+    G the gradients at its outputs. Every position of every row is a case. Below the diagonal blocks of X, E and G
+    anything may stand.
 
     Args:
         taps: of the block, one for each part of its weight.
@@ -30,24 +31,29 @@ def gram(
 def _gram(tap: Tap, rows: int, targets: Tensor | None, noise: Tensor | None) -> tuple[Tensor, float]:
     product = tap.product
     assert product is not None
-    sums, cases = None, 0.0
+    sums, cases, sizes = None, 0.0, [0]
     for part in _parts(tap, rows):
         a, g = tap.matrices(rows, part)  # [b, K, T, n], [b, K, m, T]
         last = g.mT if targets is None else targets[part].reshape(len(a), 1, 1, -1)
         columns = [a, last] if noise is None else [a, noise[part], last]
         joint = torch.cat(columns, -1).transpose(0, 1).flatten(1, 2)  # [K, b · T, w]
         groups, count, width = joint.shape
+        sizes = [each.shape[-1] for each in columns]
         if sums is None:
             sums = joint.new_zeros(groups, width, width)
         add_gram(sums, joint)
         cases += count
     assert sums is not None
-    whole = mirrored(sums)
+    start = 0
+    for size in sizes:  # one block of the diagonal after the other
+        block = sums[:, start : start + size, start : start + size].triu_()
+        block.add_(block.triu(1).mT)
+        start += size
     if product.order is not None:  # from the order of patches to that of weights
-        inner = product.order.argsort().to(whole.device)
-        index = torch.cat([inner, torch.arange(len(inner), whole.shape[-1], device=whole.device)])
-        whole = whole[:, index][:, :, index]
-    return whole, cases
+        inner = product.order.argsort().to(sums.device)
+        index = torch.cat([inner, torch.arange(len(inner), sums.shape[-1], device=sums.device)])
+        sums = sums[:, index][:, :, index]
+    return sums, cases
 
 
 def _parts(tap: Tap, rows: int) -> list[slice]:
