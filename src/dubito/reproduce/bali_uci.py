@@ -184,8 +184,8 @@ def published(metric: str, printed: str) -> dict[tuple[str, str, str], Published
 PLUS_MINUS = "standard error of the mean over 20 splits"
 DIFFERS = (
     "MC dropout is trained once per dropout rate, not once per rate and noise precision; the least noise of BALI's "
-    "last layer is not the paper's 0.01, which its own Table 7 contradicts, but chosen on rows kept from training (kin8nm and "
-    "protein: the smallest value tried on the others, without a choice of their own)"
+    "last layer is not the paper's 0.01, which its own Table 7 contradicts, but chosen on rows kept from training "
+    "(for kin8nm and protein the smallest value of the other sets, without a choice of their own)"
 )
 TABLES = (
     Table(
