@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..method import Method
+from ..storage import write_text
 from ..training import Training
-from .folder import write_whole
 from .settings import Settings
 from .task import Task
 
@@ -46,7 +46,7 @@ def planned(method: Method, task: Task, settings: Settings, path: Path) -> Train
     once = max(0.0, spent - steps * each)
     whole = (settings.seconds - once) / each
     iterations = max(FIRST, min(int(whole), most))
-    write_whole(path, json.dumps(iterations))
+    write_text(path, json.dumps(iterations))
     return replace(settings.training, epochs=None, iterations=iterations)
 
 

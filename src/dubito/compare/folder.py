@@ -1,14 +1,13 @@
 """A comparison's folder: what each method left there, whole or not at all."""
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import StorageError
+from ..storage import write_text
 
 FORMAT = 1
 
@@ -84,7 +83,7 @@ class Folder:
         """Write JSON under a name; the file appears whole or not at all."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_whole(self.path / f"{name}.json", json.dumps({"format": FORMAT, **content}) + "\n")
+            write_text(self.path / f"{name}.json", json.dumps({"format": FORMAT, **content}) + "\n")
         except OSError as error:
             raise StorageError(
                 f"cannot write into {self.path}: {error}; choose a folder with --out"
@@ -125,18 +124,3 @@ class Folder:
     def finished(self, methods: Sequence[str]) -> list[Kept]:
         """What the methods left that are finished."""
         return [kept for name in methods if (kept := self.kept(name)) is not None]
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write beside the file and put it in its place in one move."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp gives 0600; a result is as readable as other files
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -1,7 +1,7 @@
 """BatchEnsemble: K networks that share their weights up to factors on inputs and outputs [Wen et al. 2020]."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import nn
@@ -16,8 +16,7 @@ from ..node_factors import (
     ComponentObjective,
     NodePosterior,
     check_arrangement,
-    sites_of,
-    structure_of,
+    component_objective,
 )
 
 
@@ -65,29 +64,4 @@ class BatchEnsemble(TrainedMethod):
         *,
         seed: int,
     ) -> ComponentObjective:
-        sites = sites_of(network, self.subset)
-        structure = structure_of(
-            network,
-            sites,
-            self.families,
-            self.components,
-            initial=self.initial,
-            initial_std=0.0,
-            seed=seed,
-        )
-        names = tuple(site.parameter for site in sites)
-        draft = NodePosterior(
-            network,
-            likelihood,
-            method=self if self.subset is None else replace(self, subset=names),
-            structure=structure,
-            details={"sites": [site.to_json() for site in sites]},
-        )
-        return ComponentObjective(
-            draft,
-            arrangement=self.arrangement,
-            log_mixture=self.log_mixture,
-            factor_rate=self.factor_rate,
-            num_data=num_data,
-            modes=modes,
-        )
+        return component_objective(self, network, likelihood, num_data, modes, initial_std=0.0, seed=seed)

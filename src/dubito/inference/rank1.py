@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
@@ -19,8 +19,7 @@ from ..node_factors import (
     ComponentObjective,
     NodePosterior,
     check_arrangement,
-    sites_of,
-    structure_of,
+    component_objective,
 )
 
 
@@ -101,31 +100,13 @@ class Rank1(TrainedMethod):
         *,
         seed: int,
     ) -> ComponentObjective:
-        sites = sites_of(network, self.subset)
-        structure = structure_of(
-            network,
-            sites,
-            self.families,
-            self.components,
-            initial=self.initial,
-            initial_std=(self.initial_rate / (1 - self.initial_rate)) ** 0.5,
-            additive=self.additive,
-            seed=seed,
-        )
-        names = tuple(site.parameter for site in sites)
-        draft = NodePosterior(
+        return component_objective(
+            self,
             network,
             likelihood,
-            method=self if self.subset is None else replace(self, subset=names),
-            structure=structure,
-            details={"sites": [site.to_json() for site in sites]},
-        )
-        return ComponentObjective(
-            draft,
-            arrangement=self.arrangement,
-            log_mixture=self.log_mixture,
+            num_data,
+            modes,
+            initial_std=(self.initial_rate / (1 - self.initial_rate)) ** 0.5,
             summed=self.kl == "sum",
-            factor_rate=self.factor_rate,
-            num_data=num_data,
-            modes=modes,
+            seed=seed,
         )

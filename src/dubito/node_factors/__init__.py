@@ -1,6 +1,7 @@
 """What methods with doubt on the nodes share: factors on the sides of weights, in K components."""
 
 from .components import ComponentObjective as ComponentObjective
+from .components import component_objective as component_objective
 from .objective import Arrangement as Arrangement
 from .objective import Drawn as Drawn
 from .objective import NodeObjective as NodeObjective

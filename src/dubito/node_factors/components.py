@@ -1,18 +1,20 @@
 """The loss of a mixture: every component sees every row, with factors of its own."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..inputs import Batch, rows_of
 from ..layers.node_noise import Sides
 from ..layers.sites import Site
+from ..likelihoods import BuiltLikelihood
 from .objective import Arrangement, Drawn, NodeObjective
 from .posterior import NodePosterior, Noise, Stds
+from .start import sites_of, structure_of
 
 #: No standard Normal number that a generator makes lies further out.
 NORMAL_REACH = 9.0
@@ -142,3 +144,56 @@ def signed(
     shape = (passes + 1, *half.shape[1:])
     signs = torch.randint(2, shape, generator=generator, device=half.device).to(half.dtype).mul_(2).sub_(1)
     return torch.cat([half, half * signs[-1]])[own], signs[:-1]
+
+
+def component_objective(
+    method: Any,
+    network: nn.Module,
+    likelihood: BuiltLikelihood,
+    num_data: int,
+    modes: Mapping[str, bool],
+    *,
+    initial_std: float,
+    summed: bool = False,
+    seed: int,
+) -> ComponentObjective:
+    """The objective of a method whose components all see every row.
+
+    Args:
+        method: its settings, which the posterior keeps, with the weights of its subset by name.
+        network: a copy of the user's.
+        likelihood: judges outputs.
+        num_data: the number of training rows.
+        modes: modules by name that stay in evaluation mode while training.
+        initial_std: where standard deviations of factors start.
+        summed: add the components' divergences up instead of averaging them.
+        seed: of the start.
+    """
+    sites = sites_of(network, method.subset)
+    structure = structure_of(
+        network,
+        sites,
+        method.families,
+        method.components,
+        initial=method.initial,
+        initial_std=initial_std,
+        additive=method.additive,
+        seed=seed,
+    )
+    names = tuple(site.parameter for site in sites)
+    draft = NodePosterior(
+        network,
+        likelihood,
+        method=method if method.subset is None else replace(method, subset=names),
+        structure=structure,
+        details={"sites": [site.to_json() for site in sites]},
+    )
+    return ComponentObjective(
+        draft,
+        arrangement=method.arrangement,
+        log_mixture=method.log_mixture,
+        summed=summed,
+        factor_rate=method.factor_rate,
+        num_data=num_data,
+        modes=modes,
+    )

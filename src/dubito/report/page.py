@@ -7,11 +7,12 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..compare.folder import Folder, Row, write_whole
+from ..compare.folder import Folder, Row
 from ..compare.table import best, columns
 from ..compare.words import size
 from ..errors import StorageError
 from ..registry import methods
+from ..storage import write_text
 from . import charts, colours, multiples
 from .charts import Item
 
@@ -44,7 +45,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     ]
     path = folder / "report.html" if out is None else out
     try:
-        write_whole(path, page(results, task, rows, items, styles))
+        write_text(path, page(results, task, rows, items, styles))
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error}; choose another file with --out") from error
     return path

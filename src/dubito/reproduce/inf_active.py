@@ -8,17 +8,15 @@ prior and noise by marginal likelihood at every step.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from .. import seeds
 from ..active import ActiveLearning, OutputVariance, Random
-from ..data import Data, Part, Scaling, load
 from ..inference.laplace import INF, Laplace, LaplacePosterior
 from ..likelihoods import Gaussian
 from ..models import mlp
 from ..posterior import Posterior
 from ..training import Training
 from .experiment import Cell, Claim, Experiment, Metric, Outcome, Published, Scale, Table, Variant
+from .inf_uci import Split, generate_cell, load_cell
 
 UCI = ("boston", "wine-red", "energy")
 #: The share of the rank that is kept; random rows are fitted with all of it.
@@ -46,34 +44,6 @@ class Steps:
     prior_std: float = 1.0
 
 
-@dataclass(frozen=True)
-class Split:
-    """Standardised rows, and how to speak in original units."""
-
-    pool: Part
-    test: Part
-    scaling: Scaling
-
-
-def load_cell(cell: Cell) -> Split:
-    """One split; the training rows are the pool."""
-    data: Data = load(f"uci/{cell.data}", cell.split, validation=0)
-    assert data.target_scaling is not None
-    return Split(data.train, data.test, data.target_scaling)
-
-
-def generate_cell(cell: Cell) -> Split:
-    """Made-up rows."""
-    stream = seeds.generator(cell.seed, "made-up rows", cell.data)
-    inputs = torch.randn(60, 3, generator=stream)
-    targets = inputs[:, :1].sin() + 0.1 * torch.randn(60, 1, generator=stream)
-    return Split(
-        Part(inputs[:40], targets[:40]),
-        Part(inputs[40:], targets[40:]),
-        Scaling(torch.zeros(1), torch.ones(1)),
-    )
-
-
 def run_cells(
     cells: Sequence[Cell], data: Sequence[Split], settings: Steps, steps: int | None
 ) -> list[Outcome]:
@@ -90,10 +60,10 @@ def run_split(cell: Cell, split: Split, settings: Steps, steps: int | None) -> O
         initial=settings.initial,
         training=Training(iterations=steps or settings.iterations, lr=settings.lr),
     )
-    net = mlp(split.pool.inputs.shape[1], (settings.hidden,), num_classes=1, seed=cell.seed)
+    net = mlp(split.train.inputs.shape[1], (settings.hidden,), num_classes=1, seed=cell.seed)
     curve = loop.run(
         net,
-        split.pool,
+        split.train,
         split.test,
         Gaussian(),
         seed=seeds.derived(cell.seed, "split", cell.split),

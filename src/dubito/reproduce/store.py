@@ -1,9 +1,7 @@
 """Results on disk: one small JSON file per cell, whole or not there, and read only if its settings still hold."""
 
 import json
-import os
 import platform
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import torch
 
 from ..data.locate import cache_folder
 from ..errors import StorageError
-from ..storage import encode
+from ..storage import encode, write_text
 from ..version import __version__
 from .experiment import Cell, Experiment, Outcome
 
@@ -109,24 +107,7 @@ class Results:
             ) from error
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _write_whole(path, text)
+            write_text(path, text)
         except OSError as error:
             raise StorageError(f"cannot write {path}: {error}; choose a folder with --results") from error
         return path
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write beside the file and put it in its place in one move."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp gives 0600; a result is as readable as other files
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
