@@ -14,7 +14,7 @@ demo: .venv/ready
 	$(BIN)/dubito compare digits --jobs 2 --out runs/demo
 
 test: lint
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 -rs
 
 lint: .venv/ready
 	$(BIN)/ruff format --check src tests benchmarks

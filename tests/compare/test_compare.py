@@ -18,6 +18,8 @@ from rich.console import Console
 import dubito
 from dubito import ConfigError, DataError, Training, jobs
 from dubito.compare import Settings, compare
+from dubito.compare import work as worker
+from dubito.compare.evidence import curve_of_training
 from dubito.compare.folder import Folder
 from dubito.compare.live import Board, Writer
 from dubito.compare.settings import seconds_of
@@ -106,6 +108,29 @@ def test_evidence_agrees_with_the_metrics(digits):
     assert (
         map_kept is not None and map_kept.evidence["epistemic_limit"] < 1e-6
     )  # one network has no such doubt
+
+
+def test_networks_trained_one_after_the_other_share_one_curve():
+    history = [
+        {"epoch": epoch, "nll": member + 10 * epoch, "member": member}
+        for member in (1, 2)
+        for epoch in (0, 1, 2)
+    ]
+    assert curve_of_training(history) == {"epoch": [0, 1, 2], "nll": [1.5, 11.5, 21.5]}
+    assert curve_of_training([]) == {}
+
+
+def test_data_are_loaded_once_and_no_method_pays_for_the_first_training(monkeypatch):
+    events = []
+    made, fitted = make_task, dubito.MAP._fit
+    monkeypatch.setattr(worker, "make_task", lambda settings: events.append("task") or made(settings))
+    monkeypatch.setattr(worker, "warmed", lambda: events.append("warm"))
+    monkeypatch.setattr(
+        dubito.MAP, "_fit", lambda *args, **options: events.append("fit") or fitted(*args, **options)
+    )
+    result = compare(quick("wine", seed=7), ["map", "mc-dropout"])
+    assert [row.failure for row in result.rows] == [None, None]
+    assert events == ["task", "warm", "fit", "warm"]
 
 
 def test_held_out_classes_are_never_trained_on():

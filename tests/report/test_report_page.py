@@ -1,6 +1,8 @@
 """The page as text: whole, self-contained, readable without a script and without eyes."""
 
+import itertools
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,7 +12,8 @@ import pytest
 from dubito import StorageError
 from dubito.registry import methods
 from dubito.report import colours, write_page
-from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, spread
+from dubito.report.charts import _quality
+from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, short, spread
 
 VOID = {"meta", "link", "input", "img", "br"}
 
@@ -108,6 +111,15 @@ def test_failures_are_rows(pages, tmp_path):
         write_page(tmp_path / "nowhere")
 
 
+def contrast(one, other):
+    """WCAG's ratio of two colours."""
+    weights = (0.2126, 0.7152, 0.0722)
+    low, high = sorted(
+        sum(a * b for a, b in zip(weights, linear(colour), strict=True)) for colour in (one, other)
+    )
+    return (high + 0.05) / (low + 0.05)
+
+
 def linear(colour):
     """A colour's linear red, green and blue."""
     levels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
@@ -142,29 +154,52 @@ def oklab(rgb):
     )
 
 
-@pytest.mark.parametrize("ground", ["light", "dark"])
+STYLE = (Path(colours.__file__).parent / "style.css").read_text()
+GROUNDS = {
+    name: (palette, dict(re.findall(r"(--\w+):(#\w{6})", line)))
+    for name, palette, line in (
+        ("light", colours.LIGHT, STYLE.splitlines()[0]),
+        ("dark", colours.DARK, STYLE.splitlines()[2]),
+    )
+}
+
+
+@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("ground", GROUNDS)
 @pytest.mark.parametrize("kind", BLINDNESS)
-def test_hues_stay_apart_for_colour_blind_readers(ground, kind):
-    palette = {"light": colours.LIGHT, "dark": colours.DARK}[ground]
+def test_hues_stay_apart_for_colour_blind_readers(ground, kind, turn):
+    """Those of one dash and marker; others are told apart by these too."""
+    hues = GROUNDS[ground][0][turn]
     seen = []
-    for colour in palette:
+    for colour in hues:
         rgb = linear(colour)
         seen.append(oklab([sum(a * b for a, b in zip(row, rgb, strict=True)) for row in BLINDNESS[kind]]))
-    for first in range(len(seen)):
-        for second in range(first):
-            far = sum((a - b) ** 2 for a, b in zip(seen[first], seen[second], strict=True)) ** 0.5
-            # 0.02 is about what the eye just tells apart in large patches; lines want more
-            assert far > 0.07, f"{palette[first]} and {palette[second]}: {far:.3f}"
+    for first, second in itertools.combinations(range(len(hues)), 2):
+        # 0.02 is about what the eye just tells apart in large patches; lines want more, and a third of ink takes some
+        assert math.dist(seen[first], seen[second]) > (0.07, 0.045, 0.07)[turn], (hues[first], hues[second])
 
 
-@pytest.mark.parametrize(("palette", "ground"), [(colours.LIGHT, "#ffffff"), (colours.DARK, "#1c2025")])
-def test_lines_stand_out_from_their_ground(palette, ground):
-    def luminance(colour):
-        return sum(a * b for a, b in zip((0.2126, 0.7152, 0.0722), linear(colour), strict=True))
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_all_hues_differ(ground):
+    hues = [colour for turn in GROUNDS[ground][0] for colour in turn]
+    for one, other in itertools.combinations(hues, 2):
+        assert math.dist(oklab(linear(one)), oklab(linear(other))) > 0.04, (one, other)
 
-    for colour in palette:
-        low, high = sorted((luminance(colour), luminance(ground)))
-        assert (high + 0.05) / (low + 0.05) > 2.98, colour  # WCAG 2.1 asks 3 for what is drawn
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_lines_stand_out_from_their_ground(ground):
+    palette, sheet = GROUNDS[ground]
+    for colour in (colour for turn in palette for colour in turn):
+        assert contrast(colour, sheet["--card"]) > 2.98, colour  # WCAG 2.1 asks 3 for what is drawn
+
+
+@pytest.mark.parametrize("ground", GROUNDS)
+def test_text_can_be_read_on_its_ground(ground):
+    sheet = GROUNDS[ground][1]
+    for text, below in itertools.product(
+        ("--ink", "--soft", "--accent", "--bad"), ("--paper", "--card", "--good")
+    ):
+        assert contrast(sheet[text], sheet[below]) > 4.5, f"{text} on {below}"  # WCAG 2.1 AA
 
 
 def test_no_two_methods_look_alike():
@@ -173,8 +208,23 @@ def test_no_two_methods_look_alike():
     assert len(set(places.values())) == len(names)
     assert places["map"] == 7
     assert colours.places(["rank1", "map"], names)["map"] == 7
-    styles = {place: (place % 8, colours.variant(place)) for place in places.values()}
-    assert len(set(styles.values())) == len(names)
+    rules = colours.rules(places.values())
+    found = re.findall(r"--colour:var\(--hue(\d)-(\d)\)", rules)
+    assert len(set(found)) == len(names)
+    for palette in (colours.LIGHT, colours.DARK):
+        assert len({palette[int(turn)][int(hue)] for turn, hue in found}) == len(names)
+
+
+def test_the_axis_of_quality_gives_close_methods_room():
+    assert _quality([0.05, 0.06, 0.35]).log
+    assert not _quality([5.5, 5.9]).log and not _quality([-1.0, 3.0]).log
+    assert [short(value) for value in (111.2, 1234.5, 0.01234, 0.0, 2.5e9)] == [
+        "111",
+        "1230",
+        "0.0123",
+        "0",
+        "2.5e+09",
+    ]
 
 
 def test_ticks_are_round_and_inside():

@@ -138,9 +138,12 @@ def confidence_of(prediction: Any) -> Tensor:
 
 
 def histograms(seen: Seen, score: Any, low: float, high: float) -> dict[str, Any]:
-    """Shares of rows in bars from `low` to `high`, of the test rows and of every foreign set."""
+    """Shares of the test rows and of every foreign set in bars from `low` to `high`, what lies beyond in the last."""
     sets = {"test": seen.test, **seen.foreign}
-    counts = {name: torch.histc(score(one).float(), NUM_BARS, low, high) for name, one in sets.items()}
+    counts = {
+        name: torch.histc(score(one).float().clamp(low, high), NUM_BARS, low, high)
+        for name, one in sets.items()
+    }
     shares = {name: short(count / count.sum().clamp(min=1), 3) for name, count in counts.items()}
     return {"low": low, "high": high, "shares": shares}
 
@@ -201,12 +204,20 @@ def doubtful(seen: Seen, task: Task) -> list[dict[str, Any]]:
 
 
 def curve_of_training(history: list[dict[str, float]]) -> dict[str, list[float | None]]:
-    """The losses of each epoch, thinned out."""
-    if not history:
+    """The losses of each epoch, thinned out; where several networks were trained, one after the other, their mean."""
+    epochs: dict[float, list[dict[str, float]]] = {}
+    for entry in history:
+        epochs.setdefault(entry["epoch"], []).append(entry)
+    together = list(epochs.values())
+    if not together:
         return {}
-    places = evenly(len(history), MOST_POINTS).tolist()
+    places = evenly(len(together), MOST_POINTS).tolist()
     names = [name for name in ("epoch", "nll", "kl", "validation_nll") if name in history[0]]
-    return {name: short(torch.tensor([history[place][name] for place in places])) for name in names}
+    means = {
+        name: [sum(entry[name] for entry in together[place]) / len(together[place]) for place in places]
+        for name in names
+    }
+    return {name: short(torch.tensor(values)) for name, values in means.items()}
 
 
 def evenly(count: int, most: int) -> Tensor:

@@ -28,7 +28,7 @@ def real_evidence(seen: Seen, task: Task, posterior: Posterior, settings: Settin
     if prediction.mean.flatten(1).shape[1] == 1:
         found["fan"] = _fan(prediction, targets, task, posterior, settings)
     if seen.foreign:
-        high = max(float(doubt(one).quantile(0.99)) for one in (prediction, *seen.foreign.values()))
+        high = 1.1 * max(float(doubt(one).quantile(0.99)) for one in (prediction, *seen.foreign.values()))
         found["histograms"] = {"standard deviation": histograms(seen, doubt, 0.0, high)}
     return found
 

@@ -24,8 +24,8 @@ from .live import Board
 from .new_rows import Reader
 from .settings import Settings
 from .shift import wanted
-from .task import Task, make_task
-from .work import work
+from .task import Task
+from .work import task_of, work
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def compare(
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
     chosen = {name: known_methods()[name] for name in (methods or known_methods())}
-    task = make_task(settings)
+    task = task_of(settings)
     check(task, settings)
     begin(task)
     if out is None:

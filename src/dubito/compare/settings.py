@@ -62,8 +62,11 @@ class Settings:
 
     def digest(self, method: Method) -> str:
         """A checksum of all that decides a method's numbers, the contents of the user's own tables among them."""
-        tables = {path: file_sha256(path) for path in (self.data, *self.ood) if is_table(path)}
-        return json_checksum([REVISION, encode(self), encode(method), tables])
+        return json_checksum([REVISION, encode(self), encode(method), dict(self.tables())])
+
+    def tables(self) -> tuple[tuple[str, str | None], ...]:
+        """The user's own tables with the checksums of their contents, which may change under the same name."""
+        return tuple((path, file_sha256(path)) for path in (self.data, *self.ood) if is_table(path))
 
 
 def is_table(name: str) -> bool:

@@ -5,19 +5,21 @@ import traceback
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import jobs
+from .. import jobs, models
 from ..errors import DubitoError, DubitoWarning, Interrupted
+from ..inference.point import MAP
 from ..inputs import Place
+from ..likelihoods import Gaussian
 from ..posterior import Posterior
 from ..prediction import Prediction
 from ..registry import methods
-from ..training import listened
+from ..training import Training, listened
 from . import live
 from .budget import planned
 from .evidence import Seen, evidence, metrics_of
@@ -27,10 +29,21 @@ from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
 
 
+def task_of(settings: Settings) -> Task:
+    """The task, made once for jobs that follow each other in one process."""
+    return _task_of(settings, settings.tables())
+
+
 @lru_cache(maxsize=1)
-def task_of(settings: Settings, checksum: str) -> Task:
-    """The task of jobs that follow each other in one process; `checksum` tells tables apart that changed."""
+def _task_of(settings: Settings, tables: tuple[tuple[str, str | None], ...]) -> Task:
     return make_task(settings)
+
+
+@cache
+def warmed() -> None:
+    """Let PyTorch load what it loads at the first training of a process, so that no method's time counts it."""
+    network, rows = models.make("mlp", in_features=1, hidden=[1], num_classes=1), torch.zeros(2, 1)
+    MAP().fit(network, (rows, rows), Gaussian(), training=Training(iterations=1), progress=False)
 
 
 def work(name: str, settings: Settings, path: Path, checksum: str, threads: int = 1) -> Kept:
@@ -61,7 +74,8 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
 
 
 def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Kept:
-    method, task = methods()[name], task_of(settings, checksum)
+    method, task = methods()[name], task_of(settings)
+    warmed()
     training = planned(method, task, settings, folder.work(name, "steps", checksum))
     network = task.network.build(settings.seed)
     with (

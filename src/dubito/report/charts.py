@@ -7,7 +7,7 @@ from typing import Any
 
 from ..compare.folder import Row
 from ..compare.words import size
-from .svg import Axis, Chart, Values, spread
+from .svg import Axis, Chart, Values, short, spread
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _ends(found: Sequence[Line]) -> str:
     told = []
     for line in found:
         there = [value for value in line.ys if value is not None]
-        told.append(f"{line.item.name} from {there[0]:.3g} to {there[-1]:.3g}")
+        told.append(f"{line.item.name} from {short(there[0])} to {short(there[-1])}")
     return "; ".join(told) + "."
 
 
@@ -71,7 +71,7 @@ def _numbers(found: Sequence[Line], x: Axis, y: Axis) -> str:
     for line in found:
         pairs = [(a, b) for a, b in zip(line.xs, line.ys, strict=True) if a is not None and b is not None]
         some = [pairs[round(place * (len(pairs) - 1) / 5)] for place in range(6)] if len(pairs) > 6 else pairs
-        cells = "".join(f"<td>{_short(a, x)}: {_short(b, y)}</td>" for a, b in some)
+        cells = "".join(f"<td>{_cell(a, x)}: {_cell(b, y)}</td>" for a, b in some)
         body.append(f"<tr><th>{escape(line.item.name)}</th>{cells}</tr>")
     heading = f"{escape(x.title)}: {escape(y.title)}"
     return (
@@ -80,8 +80,8 @@ def _numbers(found: Sequence[Line], x: Axis, y: Axis) -> str:
     )
 
 
-def _short(value: float, axis: Axis) -> str:
-    return f"{100 * value:.3g}%" if axis.percent else f"{value:.3g}"
+def _cell(value: float, axis: Axis) -> str:
+    return f"{short(100 * value)}%" if axis.percent else short(value)
 
 
 def reliability(items: Sequence[Item]) -> str:
@@ -236,16 +236,15 @@ def cost(items: Sequence[Item], what: str) -> str:
         return ""
     low, high = min(values.values()), max(values.values())
     x = Axis(title=COSTS[what], low=low / 1.4, high=high * 2.2, log=True)
-    y_low, y_high = spread([item.row.metrics["nll"] for item in items], pad=0.1)
-    y = Axis(title="NLL", low=y_low, high=y_high)
+    y = _quality([item.row.metrics["nll"] for item in items])
     told = "; ".join(
-        f"{item.name} {item.row.metrics['nll']:.3g} at {values[item.name]:.3g}" for item in items
+        f"{item.name} {short(item.row.metrics['nll'])} at {short(values[item.name])}" for item in items
     )
     chart = Chart(x, y, label=f"NLL against {x.title}: {told}.")
-    taken: list[tuple[float, float, float, float]] = []
-    for item in items:
-        px, py = chart.at(values[item.name], item.row.metrics["nll"])
-        taken.append((px - 6, py - 6, px + 6, py + 6))
+    spots = {item.name: chart.at(values[item.name], item.row.metrics["nll"]) for item in items}
+    taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in spots.values()]
+    # The best choose first where their names stand.
+    names = {item.name: _free(*spots[item.name], 6.1 * len(item.name), taken, chart) for item in items}
     for item in reversed(items):
         value = values[item.name]
         shown = size(value) if what == "memory" else f"{value:.3g} s"
@@ -256,13 +255,20 @@ def cost(items: Sequence[Item], what: str) -> str:
             item.row.metrics["nll"],
             f"NLL {item.row.metrics['nll']:.4g}, {shown}",
         )
-        px, py = chart.at(value, item.row.metrics["nll"])
-        if (spot := _free(px, py, 6.1 * len(item.name), taken, chart)) is not None:
+        if (spot := names[item.name]) is not None:
             text = f'<text class="name" x="{spot[0]:.1f}" y="{spot[1]:.1f}">{escape(item.name)}</text>'
             chart.group(item.place, item.name, text)
     name = {"memory": "memory", "time": "training time", "predictions": "prediction time"}[what]
     caption = f"<b>Quality against {name}.</b> Down and to the left is better: more likely, for less."
-    return figure(chart.render(), caption)
+    return figure(chart.render(), caption, classes="together")
+
+
+def _quality(values: Sequence[float]) -> Axis:
+    """The axis of NLL: equal ratios take equal room where it is positive and some methods are far from the rest."""
+    if min(values) > 0 and max(values) > 4 * min(values):
+        return Axis(title="NLL", low=min(values) / 1.2, high=max(values) * 1.2, log=True)
+    low, high = spread(values, pad=0.1)
+    return Axis(title="NLL", low=low, high=high)
 
 
 def _free(

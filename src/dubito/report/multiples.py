@@ -5,7 +5,7 @@ from html import escape
 from typing import Any
 
 from .charts import Item, figure
-from .svg import Axis, Chart
+from .svg import Axis, Chart, short
 
 WIDTH, HEIGHT = 210, 128
 
@@ -40,17 +40,17 @@ def histograms(items: Sequence[Item], key: str) -> str:
         x = Axis(title=key, low=found["low"], high=found["high"], percent=key == "confidence")
         inside, *outside = found["shares"].items()
         told = "; ".join(
-            f"{name}: {_centre(each, found):.2g} on average" for name, each in found["shares"].items()
+            f"{name}: {short(_centre(each, found))} on average" for name, each in found["shares"].items()
         )
         y = Axis(title="share of rows", low=0, high=high, percent=True)
         chart = Chart(x, y, f"Histogram of {key}, {item.name}. {told}.", WIDTH, HEIGHT, small=True)
         chart.bars(item.place, f"{item.name}, {inside[0]} rows", inside[1], "inside")
-        for name, each in outside:
-            chart.bars(item.place, f"{item.name}, {name}", each, "outside")
+        for number, (name, each) in enumerate(outside):
+            chart.bars(item.place, f"{item.name}, {name}", each, f"outside set{number % 3}")
         figures.append(_small(item, chart))
-    foreign = len(having[0].evidence["histograms"][key]["shares"]) > 1
-    legend = '<p class="key"><i class="inside"></i> test rows'
-    legend += ' <i class="outside"></i> foreign rows</p>' if foreign else "</p>"
+    _, *foreign = having[0].evidence["histograms"][key]["shares"]
+    keys = (f' <i class="outside set{number % 3}"></i>{escape(name)}' for number, name in enumerate(foreign))
+    legend = f'<p class="key"><i class="inside"></i>test rows{"".join(keys)}</p>'
     good = {"confidence": "to the left", "entropy": "to the right", "standard deviation": "to the right"}[key]
     text = f"<b>{key.capitalize()}.</b>" + (
         f" Foreign rows should lie {good}, apart from the test rows." if foreign else ""
@@ -67,21 +67,14 @@ def _centre(shares: Sequence[float], found: dict[str, Any]) -> float:
 
 def decomposition(items: Sequence[Item], unit: str) -> str:
     """Aleatoric against epistemic doubt, row by row."""
-    spots = [
-        value
-        for item in items
-        for each in item.evidence["decomposition"].values()
-        for axis in ("aleatoric", "epistemic")
-        for value in each[axis]
-        if value is not None
-    ]
-    high = sorted(spots)[int(0.995 * (len(spots) - 1))] * 1.05 or 1.0
-    figures = []
+    # Rows far outside training may be doubted a hundred times as much as others, which must not become one dot.
+    high = 1.05 * min(_most(items, everywhere=True), 4 * _most(items, everywhere=False)) or 1.0
+    figures, foreign = [], False
     for item in items:
         found = item.evidence["decomposition"]
         means = {name: {axis: _mean(each[axis]) for axis in each} for name, each in found.items()}
         told = "; ".join(
-            f"{name}: aleatoric {each['aleatoric']:.2g}, epistemic {each['epistemic']:.2g} on average"
+            f"{name}: aleatoric {short(each['aleatoric'])}, epistemic {short(each['epistemic'])} on average"
             for name, each in means.items()
         )
         axes = (
@@ -92,19 +85,35 @@ def decomposition(items: Sequence[Item], unit: str) -> str:
             *axes, label=f"Doubt of {item.name} by its source. {told}.", width=WIDTH, height=150, small=True
         )
         chart.guide([0, high], [0, high])
-        for number, (name, each) in enumerate(found.items()):
-            kind = "foreign" if number else ""
-            chart.cloud(item.place, f"{item.name}, {name} rows", each["aleatoric"], each["epistemic"], kind)
-        figures.append(_small(item, chart, f"{means['test']['epistemic']:.2g} epistemic"))
+        (_, inside), *outside = found.items()
+        for name, each in outside:
+            rows = f"{item.name}, {name} rows"
+            for kind in ("ring", "hole"):
+                chart.cloud(item.place, rows, each["aleatoric"], each["epistemic"], kind)
+            foreign = True
+        chart.cloud(item.place, f"{item.name}, test rows", inside["aleatoric"], inside["epistemic"])
+        figures.append(_small(item, chart, f"{short(means['test']['epistemic'])} epistemic"))
     text = (
         "<b>Aleatoric against epistemic.</b> Across: what more data would not remove. Up: what it would. "
-        f"In {escape(unit)}."
+        f"In {escape(unit)}; what lies beyond stands on the edge."
     )
-    legend = '<p class="key"><i class="dot"></i> test rows'
-    legend += (
-        ' <i class="ring"></i> foreign rows</p>' if len(items[0].evidence["decomposition"]) > 1 else "</p>"
-    )
+    legend = '<p class="key"><i class="dot"></i>test rows'
+    legend += ' <i class="ring"></i>foreign rows</p>' if foreign else "</p>"
     return grid(text, figures, legend)
+
+
+def _most(items: Sequence[Item], everywhere: bool) -> float:
+    """The most doubt of either kind of the test rows, or of all rows, but for a few outliers."""
+    spots = [
+        value
+        for item in items
+        for name, each in item.evidence["decomposition"].items()
+        if everywhere or name == "test"
+        for axis in ("aleatoric", "epistemic")
+        for value in each[axis]
+        if value is not None
+    ]
+    return sorted(spots)[int(0.995 * (len(spots) - 1))] if spots else 0.0
 
 
 def _mean(values: Sequence[float | None]) -> float:
@@ -152,7 +161,7 @@ def _fan_label(name: str, target: str, fan: dict[str, Any]) -> str:
     widths = [
         high - low for low, high in zip(fan["low95"], fan["high95"], strict=True) if None not in (low, high)
     ]
-    told = f"; its 95 % band is {min(widths):.3g} to {max(widths):.3g} wide" if widths else ""
+    told = f"; its 95 % band is {short(min(widths))} to {short(max(widths))} wide" if widths else ""
     return f"Fan chart of {name}: {target} over {fan['name']}{told}."
 
 

@@ -62,9 +62,8 @@ def page(
     name = escape(Path(results["data"]).name)
     style = files("dubito.report").joinpath("style.css").read_text(encoding="utf-8")
     script = files("dubito.report").joinpath("script.js").read_text(encoding="utf-8")
-    style = style.replace("/*light hues*/", colours.hues(colours.LIGHT)).replace(
-        "/*dark hues*/", colours.hues(colours.DARK)
-    )
+    style = style.replace("/*light hues*/", colours.variables(colours.LIGHT))
+    style = style.replace("/*dark hues*/", colours.variables(colours.DARK))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -136,7 +135,7 @@ def _picker(items: Sequence[Item]) -> str:
 
 
 def _summary(results: dict[str, Any], rows: tuple[Row, ...], styles: dict[str, int]) -> str:
-    found = columns(rows)
+    found, level = columns(rows), sum(results["as_good"].values()) > 1
     costs = (("bytes", "memory"), ("seconds", "training"), ("predict", "1000 predictions"))
     names = ["method", *(heading for _, heading, *_ in found), *(heading for _, heading in costs)]
     ways = [
@@ -166,7 +165,11 @@ def _summary(results: dict[str, Any], rows: tuple[Row, ...], styles: dict[str, i
         for metric, _, form, lower in found:
             value = row.metrics[metric]
             mark = " class=best" if value == best(rows, metric, lower) else ""
-            equal = "&nbsp;≈" if metric == "nll" and results["as_good"].get(row.method) else ""
+            equal = ""
+            if (
+                metric == "nll" and level
+            ):  # those without take the same room, so that digits stand under digits
+                equal = "&nbsp;≈" if results["as_good"].get(row.method) else '&nbsp;<i class="gap">≈</i>'
             cells.append(f'<td{mark} data-value="{value:.9g}">{form.format(value)}{equal}</td>')
         numbers = ((row.nbytes, size(row.nbytes)), (row.seconds, f"{row.seconds:.1f} s"))
         numbers += ((row.predict_seconds, f"{1000 * row.predict_seconds:.0f} ms"),)
@@ -176,11 +179,7 @@ def _summary(results: dict[str, Any], rows: tuple[Row, ...], styles: dict[str, i
         f'<li class="m{styles[name]}"><i class="swatch"></i><span>{_bold(name, text)}</span></li>'
         for name, text in results["sentences"].items()
     )
-    equal = (
-        "≈: no worse than the best in NLL, to chance (95 %, paired over test rows). "
-        if sum(results["as_good"].values()) > 1
-        else ""
-    )
+    equal = "≈: no worse than the best in NLL, to chance (95 %, paired over test rows). " if level else ""
     return (
         '<section id="summary"><h2>Summary</h2><div class="wide"><table class="sortable"><thead><tr>'
         f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"

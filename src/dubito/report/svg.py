@@ -52,6 +52,11 @@ class Axis:
         return f"{float(f'{value:.6g}'):g}"
 
 
+def short(value: float) -> str:
+    """A number with three digits, without an exponent where it is of common size."""
+    return f"{float(f'{value:.3g}'):g}"
+
+
 def even_ticks(low: float, high: float, most: int) -> list[float]:
     """Round numbers between two ends, at most so many."""
     rough = (high - low) / max(most, 1)
@@ -103,10 +108,14 @@ class Chart:
 
     @property
     def box(self) -> tuple[float, float, float, float]:
-        """Left, right, top and bottom of the plot."""
+        """Left, right, top and bottom of the plot; long numbers on the axis up take more room."""
+        longest = max((len(self.y.text(value)) for value in self._numbers(self.y)), default=0)
         if self.small:
-            return 30, self.width - 6, 6, self.height - 18
-        return 52, self.width - 12, 10, self.height - 42
+            return max(30, 10 + 6 * longest), self.width - 6, 6, self.height - 18
+        return max(52, 26 + 7 * longest), self.width - 12, 10, self.height - 42
+
+    def _numbers(self, axis: Axis) -> list[float]:
+        return axis.numbers(2 if self.small else 5)
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Where a point lies, kept near the plot."""
@@ -188,11 +197,11 @@ class Chart:
     def _grid(self) -> list[str]:
         left, right, top, bottom = self.box
         lines = []
-        for value in self.y.numbers(2 if self.small else 5):
+        for value in self._numbers(self.y):
             y = self.at(self.x.low, value)[1]
             lines.append(f'<path class="grid" d="M{left} {y:.1f}H{right}"/>')
             lines.append(f'<text class="ytick" x="{left - 5}" y="{y + 3.5:.1f}">{self.y.text(value)}</text>')
-        for value in self.x.numbers(2 if self.small else 5):
+        for value in self._numbers(self.x):
             x = self.at(value, self.y.low)[0]
             lines.append(f'<path class="tick" d="M{x:.1f} {bottom}v4"/>')
             anchor = "end" if self.small and x > right - 12 else "middle"
