@@ -13,7 +13,9 @@ laplace-torch stands beside it in the same rounds, from an environment of its ow
 
     python benchmarks/laplace.py [--rounds 5] [--networks mlp,lenet,resnet] [--peer ../peers/bin/python]
 
-Its linearised predictions are timed on few inputs and scaled to all, because they grow with the number of inputs.
+Its linearised predictions are timed on few inputs at a time and scaled to all, because they grow with the number of
+inputs, and its memory with it (1.4 GB for every 50 inputs of the ResNet). What one input costs grows too: 4 at a time
+take a seventh of what 16 at a time take on the ResNet.
 Memory is the peak of a fit over that of a plain pass, in a process of its own (Linux).
 """
 
@@ -103,7 +105,7 @@ def task(name: str, steps: int = 40) -> Task:
         found = Task(net, *images(1000, 1, 32), 128, images(1000, 1, 32, seed=2)[0], 50)
     else:
         net = resnet18(base=16, small_images=True, num_classes=10)
-        found = Task(net, *images(512, 3, 32), 64, images(100, 3, 32, seed=2)[0], 4)
+        found = Task(net, *images(512, 3, 32), 64, images(100, 3, 32, seed=2)[0], 16)
     optimizer = torch.optim.Adam(found.network.parameters(), lr=1e-3)
     for step in range(steps):
         rows = torch.arange(step * found.batch, (step + 1) * found.batch) % len(found.inputs)

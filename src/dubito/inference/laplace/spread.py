@@ -12,8 +12,8 @@ from torch import Tensor
 from ...distributions import EigenKroneckerNormal, KroneckerNormal, SparseInformationNormal, StructuredNormal
 from ...distributions.linalg import sandwich
 
-#: Numbers of the largest temporary array.
-CHUNK = 1 << 22
+#: Numbers of the largest temporary array: beyond, it leaves the cache.
+CHUNK = 1 << 20
 #: A difference that leaves less than this many roundings of its first term is taken again in float64.
 CANCELLED = 1e4
 
