@@ -87,7 +87,7 @@ def table(made: Experiment | None = None, **changes) -> Table:
         "title": "errors of toys",
         "paper": "Toys, Table 1",
         "plus_minus": "standard error over 4 splits",
-        "differs": "toys are made of wood",
+        "differs": "toys are made of wood [oak]",
         "experiment": made or experiment(),
         "metrics": (ERROR, SCORE),
         "published": {

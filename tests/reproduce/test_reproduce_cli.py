@@ -60,7 +60,7 @@ def test_show_runs_nothing(capsys, toy):
     assert main(["reproduce", "toy-table", "--show"]) == 0
     shown = capsys.readouterr().out
     assert "8 finished jobs of 16" in shown
-    assert "toys are made of wood" in " ".join(shown.split())
+    assert "toys are made of wood [oak]" in " ".join(shown.split())
     assert "2.500 ± 0.645" in shown
     assert "within 2 (+0.0)" in shown
     assert "one errs less" in shown

@@ -46,15 +46,18 @@ class Judged:
         claim: what the paper says.
         data: where it was looked at.
         n: pairs of runs.
-        difference: of the metric, first method less second, over pairs; None for fewer than two.
-        verdict: "holds" or "contradicted" where the interval leaves 0 on one side, else "open"; "not run".
+        mean: difference of the metric, first method less second, over pairs; None without pairs.
+        difference: the same with its interval; None for fewer than two pairs.
+        verdict: "holds" or "contradicted" where the interval leaves 0 on one side, else "open"; one pair speaks
+            "for" or "against" and proves nothing; "not run" without any.
     """
 
     claim: Claim
     data: str
     n: int
+    mean: float | None
     difference: PairedDifference | None
-    verdict: Literal["holds", "contradicted", "open", "not run"]
+    verdict: Literal["holds", "contradicted", "open", "one pair for", "one pair against", "not run"]
 
 
 def rows(table: Table, scale: str, results: Results, cells: Collection[Cell] | None = None) -> list[Row]:
@@ -152,11 +155,22 @@ def _judged(claim: Claim, data: str, found: dict[Cell, Outcome], lower_is_better
         if (cell.data, cell.method) == (data, claim.better)
         and (other := found.get(Cell(data, claim.than, cell.split, cell.seed))) is not None
     ]
-    if len(pairs) < 2:
-        return Judged(claim=claim, data=data, n=len(pairs), difference=None, verdict="not run")
+    if not pairs:
+        return Judged(claim=claim, data=data, n=0, mean=None, difference=None, verdict="not run")
+    if len(pairs) == 1:
+        mean = pairs[0][0] - pairs[0][1]
+        side = "one pair for" if mean != 0 and (mean < 0) == lower_is_better else "one pair against"
+        return Judged(claim=claim, data=data, n=1, mean=mean, difference=None, verdict=side)
     first, second = zip(*pairs, strict=True)
     difference = paired_bootstrap(first, second, over=Over.RUNS)
     below, above = difference.upper < 0, difference.lower > 0
     holds, contradicted = (below, above) if lower_is_better else (above, below)
-    found_verdict = "holds" if holds else "contradicted" if contradicted else "open"
-    return Judged(claim=claim, data=data, n=len(pairs), difference=difference, verdict=found_verdict)
+    verdict = "holds" if holds else "contradicted" if contradicted else "open"
+    return Judged(
+        claim=claim,
+        data=data,
+        n=len(pairs),
+        mean=difference.difference,
+        difference=difference,
+        verdict=verdict,
+    )

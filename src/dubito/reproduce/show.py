@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table as Shown
 
 from ..errors import ConfigError
@@ -37,7 +38,7 @@ def listing(tables: dict[str, Table], results: Results) -> Shown:
         if row["smaller"]:
             what += f"; smaller: {row['smaller']}"
         counts = str(row["jobs"]), str(row["finished"])
-        shown.add_row(row["name"], row["scale"], *counts, duration(row["cpu_seconds"]), what)
+        shown.add_row(row["name"], row["scale"], *counts, duration(row["cpu_seconds"]), escape(what))
     return shown
 
 
@@ -78,7 +79,7 @@ def comparison(table: Table, scale: str, results: Results, cells: tuple[Cell, ..
         caption += f"; the paper's ±: {table.plus_minus}"
     if table.differs:
         caption += f". Other than in the paper: {table.differs}"
-    shown = Shown(title=table.heading(scale), caption=caption)
+    shown = Shown(title=escape(table.heading(scale)), caption=escape(caption))
     for heading in ("data", "method", "metric"):
         shown.add_column(heading)
     for heading in ("ours", "n", "paper", "verdict"):
@@ -87,7 +88,7 @@ def comparison(table: Table, scale: str, results: Results, cells: tuple[Cell, ..
     for row in rows(table, scale, results, cells):
         paper = _number(row.paper, row.paper_se)
         ours = _number(row.ours, row.ours_se)
-        shown.add_row(row.data, row.method, titles[row.metric], ours, str(row.n), paper, _words(row))
+        shown.add_row(row.data, row.method, escape(titles[row.metric]), ours, str(row.n), paper, _words(row))
     return shown
 
 
@@ -98,7 +99,7 @@ def claims(table: Table, scale: str, results: Results, cells: tuple[Cell, ...]) 
         return None
     shown = Shown("claim", "data", "difference, 95 % interval", "pairs", "verdict")
     for each in found:
-        shown.add_row(each.claim.text, each.data, _interval(each), str(each.n), each.verdict)
+        shown.add_row(escape(each.claim.text), each.data, _interval(each), str(each.n), each.verdict)
     return shown
 
 
@@ -117,5 +118,7 @@ def _words(row: Row) -> str:
 
 
 def _interval(each: Judged) -> str:
+    if each.mean is None:
+        return ""
     found = each.difference
-    return "" if found is None else f"{found.difference:+.3f}, {found.lower:+.3f} to {found.upper:+.3f}"
+    return f"{each.mean:+.3f}" + (f", {found.lower:+.3f} to {found.upper:+.3f}" if found is not None else "")
