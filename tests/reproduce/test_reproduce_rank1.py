@@ -1,11 +1,10 @@
-"""Differences paired by patient, and noise in images, of the tables on rank-1 and implicit networks."""
+"""Differences paired by patient, of the tables on rank-1 networks."""
 
 import pytest
 import torch
 
 from dubito.metrics import Over
 from dubito.reproduce.experiment import Outcome
-from dubito.reproduce.implicit_images import corrupted
 from dubito.reproduce.rank1_clinical import patient_difference
 
 
@@ -26,19 +25,3 @@ def test_patients_losses_are_means_over_seeds():
     ]
     assert found.difference == pytest.approx(float(sum(expected)) / 3, rel=1e-5)
     assert found.over is Over.EXAMPLES and found.lower <= found.difference <= found.upper
-
-
-def test_noise_in_images():
-    images = torch.rand(4, 1, 28, 28, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(corrupted(images, "gaussian", 0.0, 1), images)
-    assert torch.equal(corrupted(images, "salt-and-pepper", 0.0, 1), images)
-    mixed = corrupted(images, "gaussian", 0.4, 1)
-    noise = (mixed - 0.6 * images) / 0.4
-    assert float(noise.mean()) == pytest.approx(0, abs=0.1) and float(noise.std()) == pytest.approx(
-        1, abs=0.1
-    )
-    specked = corrupted(images, "salt-and-pepper", 0.3, 1)
-    changed = specked != images
-    assert float(changed.float().mean()) == pytest.approx(0.3, abs=0.04)
-    assert set(specked[changed].unique().tolist()) == {0.0, 1.0}
-    assert float(specked[changed].mean()) == pytest.approx(0.5, abs=0.06)

@@ -12,3 +12,5 @@ from .reliability import reliability as reliability
 from .spectra import explained_variance as explained_variance
 from .spectra import std_map as std_map
 from .spectra import stds_over_training as stds_over_training
+from .surface import class_draws as class_draws
+from .surface import loss_surface as loss_surface

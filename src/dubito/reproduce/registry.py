@@ -2,10 +2,14 @@
 
 from ..errors import unknown_name
 from . import (
+    bali_binary,
     bali_foreign,
+    bali_toy,
     bali_uci,
     implicit_cubic,
+    implicit_draws,
     implicit_images,
+    implicit_plane,
     inf_active,
     inf_bytes,
     inf_foreign,
@@ -23,10 +27,14 @@ from . import (
 from .experiment import Table
 
 MODULES = (
+    bali_binary,
     bali_foreign,
+    bali_toy,
     bali_uci,
     implicit_cubic,
+    implicit_draws,
     implicit_images,
+    implicit_plane,
     inf_active,
     inf_bytes,
     inf_foreign,
