@@ -20,10 +20,14 @@ from dubito import ConfigError, DataError, Training, jobs
 from dubito.compare import Settings, compare
 from dubito.compare import work as worker
 from dubito.compare.evidence import curve_of_training
-from dubito.compare.folder import Folder
+from dubito.compare.folder import Folder, Row
 from dubito.compare.live import Board, Writer
+from dubito.compare.new_rows import Reader
+from dubito.compare.pictures import shown
 from dubito.compare.settings import seconds_of
+from dubito.compare.shift import shifted
 from dubito.compare.task import make_task
+from dubito.compare.words import sentences
 from dubito.training import Reached
 
 QUICK = Training(iterations=40, batch_size=64, lr=5e-3)
@@ -178,6 +182,10 @@ def test_a_table_of_ones_own(prices, tmp_path):
     assert next(iter(task.foreign.values())).shape == (2, 4)
     with pytest.raises(ConfigError, match="target and task are for tables of your own"):
         make_task(quick("wine", target="price"))
+    with pytest.raises(
+        DataError, match=r"must look like those of 'digits', of shape \[64\]; 'wine' does not"
+    ):
+        make_task(quick("digits", ood=("wine",)))
 
 
 def test_a_changed_table_is_trained_on_again(prices):
@@ -266,6 +274,52 @@ def test_defaults_suit_images_sequences_and_words(tmp_path):
         assert task.network.build()(task.train.inputs).shape == (len(task.train.inputs), 1)
 
 
+def test_sentences_of_one_and_of_two():
+    one = Row("map", {"nll": 0.5, "accuracy": 0.9}, nbytes=1000, seconds=2.0)
+    assert sentences([one], {"map": True}) == {"map": "map: NLL 0.500; 1 kB, trained in 2 s."}
+    two = Row("swa", {"nll": 0.6, "accuracy": 0.9}, nbytes=1000, seconds=3.0)
+    told = sentences([one, two], {"map": True})
+    assert told["map"] == "map: the best likelihood (NLL 0.500); 1 kB, trained in 2 s."
+    assert "the most right answers" not in told["swa"]  # which half of them share
+
+
+def test_predictions_that_are_not_numbers_are_a_failure(monkeypatch):
+    monkeypatch.setattr(worker, "metrics_of", lambda seen: {"nll": float("nan")})
+    result = compare(quick("wine"), ["map"])
+    assert result.rows[0].failure == (
+        "its predictions are not numbers: training diverged; try a smaller --lr"
+    )
+
+
+def test_shifts_and_pictures_of_images_of_ones_own(tmp_path):
+    stream = np.random.default_rng(0)
+    images, targets = stream.integers(0, 256, (30, 1, 8, 8), dtype=np.uint8), np.arange(30) % 3
+    for kind, found in (("uint8", images), ("float32", images / 255), ("far", images.astype("float32"))):
+        np.savez(tmp_path / f"{kind}.npz", x=found, y=targets)
+    tasks = {
+        kind: make_task(quick(tmp_path / f"{kind}.npz", target="y", corrupt=True))
+        for kind in ("uint8", "float32", "far")
+    }
+    names = {kind: {name for name, *_ in shifted(task, quick("wine"))} for kind, task in tasks.items()}
+    assert len(names["uint8"]) == len(names["float32"]) == 15 and names["far"] == {"noise"}
+    bytes_, fractions = (
+        tasks[kind].data.input_scaling.undo(tasks[kind].test.inputs) for kind in ("uint8", "float32")
+    )
+    torch.testing.assert_close(bytes_, fractions)
+    assert len({shown(task, 0)["image"] for task in tasks.values()}) <= 2  # rounding apart, the same picture
+    for kind, told in (("uint8", True), ("float32", True), ("far", False)):
+        reader = Reader.from_json(json.loads(json.dumps(Reader.of(tasks[kind].data).to_json())))
+        assert reader.unit is told
+        for name in ("uint8", "float32") if told else ("far",):
+            np.savez(tmp_path / "new.npz", x=np.load(tmp_path / f"{name}.npz")["x"])
+            inputs, _ = reader.read(tmp_path / "new.npz")
+            original = tasks[kind].data.input_scaling.undo(inputs).numpy()
+            np.testing.assert_allclose(original, images / 255 if told else images, atol=1e-3)
+    np.savez(tmp_path / "new.npz", x=images.astype("float32"))
+    with pytest.raises(DataError, match="whole numbers from 0 to 255 or fractions from 0 to 1"):
+        Reader.of(tasks["uint8"].data).read(tmp_path / "new.npz")
+
+
 def test_budgets():
     assert [seconds_of(text) for text in ("90s", "10m", "1.5h", " 2 M ")] == [90, 600, 5400, 120]
     for text in ("10", "m", "0s", "3x", "-1m"):
@@ -326,13 +380,14 @@ def test_a_process_that_dies_is_a_failure_like_any_other(tmp_path, monkeypatch):
 
     def deadly(function, arguments, **_options):
         if len(arguments) > 1 or arguments[0][0] == "swa":
-            raise death("killed")
+            raise death("A worker died.\n\nThe exit codes of the workers are {SIGKILL(-9)}\nAnd so on.")
         yield from (function(*one) for one in arguments)
 
     monkeypatch.setattr(jobs, "each", deadly)
     result = compare(quick("wine"), ["swa", "map"], out=tmp_path, jobs=2)
     assert [row.method for row in result.rows] == ["map", "swa"]
-    assert result.rows[0].failure is None and "its process died" in str(result.rows[1].failure)
+    assert result.rows[0].failure is None
+    assert result.rows[1].failure == "its process died (SIGKILL(-9)), perhaps for want of memory"
 
 
 def test_the_board_follows_all_jobs(tmp_path):

@@ -12,8 +12,11 @@ import dubito
 from dubito import ConfigError, DataError, StorageError, Training
 from dubito.cli import main
 from dubito.compare import Settings, compare
-from dubito.compare.predict import predict
+from dubito.compare.network import Network
+from dubito.compare.new_rows import Reader
+from dubito.compare.predict import _check_words, predict
 from dubito.compare.task import make_task
+from dubito.report import write_page
 
 QUICK = Training(iterations=60, batch_size=32, lr=1e-2)
 
@@ -113,6 +116,48 @@ def test_classes_have_labels_sets_and_probabilities(tmp_path):
         assert again["label"] == found["label"]
 
 
+def test_several_targets_are_named(tmp_path):
+    stream = np.random.default_rng(0)
+    frame = pandas.DataFrame(stream.normal(size=(40, 2)), columns=["a", "b"])
+    frame["u"], frame["v"] = frame.a + 100, -50 * frame.b
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    compare(quick(tmp_path / "own.csv", target="u,v"), ["mc-dropout"], out=tmp_path / "out")
+    write_page(tmp_path / "out")
+    columns = predict(tmp_path / "out" / "mc-dropout.safetensors", tmp_path / "own.csv").columns
+    assert {"mean_u", "mean_v", "lower_95_v", "upper_95_u", "unlike_training"} <= set(columns)
+    for name in ("u", "v"):
+        assert np.corrcoef(columns[f"mean_{name}"], frame[name])[0, 1] > 0.8
+    assert abs(np.mean(columns["mean_u"]) - 100) < 2
+
+
+def test_numbers_of_words_are_checked(tmp_path):
+    reader = Reader(columns=(), fill=(), scaling=None, shape=(4,), unit=False, target="y")
+    for values, right in (([[3, 0, 1, 2]], True), ([[3.0, 0, 1, 2]], True), ([[-1, 0, 1, 2]], False)):
+        np.savez(tmp_path / "new.npz", words=np.array(values), y=np.zeros(1))
+        if right:
+            inputs, told = reader.read(tmp_path / "new.npz")
+            assert inputs.tolist() == [[3, 0, 1, 2]] and inputs.dtype == torch.int64
+            assert told == ["not used, for it is what is predicted: y"]
+        else:
+            with pytest.raises(DataError, match="numbers of words, whole and from 0 on"):
+                reader.read(tmp_path / "new.npz")
+    np.savez(tmp_path / "new.npz", words=np.full((1, 4), 1.5))
+    with pytest.raises(DataError, match="numbers of words"):
+        reader.read(tmp_path / "new.npz")
+    network = Network(name="imdb_lstm", arguments={"vocabulary": 40}, input_shape=(4,), num_outputs=1)
+    _check_words(torch.tensor([[39, 0]]), network, "new.npz")
+    with pytest.raises(
+        DataError, match=r"words in new.npz must have numbers below 40, as in training, got 40"
+    ):
+        _check_words(torch.tensor([[40, 0]]), network, "new.npz")
+
+
+def test_the_target_among_new_rows_is_told_apart(houses):
+    folder, _, _ = houses
+    found = predict(folder / "out" / "map.safetensors", folder / "prices.csv")
+    assert found.differences == ("not used, for it is what is predicted: price",)
+
+
 def test_networks_of_ones_own_must_be_given_again(tmp_path, monkeypatch):
     (tmp_path / "predict_nets.py").write_text(
         "import torch\ndef make():\n    return torch.nn.Linear(13, 3)\n"
@@ -130,8 +175,10 @@ def test_networks_of_ones_own_must_be_given_again(tmp_path, monkeypatch):
 def test_what_cannot_be_read_is_named(houses, tmp_path):
     folder, _, _ = houses
     path = folder / "out" / "map.safetensors"
-    with pytest.raises(StorageError, match=r"there is no file .*absent.safetensors"):
+    with pytest.raises(StorageError, match=r"absent.safetensors does not exist; give a posterior"):
         predict(folder / "absent.safetensors", folder / "prices.csv")
+    with pytest.raises(StorageError, match=r"results.json is no .safetensors file; give a posterior"):
+        predict(folder / "out" / "results.json", folder / "prices.csv")
     (tmp_path / "map.safetensors").write_bytes(path.read_bytes())
     with pytest.raises(StorageError, match=r"beside task.json and map.json"):
         predict(tmp_path / "map.safetensors", folder / "prices.csv")

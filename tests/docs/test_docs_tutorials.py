@@ -30,6 +30,20 @@ def test_every_method_has_a_page_and_a_place_in_the_choice():
 
     choice = (DOCS / "choose.md").read_text()
     pages = " ".join(path.read_text() for path in (DOCS / "methods").glob("*.md"))
-    for name, method in dubito.methods().items():
+    for name, method in {**dubito.methods(), "HMC": dubito.HMC()}.items():
         assert f"`{name}`" in choice, f"docs/choose.md does not name {name}"
-        assert type(method).__name__ in pages, f"no page under docs/methods names {type(method).__name__}"
+        settings = repr(type(method)())
+        assert settings in pages, f"no page under docs/methods states today's defaults: {settings}"
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "methods").glob("*.md")), ids=lambda page: page.stem)
+def test_pages_of_methods_say_what_a_reader_asks(page):
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    assert "Defaults" in headings and "When not to use it" in headings
+    if page.stem != "hmc":  # which is the reference, by its textbook
+        assert any(re.fullmatch(r"Where .*mathematics disagree", heading) for heading in headings)
+        assert re.search(r"^\| .*(paper|symbol|draw).* \|", text, re.MULTILINE), (
+            "no table from symbols to names"
+        )
+    assert "```python" in text

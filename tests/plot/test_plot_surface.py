@@ -38,6 +38,15 @@ def test_surfaces_that_do_not_fit_are_refused() -> None:
         plot.loss_surface(normal(3, 4), x, x)
     with pytest.raises(DataError, match="finite"):
         plot.loss_surface(torch.full((3, 3), torch.nan), x, x)
+    with pytest.raises(DataError, match=r"two different values .* got 1.0 and 1.0"):
+        plot.loss_surface(torch.ones(3, 3), x, x)
+
+
+def test_limits_are_those_of_the_colours() -> None:
+    x = torch.linspace(0, 1, 3)
+    (drawn,) = plot.loss_surface(100 * normal(3, 3), x, x, limits=(0.0, 2.0)).collections
+    levels = drawn.levels
+    assert (levels[0], levels[-1]) == pytest.approx((0, 2)) and drawn.extend == "both"
 
 
 @pytest.mark.parametrize("names", [None, ["cat", "dog", "cow"]])

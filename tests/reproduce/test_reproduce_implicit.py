@@ -134,7 +134,8 @@ def test_extremes_are_the_images_of_highest_and_lowest_entropy(posterior):
         draws = torch.tensor(found.details["probs"])
         assert draws.shape == (4, 2, 10)
         torch.testing.assert_close(draws.sum(-1), torch.ones(4, 2), atol=6e-3, rtol=0)
-    assert ends["highest"]["total"] == pytest.approx(ends["lowest"]["total"])  # there are 4 of a class, all taken
+    # There are 4 of a class, all taken.
+    assert ends["highest"]["total"] == pytest.approx(ends["lowest"]["total"])
 
 
 def test_curves_of_doubt_add_up_and_start_at_the_images_as_they_are(posterior):

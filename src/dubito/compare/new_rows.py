@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data import Data, Scaling, tabular
+from ..data import Data, Scaling, archives, tabular
 from ..data.columns import Column, differences, encoded, filled, from_json
 from ..errors import DataError
 from .settings import is_table
@@ -24,12 +24,16 @@ class Reader:
         fill: what takes the place of missing numbers, in original units.
         scaling: from original units (images: from 0 to 1) to what the network reads; None for word numbers.
         shape: of one row.
+        unit: whether rows are images of values from 0 to 1, for which bytes stand too.
+        target: what is predicted; a column of that name is no input.
     """
 
     columns: tuple[Column, ...]
     fill: tuple[float, ...]
     scaling: Scaling | None
     shape: tuple[int, ...]
+    unit: bool
+    target: str
 
     @classmethod
     def of(cls, data: Data) -> "Reader":
@@ -46,13 +50,16 @@ class Reader:
             fill=() if fill is None else tuple(fill.tolist()),
             scaling=data.input_scaling,
             shape=shape,
+            unit=unit_images(data),
+            target=data.target_name,
         )
 
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
         scaling = self.scaling and {name: value.tolist() for name, value in self.scaling._asdict().items()}
         columns = [asdict(column) for column in self.columns]
-        return {"columns": columns, "fill": self.fill, "scaling": scaling, "shape": self.shape}
+        plain = {"fill": self.fill, "shape": self.shape, "unit": self.unit, "target": self.target}
+        return {"columns": columns, "scaling": scaling, **plain}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> "Reader":
@@ -63,6 +70,8 @@ class Reader:
             fill=tuple(content["fill"]),
             scaling=scaling and Scaling(*(torch.tensor(scaling[name]) for name in ("shift", "scale"))),
             shape=tuple(content["shape"]),
+            unit=content.get("unit", len(content["shape"]) == 3),  # folders of earlier versions do not say
+            target=content.get("target", ""),
         )
 
     def read(self, name: str | Path) -> tuple[Tensor, list[str]]:
@@ -76,12 +85,15 @@ class Reader:
             raise DataError(f"new rows must be a {', '.join(tabular.SUFFIXES)} file, got {path}")
         if path.suffix.lower() != ".npz":
             return self._from_frame(tabular.frame(path), path)
-        found = tabular.archive(path)
+        found, told = archives.archive(path), []
+        if not self.columns and len(found) == 2 and self.target in found:
+            del found[self.target]
+            told = [f"not used, for it is what is predicted: {self.target}"]
         whole = [array for array in found.values() if array.shape[1:] == self.shape]
         if len(found) == 1 and whole:
-            return self._scaled(whole[0], path), []
+            return self._scaled(whole[0], path), told
         if self.columns and all(array.ndim in (1, 2) for array in found.values()):
-            return self._from_frame(tabular.archive_frame(found), path)
+            return self._from_frame(archives.archive_frame(found), path)
         shapes = {key: list(array.shape) for key, array in found.items()}
         raise DataError(f"{path} must hold one array of inputs [N, {_list(self.shape)}], got {shapes}")
 
@@ -93,19 +105,40 @@ class Reader:
             )
         if not len(frame):
             raise DataError(f"{path} must hold at least one row, got none")
-        found = differences(frame, self.columns, str(path))
+        known = {self.target, *(name.strip() for name in self.target.split(","))}
+        known -= {column.name for column in self.columns}
+        there = [name for name in frame.columns if name in known or name.startswith(f"{self.target}[")]
+        frame = frame.drop(columns=there)
+        found = [f"not used, for it is what is predicted: {name}" for name in there]
+        found += differences(frame, self.columns, str(path))
         inputs = filled(encoded(frame, self.columns, str(path)), np.array(self.fill))
         return self._scaled(inputs, path), found
 
     def _scaled(self, inputs: np.ndarray, path: Path) -> Tensor:
         if self.scaling is None:
+            if inputs.dtype.kind not in "iuf" or (inputs < 0).any() or (inputs != np.floor(inputs)).any():
+                raise DataError(f"{path} must hold the numbers of words, whole and from 0 on; got others")
             return torch.as_tensor(inputs.astype(np.int64))
         values = torch.as_tensor(inputs.astype(np.float64))
-        if len(self.shape) == 3 and inputs.dtype.kind in "iu":
-            values = values / 255  # whole numbers are an image's bytes
         if not values.isfinite().all():
             raise DataError(f"{path} must hold finite numbers, got NaN or infinity")
+        if self.unit and inputs.dtype.kind in "iu":
+            values = values / 255
+        elif self.unit and float(values.abs().max()) > 2:
+            raise DataError(
+                f"images in {path} must be whole numbers from 0 to 255 or fractions from 0 to 1, got fractions up to "
+                f"{float(values.max()):g}; divide them by 255, or save them as whole numbers"
+            )
         return self.scaling.apply(values).to(torch.get_default_dtype())
+
+
+def unit_images(data: Data) -> bool:
+    """Whether inputs are images of values from 0 to 1."""
+    inputs, scaling = data.train.inputs, data.input_scaling
+    if inputs.ndim != 4 or scaling is None:
+        return False
+    low, high = scaling.undo(inputs[:1000]).aminmax()
+    return bool(low > -0.01 and high < 1.01)
 
 
 def _list(shape: tuple[int, ...]) -> str:

@@ -22,7 +22,8 @@ def shown(task: Task, row: int) -> dict[str, Any]:
         return {}
     original = scaling.undo(values)
     if values.ndim == 3:
-        return {"image": png(original)} if len(original) in (1, 3) else {}
+        low, high = original.min().clamp(max=0), original.max().clamp(min=1)
+        return {"image": png((original - low) / (high - low))} if len(original) in (1, 3) else {}
     places = [re.fullmatch(r"pixel_(\d+)_(\d+)", name) for name in task.data.feature_names]
     if len(places) == len(values) and all(places):
         grid = original.reshape(1 + int(places[-1][1]), -1)  # pyright: ignore[reportOptionalSubscript]

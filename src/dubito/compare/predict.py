@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, StorageError
+from ..errors import ConfigError, DataError, StorageError
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
 from ..registry import load
 from .evidence import per_row
@@ -61,6 +61,7 @@ def predict(
     network = _network(facts["network"], model, path)
     reader = Reader.from_json(facts["reader"])
     inputs, found = reader.read(rows)
+    _check_words(inputs, network, rows)
     loaded = load(path, network.build())
     prediction: Any = loaded.predict(
         inputs,
@@ -69,7 +70,7 @@ def predict(
     )
     if facts["target_scaling"] is not None:
         prediction = prediction.rescaled(*(torch.tensor(value) for value in facts["target_scaling"].values()))
-    columns = columns_of(prediction, facts["class_names"], level)
+    columns = columns_of(prediction, facts["class_names"], level, facts["target"])
     unlike = per_row(prediction.epistemic) > max(limit, NO_DOUBT)
     note = None
     if limit < NO_DOUBT:
@@ -81,8 +82,9 @@ def predict(
 
 def saved(path: Path) -> tuple[dict[str, Any], float]:
     """What the folder of a saved posterior says of its task, and the doubt that 99 % of validation rows stay below."""
-    if not path.is_file():
-        raise StorageError(f"there is no file {path}; give a posterior that `dubito compare` saved")
+    if not path.is_file() or path.suffix != ".safetensors":
+        wrong = "is no .safetensors file" if path.exists() else "does not exist"
+        raise StorageError(f"{path} {wrong}; give a posterior that `dubito compare` saved")
     folder = Folder(path.parent)
     facts, kept = folder.read("task"), folder.kept(path.stem)
     if facts is None or kept is None:
@@ -106,8 +108,18 @@ def _network(stored: dict[str, Any], model: str | None, path: Path) -> Network:
     return Network(factory=model, input_shape=network.input_shape, num_outputs=network.num_outputs)
 
 
-def columns_of(prediction: Prediction, class_names: Sequence[str], level: float) -> dict[str, list[Any]]:
-    """Mean or label, the split of doubt, intervals or sets, one list per column."""
+def _check_words(inputs: Tensor, network: Network, rows: str | Path) -> None:
+    vocabulary = network.arguments.get("vocabulary")
+    if vocabulary is not None and int(inputs.max()) >= vocabulary:
+        raise DataError(
+            f"words in {rows} must have numbers below {vocabulary}, as in training, got {int(inputs.max())}"
+        )
+
+
+def columns_of(
+    prediction: Prediction, class_names: Sequence[str], level: float, target: str
+) -> dict[str, list[Any]]:
+    """Mean or label, the split of doubt, intervals or sets, one list per column; one of each for several targets."""
     if isinstance(prediction, RealPrediction):
         lower, upper = prediction.interval(level)
         share = f"{100 * level:g}"
@@ -119,7 +131,9 @@ def columns_of(prediction: Prediction, class_names: Sequence[str], level: float)
             f"lower_{share}": lower,
             f"upper_{share}": upper,
         }
-        return {name: one for key, value in values.items() for name, one in _outputs(key, value).items()}
+        return {
+            name: one for key, value in values.items() for name, one in _outputs(key, value, target).items()
+        }
     if isinstance(prediction, BernoulliPrediction):
         yes = _single(prediction.probs)
         probs, sets = torch.stack([1 - yes, yes], 1), prediction.sets(level).flatten(1)
@@ -144,8 +158,11 @@ def _single(values: Tensor) -> Tensor:
     return values.flatten(1)[:, 0] if values.ndim > 1 else values
 
 
-def _outputs(name: str, values: Tensor) -> dict[str, list[float]]:
+def _outputs(name: str, values: Tensor, target: str) -> dict[str, list[float]]:
     flat = values.flatten(1)
     if flat.shape[1] == 1:
         return {name: flat[:, 0].tolist()}
-    return {f"{name}_{place}": flat[:, place].tolist() for place in range(flat.shape[1])}
+    targets = [one.strip() for one in target.split(",")]
+    if len(targets) != flat.shape[1]:  # several targets in one array
+        targets = [str(place) for place in range(flat.shape[1])]
+    return {f"{name}_{one}": flat[:, place].tolist() for place, one in enumerate(targets)}

@@ -1,6 +1,7 @@
 """Compare methods: those that are not finished are run, all are ranked; what is finished is kept at once."""
 
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -156,14 +157,19 @@ def _each(waiting: list[Any], jobs: int | None, backend: Backend, scheduler: str
         for one in shared.each(work, waiting, jobs=jobs, backend=backend, scheduler=scheduler):
             ended.add(one.row.method)
             yield one
-    except shared.worker_deaths() as error:
+    except shared.worker_deaths():
         # Which one died is not told: those left are tried again, each in a pool of its own.
         for arguments in (each for each in waiting if each[0] not in ended):
             try:
                 yield from shared.each(work, [arguments], jobs=2)
-            except shared.worker_deaths():
-                row = Row(arguments[0], {}, failure=f"its process died, perhaps for want of memory ({error})")
-                yield Kept(row, {}, arguments[3])
+            except shared.worker_deaths() as error:
+                yield Kept(Row(arguments[0], {}, failure=_death(error)), {}, arguments[3])
+
+
+def _death(error: Exception) -> str:
+    """A worker's death in one line, with the signal that joblib's paragraph about it names."""
+    codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
+    return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
 
 
 def _summed(folder: Folder, task: Task, settings: Settings, kept: Sequence[Kept]) -> Comparison:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..shifts import corruptions
+from .new_rows import unit_images
 from .settings import Settings
 from .task import Task
 
@@ -24,10 +25,10 @@ def wanted(task: Task, settings: Settings) -> bool:
 def shifted(task: Task, settings: Settings) -> Iterator[tuple[str, int, Tensor]]:
     """Each shift's name, its severity from 1 to 5, and the first test rows under it.
 
-    Images suffer the 15 common corruptions, everything else noise.
+    Images of values from 0 to 1 suffer the 15 common corruptions, everything else noise.
     """
     scaling = task.data.input_scaling
-    if task.test.inputs.ndim == 4 and task.test.inputs.shape[1] in (1, 3) and scaling is not None:
+    if unit_images(task.data) and task.test.inputs.shape[1] in (1, 3) and scaling is not None:
         images = scaling.undo(task.test.inputs[:MOST_IMAGES]).clamp(0, 1)
         for name, severity, found in corruptions(images, seed=settings.seed):
             yield name, severity, scaling.apply(found)

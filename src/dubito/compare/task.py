@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..data import Data, Part, load
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, UnknownNameError
 from ..likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from ..shifts import far_range, feature_shuffled
 from ..shifts.svhn import svhn_test
@@ -126,7 +126,15 @@ def foreign_rows(name: str, data: Data, inputs: Tensor, seed: int) -> Tensor:
     if name == "svhn" and data.input_scaling is not None:
         found = data.input_scaling.apply(svhn_test())
     else:
-        found = load(name, input_scaling=data.input_scaling, validation=0).test.inputs
+        try:
+            found = load(name, input_scaling=data.input_scaling, validation=0).test.inputs
+        except UnknownNameError:
+            raise
+        except ConfigError as error:
+            raise DataError(
+                f"foreign rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; {name!r} does "
+                f"not: {error}"
+            ) from error
     if found.shape[1:] != inputs.shape[1:]:
         raise DataError(
             f"foreign rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; "

@@ -59,19 +59,19 @@ def _sentence(row: Row, there: Sequence[Row], level: Mapping[str, bool]) -> str:
         place = sum(value < virtue.size(row.metrics[virtue.metric]) for value in values) + 1
         places[virtue.metric] = place
         shared = sum(value == virtue.size(row.metrics[virtue.metric]) for value in values)
-        if place == 1 and 2 * shared < len(there):  # what half of them share is no virtue
+        if place == 1 and (shared == 1 or 2 * shared < len(there)):  # what half of them share is no virtue
             best.append(virtue.text.format(row.metrics[virtue.metric]))
-    if best:
+    if len(there) == 1:
+        good = f"NLL {row.metrics['nll']:.3f}"
+    elif best:
         good = " and ".join([", ".join(best[:-1]), best[-1]] if len(best) > 1 else best)
     elif level.get(row.method):
         good = "a likelihood that chance cannot tell from the best"
-    elif len(there) > 1:
+    else:
         metric = min(places, key=lambda name: places[name])
         good = f"at its best in {NAMES[metric]}, place {places[metric]} of {len(there)}"
         if 2 * places[metric] > len(there):
             good = "behind most others here in everything"
-    else:
-        good = f"NLL {row.metrics['nll']:.3f}"
     return f"{row.method}: {good}; {_cost(row, there)}."
 
 

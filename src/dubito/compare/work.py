@@ -1,5 +1,6 @@
 """One job: train a method, judge it, keep what it left; what fails says why."""
 
+import math
 import time
 import traceback
 import warnings
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import jobs, models
-from ..errors import DubitoError, DubitoWarning, Interrupted
+from ..errors import DubitoError, DubitoWarning, Interrupted, TrainingError
 from ..inference.point import MAP
 from ..inputs import Place
 from ..likelihoods import Gaussian
@@ -97,11 +98,14 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Kep
         )
         seconds = clock() - start
     seen, predict_seconds = observed(posterior, task, settings)
+    values = metrics_of(seen)
+    if math.isnan(values["nll"]):
+        raise TrainingError("its predictions are not numbers: training diverged; try a smaller --lr")
     posterior.save(folder.posterior(name))
     notes = tuple(str(item.message) for item in caught if issubclass(item.category, DubitoWarning))
     row = Row(
         name,
-        metrics_of(seen),
+        values,
         posterior.num_parameters,
         posterior.nbytes,
         round(seconds, 2),

@@ -75,8 +75,12 @@ def _input_statistics(raw: Raw, entry: Entry, inputs: np.ndarray, standardise: b
     if standardise and raw.statistics is not None:
         return raw.statistics
     if standardise and len(inputs):
+        if entry.kind == "table" and inputs.ndim == 4:
+            # Images of one's own, channel by channel: one pixel may be the same in all.
+            values = inputs.swapaxes(0, 1).reshape(inputs.shape[1], -1).T
+            return tuple(value[:, None, None] for value in column_statistics(values))  # pyright: ignore
         return channel_statistics(inputs) if entry.kind == "image" else column_statistics(inputs)
-    shape = (inputs.shape[1], 1, 1) if entry.kind == "image" else inputs.shape[-1:]
+    shape = (inputs.shape[1], 1, 1) if entry.kind == "image" or inputs.ndim == 4 else inputs.shape[-1:]
     return np.zeros(shape), np.ones(shape)
 
 
@@ -107,17 +111,18 @@ def assembled(
     _check_scaling(scaling, test[0].shape[1:])
 
     class_names = raw.class_names or entry.class_names
-    target_scaling = None
+    target_scaling, num_targets = None, 1
     if entry.task == "regression":
-        values = train[1].reshape(len(train[1]), 1)
-        pair = column_statistics(values) if standardise else (np.zeros(1), np.ones(1))
+        values = train[1].reshape(len(train[1]), -1)
+        num_targets = values.shape[1]
+        pair = column_statistics(values) if standardise else (np.zeros(num_targets), np.ones(num_targets))
         target_scaling = Scaling(*map(torch.as_tensor, pair))
 
     def part(pair: Pair) -> Part:
         inputs = _inputs(pair[0], entry, scaling, dtype)
         if target_scaling is None:
             return Part(inputs, _classes(pair[1], len(class_names), name))
-        values = torch.as_tensor(pair[1].reshape(-1, 1).astype(np.float64))
+        values = torch.as_tensor(pair[1].reshape(len(pair[1]), -1).astype(np.float64))
         return Part(inputs, target_scaling.apply(values).to(dtype))
 
     num_classes = len(class_names) or None
@@ -129,7 +134,7 @@ def assembled(
         test=part(test),
         split=split,
         num_splits=entry.splits,
-        num_outputs=len(class_names) if entry.task == "classification" else 1,
+        num_outputs=len(class_names) if entry.task == "classification" else num_targets,
         num_classes=num_classes,
         feature_names=raw.feature_names,
         class_names=class_names,

@@ -144,9 +144,10 @@ def numbers(values: Any, where: str) -> np.ndarray:
     found = numeric.to_numpy(np.float64, na_value=np.nan)
     wrong = np.flatnonzero(~np.isfinite(found) & ~missing)
     if wrong.size:
-        row = wrong[0]
+        row, told = wrong[0], values.iloc[wrong[0]]
+        told = told.item() if isinstance(told, np.generic) else told
         raise DataError(
-            f"column {values.name!r} of {where} must hold finite numbers, got {values.iloc[row]!r} in row {row + 1} "
+            f"column {values.name!r} of {where} must hold finite numbers, got {told!r} in row {row + 1} "
             "(the header not counted); correct it, or leave it empty where the value is missing"
         )
     return found

@@ -42,7 +42,8 @@ def load(
     Args:
         name: a data set's name, or the path of a table.
         split: which of the set's splits, or of a synthetic set's draws.
-        target: for a table of one's own, the name of the column (of an .npz file, the array) to predict.
+        target: for a table of one's own, the name of the column (of an .npz file, the array) to predict; several
+            real ones are separated by commas (in an .npz file: one array [N, targets]).
         task: for a table of one's own, what the target is; left out, it is detected and `Data.task_reason`
             says why.
         standardise: whether inputs and real targets are standardised; left out, all but synthetic sets are.

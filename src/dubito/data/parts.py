@@ -39,8 +39,9 @@ class Scaling(NamedTuple):
 class Data:
     """A data set, divided and scaled.
 
-    Class numbers are int64 [N] for "classification" and "binary" alike. Real targets are [N, 1], scaled alike in
-    every part: `data.target_scaling.undo(data.test.targets)` are in original units.
+    Class numbers are int64 [N] for "classification" and "binary" alike. Real targets are [N, 1], or [N, T] where a
+    table of one's own has several, scaled alike in every part: `data.target_scaling.undo(data.test.targets)` are in
+    original units.
 
     Attributes:
         name: the name or path it was loaded by.
@@ -50,7 +51,7 @@ class Data:
         test: the test part.
         split: the number of the split, or of the draw of a synthetic set.
         num_splits: how many splits there are.
-        num_outputs: outputs a network needs: the classes, 1 for "binary" and "regression".
+        num_outputs: outputs a network needs: the classes, 1 for "binary", the real targets.
         num_classes: 2 for "binary"; None for "regression".
         feature_names: names of the columns or channels, as far as there are any.
         class_names: names of the classes in the order of their numbers.

@@ -6,11 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dubito.errors import ConfigError, DataError, StorageError, unknown_name
+from dubito.errors import DataError, unknown_name
 
+from . import archives
 from .columns import Column, described, encoded, numbers
+from .frames import frame
 from .parts import Task
-from .readers import arrays
 from .registry import Raw
 
 SUFFIXES = (".csv", ".parquet", ".npz")
@@ -41,19 +42,28 @@ def read(path: Path, target: str, task: Task | None) -> Table:
 
     Args:
         path: the file.
-        target: the name of the column or array to predict.
+        target: the name of the column or array to predict; several real ones are separated by commas.
         task: what the target is; None leaves it to `detected`.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}; give the path of a {', '.join(SUFFIXES)} file")
-    archive = path.suffix.lower() == ".npz"
-    inputs, columns, values, notes = _npz(path, target) if archive else _framed(frame(path), target, path)
+    if path.suffix.lower() == ".npz":
+        inputs, columns, values, notes = _archived(archives.archive(path), target, path)
+    else:
+        table = frame(path)
+        inputs, columns, values, notes = _framed(table, headings_of(target, table, path), path)
     if len(values) < 3:
         raise DataError(f"{path} must hold at least 3 rows, to train and to test on, got {len(values)}")
-    if task is None:
-        task, reason = detected(values, target)
-    else:
+    if not np.all(np.any(values != values[:1], axis=0)):
+        raise DataError(
+            f"target {target!r} of {path} must vary, but all {len(values)} rows hold the same; choose another target"
+        )
+    if task is not None:
         reason = f"task={task!r} was asked for"
+    elif values.ndim == 2:
+        task, reason = "regression", f"{target!r} holds {values.shape[1]} targets"
+    else:
+        task, reason = detected(values, target)
     targets, class_names = _encoded(values, task, target, path)
     return Table(
         raw=Raw(
@@ -92,10 +102,14 @@ def _encoded(values: np.ndarray, task: Task, target: str, path: Path) -> tuple[n
     if task == "regression":
         if words:
             raise DataError(
-                f"target {target!r} of {path} must hold numbers for regression, got {str(values[0])!r} in "
+                f"target {target!r} of {path} must hold numbers for regression, got {str(values.flat[0])!r} in "
                 "row 1 (the header not counted); choose another task"
             )
         return values, ()
+    if values.ndim == 2:
+        raise DataError(
+            f"{task} has one target, but {target!r} of {path} holds {values.shape[1]}; choose one, or regression"
+        )
     if not words:
         broken = np.flatnonzero(values != np.floor(values))
         if broken.size:
@@ -105,56 +119,57 @@ def _encoded(values: np.ndarray, task: Task, target: str, path: Path) -> tuple[n
                 f"got {values[row]:g} in row {row + 1}; choose task='regression'"
             )
     classes, numbers = np.unique(values, return_inverse=True)
-    if len(classes) < 2 or (task == "binary" and len(classes) != 2):
-        wanted = "2" if task == "binary" else "at least 2"
+    if task == "binary" and len(classes) != 2:
         raise DataError(
-            f"target {target!r} of {path} must hold {wanted} classes for {task}, got {len(classes)}; "
-            "choose another task"
+            f"target {target!r} of {path} must hold 2 classes for binary, got {len(classes)}; choose another task"
         )
     return numbers.reshape(-1), tuple(str(value) if words else f"{value:g}" for value in classes)
 
 
-def frame(path: Path) -> Any:
-    """A .csv or .parquet file as a pandas frame with words for headings."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError(
-            f"reading {path} needs pandas, which is not installed: pip install dubito[tabular]"
-        ) from error
-    try:
-        read = pandas.read_csv if path.suffix.lower() == ".csv" else pandas.read_parquet
-        found = read(path, low_memory=False) if path.suffix.lower() == ".csv" else read(path)
-    except ImportError as error:
-        raise ConfigError(
-            f"reading {path} needs pyarrow, which is not installed: pip install dubito[tabular]"
-        ) from error
-    except (ValueError, OSError) as error:  # pandas' parser errors are ValueErrors, pyarrow's too
-        raise StorageError(
-            f"{path} should be a {path.suffix[1:]} table, reading it failed: {error}"
-        ) from error
-    found.columns = [str(column) for column in found.columns]
-    return found.reset_index(drop=True)
+def headings_of(target: str, table: Any, path: Path) -> list[str]:
+    """The columns that a target names: one, or several separated by commas."""
+    if target in table.columns:
+        return [target]
+    names = [name.strip() for name in target.split(",")]
+    for name in names:
+        if name not in table.columns:
+            raise unknown_name(f"target column of {path}:", name, table.columns)
+    if len(set(names)) < len(names):
+        raise DataError(f"each target must be named once, got {target!r}")
+    return names
 
 
 Read = tuple[np.ndarray, tuple[Column, ...], np.ndarray, tuple[str, ...]]
 
 
-def _framed(table: Any, target: str, path: Path) -> Read:
-    if target not in table.columns:
-        raise unknown_name(f"target column of {path}:", target, table.columns)
-    if len(table.columns) == 1:
-        raise DataError(f"{path} must have columns beside the target {target!r}, got none")
-    notes: tuple[str, ...] = ()
-    if absent := int(table[target].isna().sum()):
-        notes = (f"{target}: {absent} of {len(table)} rows have no target and are left out",)
-        table = table[table[target].notna()]
+def _framed(table: Any, targets: list[str], path: Path) -> Read:
+    """A frame with one column of targets, or several of real ones."""
+    if twice := [name for name in table.attrs.get("twice", ()) if name in targets]:
+        raise DataError(
+            f"{path} has several columns called {twice[0]!r}, which is the target; rename the others"
+        )
+    if len(table.columns) == len(targets):
+        raise DataError(
+            f"{path} must have columns beside the target {', '.join(map(repr, targets))}, got none"
+        )
+    notes = tuple(
+        f"{name}: several columns have this name; the others are called {name}.1 and so on"
+        for name in table.attrs.get("twice", ())
+    )
+    there = table[targets].notna().all(axis=1)
+    if absent := int((~there).sum()):
+        notes += (f"{', '.join(targets)}: {absent} of {len(table)} rows have no target and are left out",)
+        table = table[there]
     if len(table) < 3:
         raise DataError(f"{path} must hold at least 3 rows, to train and to test on, got {len(table)}")
-    targets = _target(table[target], path)
-    table = table.drop(columns=target)
+    values = [
+        _target(table[name], path) if len(targets) == 1 else numbers(table[name], str(path))
+        for name in targets
+    ]
+    table = table.drop(columns=targets)
     columns, found = described(table, str(path))
-    return encoded(table, columns, str(path)), columns, targets, (*notes, *found)
+    whole = values[0] if len(targets) == 1 else np.stack(values, axis=1)
+    return encoded(table, columns, str(path)), columns, whole, (*notes, *found)
 
 
 def _target(column: Any, path: Path) -> np.ndarray:
@@ -168,9 +183,8 @@ def _target(column: Any, path: Path) -> np.ndarray:
     return column.astype(str).to_numpy(str) if words else numbers(column, str(path))
 
 
-def _npz(path: Path, target: str) -> Read:
+def _archived(found: dict[str, np.ndarray], target: str, path: Path) -> Read:
     """One array of inputs [N, ...], or several of one or two axes that are joined as columns."""
-    found = archive(path)
     if target not in found:
         raise unknown_name(f"target array of {path}:", target, found)
     targets = found.pop(target)
@@ -178,8 +192,10 @@ def _npz(path: Path, target: str) -> Read:
         raise DataError(f"{path} must hold arrays beside the target {target!r}, got none")
     if targets.ndim == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
-    if targets.ndim != 1:
-        raise DataError(f"target {target!r} of {path} must be of shape [N], got {list(targets.shape)}")
+    if targets.ndim not in (1, 2):
+        raise DataError(
+            f"target {target!r} of {path} must be of shape [N] or [N, targets], got {list(targets.shape)}"
+        )
     for name, array in found.items():
         if array.ndim < 1 or len(array) != len(targets) or (array.ndim > 2 and len(found) > 1):
             raise DataError(
@@ -188,60 +204,12 @@ def _npz(path: Path, target: str) -> Read:
             )
     first_name, first = next(iter(found.items()))
     if first.ndim > 2:
-        return _finite(first, first_name, path), (), _npz_target(targets, target, path), ()
-    if all(_plain(array) for array in (*found.values(), targets)):  # no need of pandas
+        inputs, notes = archives.images_or_series(first, first_name, path)
+        return inputs, (), archives.target_of(targets, target, path), notes
+    if all(archives.plain(array) for array in (*found.values(), targets)):  # no need of pandas
         joined = [array.reshape(len(array), -1).astype(np.float64) for array in found.values()]
-        names = [name for key, array in found.items() for name in _names(key, array)]
+        names = [name for key, array in found.items() for name in archives.names_of(key, array)]
         columns = tuple(Column(name=name, kind="number") for name in names)
         return np.concatenate(joined, axis=1), columns, targets.astype(np.float64), ()
-    return _framed(archive_frame({**found, target: targets}), target, path)
-
-
-def archive(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name."""
-    try:
-        return arrays(path)
-    except Exception as error:  # numpy raises many kinds for what is not an archive of plain arrays
-        raise StorageError(
-            f"{path} should be an npz archive of plain arrays, reading it failed: {error}"
-        ) from error
-
-
-def archive_frame(found: dict[str, np.ndarray]) -> Any:
-    """Arrays of one or two axes as the columns of a pandas frame."""
-    import pandas
-
-    columns = {}
-    for key, array in found.items():
-        for name, values in zip(_names(key, array), array.reshape(len(array), -1).T, strict=True):
-            columns[name] = values.astype(np.float64) if values.dtype.kind in "fiub" else values.astype(str)
-    return pandas.DataFrame(columns)
-
-
-def _names(name: str, array: np.ndarray) -> list[str]:
-    width = 1 if array.ndim == 1 else array.shape[1]
-    return [name] if width == 1 else [f"{name}[{number}]" for number in range(width)]
-
-
-def _plain(array: np.ndarray) -> bool:
-    return array.dtype.kind in "fiub" and bool(np.isfinite(array).all())
-
-
-def _npz_target(targets: np.ndarray, name: str, path: Path) -> np.ndarray:
-    return targets if targets.dtype.kind in "US" else _finite(targets, name, path)
-
-
-def _finite(array: np.ndarray, name: str, path: Path) -> np.ndarray:
-    if array.dtype.kind not in "fiub":
-        raise DataError(
-            f"array {name!r} of {path} must hold numbers, got {array.dtype} ({array.flat[0]!r} in row 1)"
-        )
-    values = array.astype(np.float64)
-    wrong = np.argwhere(~np.isfinite(values))
-    if wrong.size:
-        place = tuple(wrong[0])
-        raise DataError(
-            f"array {name!r} of {path} must hold finite numbers, got {values[place]} in row {place[0] + 1}"
-            f"{f', position {[int(i) for i in place[1:]]}' if len(place) > 1 else ''}"
-        )
-    return values
+    headings = archives.names_of(target, targets)
+    return _framed(archives.archive_frame({**found, target: targets}), headings, path)

@@ -12,6 +12,9 @@ from .axes import axis_of, colour
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+#: Colours of a surface.
+LEVELS = 20
+
 
 def loss_surface(
     values: Tensor,
@@ -20,6 +23,7 @@ def loss_surface(
     *,
     components: Tensor | None = None,
     centre: Tensor | None = None,
+    limits: tuple[float, float] | None = None,
     name: str = "NLL",
     axis: "Axes | None" = None,
 ) -> "Axes":
@@ -33,6 +37,7 @@ def loss_surface(
         y: second coordinates, [Y].
         components: places of the components, [K, 2].
         centre: that of the weights they share, [2].
+        limits: least and largest value of the colours; None takes those of `values`.
         name: of the quantity.
         axis: to draw on.
     """
@@ -40,8 +45,17 @@ def loss_surface(
         raise DataError(
             f"values must be finite numbers of shape {(len(x), len(y))}, one per place, got {tuple(values.shape)}"
         )
+    lowest, highest = (float(end) for end in values.aminmax()) if limits is None else limits
+    if not lowest < highest:
+        raise DataError(
+            f"a surface needs two different values to be drawn between, got {lowest} and {highest}"
+        )
     axis = axis_of(axis)
-    drawn = axis.contourf(x.tolist(), y.tolist(), values.mT.double().cpu().numpy(), levels=20)
+    levels = torch.linspace(lowest, highest, LEVELS + 1).tolist()
+    heights = values.mT.double().cpu().numpy()
+    drawn = axis.contourf(
+        x.tolist(), y.tolist(), heights, levels=levels, extend="both" if limits else "neither"
+    )
     if components is not None:
         across, up = components.cpu().unbind(-1)
         axis.plot(across.tolist(), up.tolist(), "o", color=colour(1), markersize=5, label="components")

@@ -1,5 +1,6 @@
 """Charts that show all methods together."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -231,6 +232,7 @@ def _price(item: Item, what: str) -> float:
 
 def cost(items: Sequence[Item], what: str) -> str:
     """Quality against one of `COSTS`."""
+    items = [item for item in items if math.isfinite(item.row.metrics["nll"])]
     values = {item.name: _price(item, what) for item in items}
     if len(values) < 2:
         return ""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import metrics, seeds
 from ..data import Part, load
+from ..inference.deep_ensemble import DeepEnsemble
 from ..inference.implicit import Implicit
 from ..likelihoods import Categorical
 from ..method import Method
@@ -151,14 +152,21 @@ def small(settings: Judged) -> Judged:
 SMALLER = "10,000 images for 50,000, 10 epochs for 300, 1 noise sample for 2, 2,000 test images for 10,000"
 
 
+def passes(method: Method) -> int:
+    """How often an epoch sends its images through a network."""
+    if isinstance(method, DeepEnsemble):
+        return method.members
+    return method.noise_samples if isinstance(method, Implicit) else 1
+
+
 def variants(settings: Mapping[tuple[str, str], Judged], beside: float) -> dict[tuple[str, str], Variant]:
     """Settings with their estimated costs; `beside` are the CPU-seconds of all but the training."""
     found = {}
     for key, each in settings.items():
         fit = each.fit
-        passes = fit.method.noise_samples if isinstance(fit.method, Implicit) else 1
         epoch = EPOCH_SECONDS[fit.width] * fit.num_images / IMAGES
-        found[key] = Variant(settings=each, cpu_seconds=beside + 1.3 * passes * fit.epochs * epoch)
+        cost = 1.3 * passes(fit.method) * fit.epochs * epoch
+        found[key] = Variant(settings=each, cpu_seconds=beside + cost)
     return found
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...layers.taps import Tap
-from ...layers.uses import PIECE, add_gram
+from ...layers.uses import LINE, PIECE, WIDE, add_gram, mirrored
 
 
 def gram(
@@ -15,8 +15,7 @@ def gram(
     """[X G]ᵀ[X G] of a block, [K, w, w], and the cases (rows times positions) it was summed over.
 
     X are the inputs of the layer, patches where it is a convolution, with a last column of ones for the bias, and
-    G the gradients at its outputs. Every position of every row is a case. Below the diagonal blocks of X, E and G
-    anything may stand.
+    G the gradients at its outputs. Every position of every row is a case.
 
     Args:
         taps: of the block, one for each part of its weight.
@@ -31,24 +30,21 @@ def gram(
 def _gram(tap: Tap, rows: int, targets: Tensor | None, noise: Tensor | None) -> tuple[Tensor, float]:
     product = tap.product
     assert product is not None
-    sums, cases, sizes = None, 0.0, [0]
+    sums, cases, width = None, 0.0, 0
     for part in _parts(tap, rows):
         a, g = tap.matrices(rows, part)  # [b, K, T, n], [b, K, m, T]
         last = g.mT if targets is None else targets[part].reshape(len(a), 1, 1, -1)
         columns = [a, last] if noise is None else [a, noise[part], last]
+        width = sum(each.shape[-1] for each in columns)
+        if width >= WIDE:
+            columns.append(a.new_zeros(*a.shape[:-1], -width % LINE))
         joint = torch.cat(columns, -1).transpose(0, 1).flatten(1, 2)  # [K, b · T, w]
-        groups, count, width = joint.shape
-        sizes = [each.shape[-1] for each in columns]
         if sums is None:
-            sums = joint.new_zeros(groups, width, width)
+            sums = joint.new_zeros(len(joint), joint.shape[-1], joint.shape[-1])
         add_gram(sums, joint)
-        cases += count
+        cases += joint.shape[1]
     assert sums is not None
-    start = 0
-    for size in sizes:  # one block of the diagonal after the other
-        block = sums[:, start : start + size, start : start + size].triu_()
-        block.add_(block.triu(1).mT)
-        start += size
+    sums = mirrored(sums)[:, :width, :width]
     if product.order is not None:  # from the order of patches to that of weights
         inner = product.order.argsort().to(sums.device)
         index = torch.cat([inner, torch.arange(len(inner), sums.shape[-1], device=sums.device)])

@@ -1,0 +1,117 @@
+"""Draw the implicit paper's figures from what was run: `python docs/generate/implicit.py [results]`.
+
+Writes docs/methods/implicit-figure-*.png, for the first run of each cell; figures that were not run are left out.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from dubito import plot
+from dubito.data import load
+from dubito.plot.axes import colour
+from dubito.reproduce import Cell, Results, tables
+from dubito.reproduce.implicit_cubic import DATA as CUBIC
+from dubito.reproduce.implicit_cubic import DEPTHS, PLACES
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "docs" / "methods"
+CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+
+
+def details(name: str, results: Results) -> dict[tuple[str, str], dict]:
+    """What the first run of each cell kept, by data and method; nothing unless all were run."""
+    made = tables()[name].experiment
+    scale = made.scale(None)
+    keys = list(made.scales[scale].variants)
+    read = {key: results.read(made, scale, Cell(*key)) for key in keys}
+    return {key: dict(one.details) for key, one in read.items() if one} if all(read.values()) else {}
+
+
+def cubic(kept: dict) -> Figure:
+    """Figure 1: fits of growing depth."""
+    data = load(CUBIC, 0, standardise=False)
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    axes = figure.subplots(2, len(DEPTHS), sharex=True, sharey=True)
+    x = PLACES.flatten()
+    for row, method in zip(axes, ("mean-field", "implicit"), strict=True):
+        for axis, depth in zip(row, DEPTHS, strict=True):
+            one = kept[CUBIC, method][str(depth)]
+            mean, std = torch.tensor(one["mean"]), torch.tensor(one["std"])
+            axis.fill_between(x, mean - 2 * std, mean + 2 * std, color=colour(0), alpha=0.3, linewidth=0)
+            axis.plot(x, mean, color=colour(0))
+            axis.plot(*(part.flatten() for part in data.train), ".", color="red")
+            axis.set(title=f"{method}, {depth} hidden", ylim=(-150, 150))
+    return figure
+
+
+def planes(kept: dict) -> Figure:
+    """Figure 2: losses and accuracies around the components, and around plain networks."""
+    figure = Figure(figsize=(15, 6), layout="constrained")
+    axes = figure.subplots(2, 4)
+    for row, ((_, method), one) in zip(axes, kept.items(), strict=True):
+        kinds = ("train_nll", "train_accuracy", "test_nll", "test_accuracy")
+        for axis, kind in zip(row, kinds, strict=True):
+            values, x, y = (torch.tensor(one[key]) for key in (kind, "x", "y"))
+            components, centre = torch.tensor(one["components"]), torch.tensor(one["centre"])
+            words = kind.replace("_", " ")
+            limits = (
+                (float(values.min()), float(values.quantile(0.9))) if "nll" in kind else None
+            )  # walls are high
+            marks = {"components": components, "centre": centre}
+            plot.loss_surface(values, x, y, **marks, limits=limits, name=words, axis=axis)
+            axis.set_title(method)
+    return figure
+
+
+def draws(kept: dict) -> Figure:
+    """Figure 3: the surest image of four classes above, the least sure one below."""
+    test = load("fashion-mnist", standardise=False).test
+    figure = Figure(figsize=(14, 6), layout="constrained")
+    axes = figure.subplots(2, 8, width_ratios=[1, 2] * 4)
+    for row, one in zip(axes, kept.values(), strict=True):
+        for column, (image, probs) in enumerate(zip(one["images"], one["probs"], strict=True)):
+            row[2 * column].imshow(test.inputs[image, 0], cmap="gray")
+            row[2 * column].axis("off")
+            plot.class_draws(torch.tensor(probs), class_names=CLASSES, axis=row[2 * column + 1])
+    return figure
+
+
+def noise(kept: dict) -> Figure:
+    """Figure 8: where doubt comes from as images turn into noise."""
+    figure = Figure(figsize=(10, 3), layout="constrained")
+    for axis, ((data, method), one) in zip(
+        figure.subplots(1, len(kept), sharey=True), kept.items(), strict=True
+    ):
+        axis.stackplot(
+            one["levels"],
+            one["aleatoric"],
+            one["epistemic"],
+            labels=("aleatoric", "epistemic"),
+            colors=[colour(0), colour(1)],
+        )
+        axis.set(title=f"{method}, {data}", xlabel="level", ylabel="mean entropy")
+        axis.legend()
+    return figure
+
+
+FIGURES = {
+    "implicit-figure-1": cubic,
+    "implicit-figure-2": planes,
+    "implicit-figure-3": draws,
+    "implicit-figure-8": noise,
+}
+
+
+def main() -> None:
+    """Draw what is there."""
+    results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results")
+    for name, draw in FIGURES.items():
+        if kept := details(name, results):
+            draw(kept).savefig(FOLDER / f"{name}.png", dpi=60)
+
+
+if __name__ == "__main__":
+    main()
