@@ -56,6 +56,9 @@ OUTPUT_FLOORS = {
     "power": 1e-5,
     "protein": 1e-5,
 }
+#: Table 4's step size is too short for kin8nm's rows: kept from training, they had an RMSE of 0.0803 and a
+#: log-likelihood of 1.104 with it, 0.0744 and 1.185 with this one (0.0854 and 1.038 with 0.1).
+STEP_SIZES = {"kin8nm": 1.0}
 #: Methods whose settings are ours, found on tenths of the training rows of yacht and concrete: the method, learning
 #: rate, steps, rows per step on tables below and above 2,000 rows, and CPU-seconds of one split of either, measured.
 #: Vadam sees few rows, because the square of a batch's mean gradient understates the curvature by the batch's size.
@@ -122,7 +125,7 @@ def layerwise_variants(
         protein = data == "protein"
         steps = iterations or (30_000 if protein else 20_000)
         method = BALI(
-            step_size=0.3,
+            step_size=STEP_SIZES.get(data, 0.3),
             update_rate=0.1 if protein else 0.2,
             prior_scale=20.0 if protein else 40.0,
             hidden_floor=0.01,
@@ -189,7 +192,8 @@ PLUS_MINUS = "standard error of the mean over 20 splits"
 DIFFERS = (
     "MC dropout is trained once per dropout rate, not once per rate and noise precision; the least noise of BALI's "
     "last layer is not the paper's 0.01, which its own Table 7 contradicts, but chosen on rows kept from training "
-    "(for kin8nm and protein the smallest value of the other sets, without a choice of their own); the paper's "
+    "(for kin8nm and protein the smallest value of the other sets, without a choice of their own), as is kin8nm's "
+    "step size, 1 for the paper's 0.3; the paper's "
     "columns of Noisy K-FAC (NNG-MVG), Vadam and mean field (BBB) are other papers', tuned by searches of their own, "
     "ours have one setting for all tables; bali-chosen stands beside the paper's BALI"
 )
