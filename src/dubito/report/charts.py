@@ -53,7 +53,8 @@ def lines(
     if diagonal:
         chart.guide([x.low, x.high], [y.low, y.high])
     for line in reversed(found):  # the best on top
-        chart.line(line.item.place, line.item.name, line.xs, line.ys, dots=dots)
+        alone = sum(value is not None for value in line.ys) == 1  # one point makes no line
+        chart.line(line.item.place, line.item.name, line.xs, line.ys, dots=dots or alone)
     return figure(chart.render(), caption, _numbers(found, x, y))
 
 
@@ -212,7 +213,10 @@ def training(items: Sequence[Item], metric: str) -> str:
     first = min(value for line in found for value in line.xs if value is not None)
     what = "validation rows" if metric == "validation_nll" else "training rows, with the method's noise"
     caption = f"<b>Training.</b> NLL of {what}, epoch by epoch."
-    x = Axis(title="epoch", low=first, high=max(last, first + 1))
+    if last == first:
+        first, last = first - 1, first + 1
+    ticks = tuple(range(round(first), round(last) + 1)) if last - first <= 10 else None  # epochs are whole
+    x = Axis(title="epoch", low=first, high=last, ticks=ticks)
     return lines(found, x, Axis(title="NLL", low=low, high=high), caption)
 
 

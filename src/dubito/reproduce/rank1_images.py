@@ -39,7 +39,6 @@ class Images:
         weight_decay: on slow weights; 1e-4 · Σw² has the gradient of a decay of 2e-4.
         batch_size: images per step.
         num_samples: draws at test time, in all.
-        precision: of training.
     """
 
     method: Method
@@ -52,7 +51,6 @@ class Images:
     weight_decay: float = 2e-4
     batch_size: int = 128
     num_samples: int = 4
-    precision: str = "full"
 
     def training(self, steps: int | None) -> Training:
         """The run, ended after `steps` where given."""
@@ -66,7 +64,6 @@ class Images:
             warmup=1.0,
             weight_decay=self.weight_decay,
             kl=KL(warmup=self.kl_warmup),
-            precision=self.precision,  # pyright: ignore[reportArgumentType]
             channels_last=True,
         )
 
@@ -156,7 +153,6 @@ def small(method: Method, num_samples: int = 16) -> Images:
         epochs=15,
         kl_warmup=12.0,
         num_samples=num_samples,
-        precision="bf16",
     )
 
 
