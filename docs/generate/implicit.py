@@ -57,9 +57,8 @@ def planes(kept: dict) -> Figure:
             values, x, y = (torch.tensor(one[key]) for key in (kind, "x", "y"))
             components, centre = torch.tensor(one["components"]), torch.tensor(one["centre"])
             words = kind.replace("_", " ")
-            limits = (
-                (float(values.min()), float(values.quantile(0.9))) if "nll" in kind else None
-            )  # walls are high
+            ends = (0.0, 0.9) if "nll" in kind else (0.1, 1.0)  # walls are high
+            limits = (float(values.quantile(ends[0])), float(values.quantile(ends[1])))
             marks = {"components": components, "centre": centre}
             plot.loss_surface(values, x, y, **marks, limits=limits, name=words, axis=axis)
             axis.set_title(method)
