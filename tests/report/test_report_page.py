@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from dubito import StorageError
+from dubito.compare.folder import Row
 from dubito.registry import methods
 from dubito.report import colours, write_page
-from dubito.report.charts import _quality
+from dubito.report.charts import Item, _quality, training
 from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, short, spread
 
 VOID = {"meta", "link", "input", "img", "br"}
@@ -225,6 +226,16 @@ def test_the_axis_of_quality_gives_close_methods_room():
         "0",
         "2.5e+09",
     ]
+
+
+def test_a_training_of_one_epoch_is_a_point():
+    row = Row("map", {"nll": 0.5})
+    item = Item("map", 7, row, {"training": {"epoch": [1.0], "nll": [0.25]}})
+    text = training([item], "nll")
+    assert text.count("<circle") == 1
+    assert re.findall(r'class="xtick"[^>]*>([^<]*)<', text) == ["0", "1", "2"]
+    item = Item("map", 7, row, {"training": {"epoch": [1.0, 2.0], "nll": [0.25, 0.2]}})
+    assert "<circle" not in training([item], "nll")
 
 
 def test_ticks_are_round_and_inside():

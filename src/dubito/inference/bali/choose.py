@@ -1,7 +1,7 @@
 """Settings that choose themselves: effective data and the last layer's floor, by rows kept from training."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,6 +27,8 @@ LEAST_ROWS = 100
 #: The part of the rows that judges, and how many it has at most.
 PART, MOST_ROWS = 0.1, 2000
 NUM_SAMPLES = 32
+#: How many times more or fewer data than those of the run that chooses are tried.
+REACH = 4.0
 
 
 class SomeRows(OrderedSource):
@@ -91,8 +93,10 @@ def chosen(
 ) -> "BALI":
     """The method with the settings that serve the judging rows best.
 
-    A layer's averages do not depend on the two settings, so its posterior under others follows from them at once:
-    one run judges all. First the effective data are chosen, then the floor.
+    One run judges all: a layer's posterior under other settings follows from its averages. For the floor this is
+    what a run of its own would give. It is not quite so for the effective data, because averages hold the noise of
+    weights that were drawn under the run's: so no others are tried than near those, and they are taken only where they
+    are better by more than a standard error. First the effective data are chosen, then the floor.
 
     Args:
         method: as asked for, with None where to choose.
@@ -107,30 +111,50 @@ def chosen(
     run_data = best.effective_data
     assert run_data is not None
 
-    def score(candidate: "BALI") -> float:
-        return _score(candidate, objective, layers, correction, judge, seed)
+    def scores(candidate: "BALI") -> Tensor:
+        return _scores(candidate, objective, layers, correction, judge, seed)
 
     if method.effective_data is None:
-        counts = sorted({run_data, *(share * num_data for share in SHARES)}, reverse=True)
-        best = _best([replace(best, effective_data=count) for count in counts if count >= 10], score)
+        counts = [count for count in (share * num_data for share in SHARES) if near(count, run_data)]
+        tried = [replace(best, effective_data=count) for count in counts]
+        best = [best, *tried][preferred(scores(best), [scores(each) for each in tried])]
     if method.output_floor is None and objective.last is not None:
-        best = _best([replace(best, output_floor=floor) for floor in FLOORS], score)
+        floors = [replace(best, output_floor=floor) for floor in FLOORS]
+        best = min(floors, key=lambda each: float(scores(each).mean()))
     return best
 
 
-def _best(candidates: Sequence["BALI"], score: Callable[["BALI"], float]) -> "BALI":
-    return min(candidates, key=score)
+def near(count: float, run_data: float) -> bool:
+    """Whether averages of a run with `run_data` can speak for others than its own."""
+    return count != run_data and run_data / REACH <= count <= run_data * REACH
 
 
-def _score(
+def preferred(own: Tensor, others: Sequence[Tensor]) -> int:
+    """0 for the run's own scores by row, or the place of the best others, from 1, that are surely lower.
+
+    Args:
+        own: negative log-likelihoods of the judging rows under the run's own settings.
+        others: under those that are tried, of the same rows.
+    """
+    found, lowest = 0, float(own.mean())
+    for place, scores in enumerate(others, 1):
+        gain = own - scores
+        error = float(gain.std()) / math.sqrt(len(gain))
+        unsure = float(gain.mean()) <= error  # never so where rows are infinite
+        if not unsure and float(scores.mean()) < lowest:
+            found, lowest = place, float(scores.mean())
+    return found
+
+
+def _scores(
     candidate: "BALI",
     objective: BALIObjective,
     layers: Mapping[str, Layer],
     correction: float,
     judge: Source,
     seed: int,
-) -> float:
-    """Mean negative log-likelihood of the judging rows under other settings."""
+) -> Tensor:
+    """Negative log-likelihoods of the judging rows under other settings; infinite where they are not numbers."""
     for name, layer in layers.items():
         floor = layer.prior.floor
         if name == objective.last:
@@ -141,9 +165,8 @@ def _score(
         layer.prior = Prior(precision=layer.prior.precision, floor=floor, data=data)
         layer.infer(correction, 0)
     objective.commit(layers)
-    total, rows = 0.0, 0
-    for batch in judge.batches(1024):
-        prediction = objective.draft.predict(batch.inputs, NUM_SAMPLES, seed=seed)
-        total -= float(prediction.log_prob(batch.targets).sum())
-        rows += len(batch.targets)
-    return total / rows if math.isfinite(total) else math.inf
+    found = [
+        -objective.draft.predict(batch.inputs, NUM_SAMPLES, seed=seed).log_prob(batch.targets)
+        for batch in judge.batches(1024)
+    ]
+    return torch.cat([each.reshape(-1) for each in found]).cpu().nan_to_num(nan=math.inf, posinf=math.inf)
