@@ -54,3 +54,13 @@ def test_a_classifier_keeps_its_effective_data_near_its_rows() -> None:
     prediction = posterior.predict(inputs)
     assert isinstance(prediction, CategoricalPrediction)
     assert (prediction.labels == labels).float().mean() > 0.95
+
+
+def test_one_row_far_off_does_not_decide_for_all() -> None:
+    """A wide floor serves one row of 28 by 20 nats and costs every other 0.3: its mean is lower all the same."""
+    narrow = torch.zeros(28)
+    narrow[5] = 20.0
+    wide = torch.full((28,), 0.3)
+    assert wide.mean() < narrow.mean() and preferred(narrow, [wide]) == 0
+    noisy = torch.arange(28) / 14  # where many rows are served, it is taken
+    assert preferred(noisy, [wide]) == 1

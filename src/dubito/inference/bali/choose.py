@@ -93,10 +93,10 @@ def chosen(
 ) -> "BALI":
     """The method with the settings that serve the judging rows best.
 
-    One run judges all: a layer's posterior under other settings follows from its averages. For the floor this is
-    what a run of its own would give. It is not quite so for the effective data, because averages hold the noise of
-    weights that were drawn under the run's: so no others are tried than near those, and they are taken only where they
-    are better by more than a standard error. First the effective data are chosen, then the floor.
+    One run judges all: a layer's posterior under other settings follows from its averages. Those hold the noise of
+    weights that were drawn under the run's own effective data, so that no others are tried than near these. What the
+    run started from stays, unless other settings are better by more than a standard error: a single row far off asks
+    for a floor that all the others pay for. First the effective data are chosen, then the floor.
 
     Args:
         method: as asked for, with None where to choose.
@@ -119,8 +119,8 @@ def chosen(
         tried = [replace(best, effective_data=count) for count in counts]
         best = [best, *tried][preferred(scores(best), [scores(each) for each in tried])]
     if method.output_floor is None and objective.last is not None:
-        floors = [replace(best, output_floor=floor) for floor in FLOORS]
-        best = min(floors, key=lambda each: float(scores(each).mean()))
+        tried = [replace(best, output_floor=floor) for floor in FLOORS if floor != best.output_floor]
+        best = [best, *tried][preferred(scores(best), [scores(each) for each in tried])]
     return best
 
 
