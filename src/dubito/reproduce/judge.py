@@ -57,7 +57,7 @@ class Judged:
     n: int
     mean: float | None
     difference: PairedDifference | None
-    verdict: Literal["holds", "contradicted", "open", "one pair for", "one pair against", "not run"]
+    verdict: Literal["holds", "contradicted", "open", "for by one pair", "against by one pair", "not run"]
 
 
 def rows(table: Table, scale: str, results: Results, cells: Collection[Cell] | None = None) -> list[Row]:
@@ -159,7 +159,7 @@ def _judged(claim: Claim, data: str, found: dict[Cell, Outcome], lower_is_better
         return Judged(claim=claim, data=data, n=0, mean=None, difference=None, verdict="not run")
     if len(pairs) == 1:
         mean = pairs[0][0] - pairs[0][1]
-        side = "one pair for" if mean != 0 and (mean < 0) == lower_is_better else "one pair against"
+        side = "for by one pair" if mean != 0 and (mean < 0) == lower_is_better else "against by one pair"
         return Judged(claim=claim, data=data, n=1, mean=mean, difference=None, verdict=side)
     first, second = zip(*pairs, strict=True)
     difference = paired_bootstrap(first, second, over=Over.RUNS)
