@@ -30,7 +30,7 @@ class BatchEnsemble(TrainedMethod):
         log_mixture: train on the log of the mean likelihood of the members instead of the mean of the logs.
         factor_rate: multiplies the learning rate of the factors.
         arrangement: "tile" sends the members through the network at once, "loop" one after the other; "auto"
-            takes the tile where it fits into memory.
+            takes the tile where it fits into memory, and where batch norm learns.
         subset: the weights that carry factors, by names or by a predicate of (name, tensor); None takes all.
     """
 

@@ -1,5 +1,6 @@
 """The loss of a mixture: every component sees every row, with factors of its own."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import log
@@ -7,8 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..inputs import Batch, rows_of
+from ..errors import DubitoWarning
+from ..inputs import Batch, Inputs, rows_of
 from ..layers.node_noise import Sides
 from ..layers.sites import Site
 from ..likelihoods import BuiltLikelihood
@@ -68,10 +71,40 @@ class ComponentObjective(NodeObjective):
             modes=modes,
         )
         self.summed = summed
+        self.together = False
 
     @property
     def passes(self) -> int:
         return self.draft.num_components
+
+    def bind(self, inputs: Inputs) -> None:
+        known = "shared" in self.draft.details
+        super().bind(inputs)
+        norms = [
+            name
+            for name, module in self.draft.network.named_modules()
+            if isinstance(module, _BatchNorm) and module.track_running_stats and self.modes.get(name, True)
+        ]
+        self.together = bool(norms) and self.passes > 1
+        if self.together and not known and (self.draft.shared or self.arrangement == "loop"):
+            warnings.warn(
+                f"batch norm ({norms[0]!r}) normalises each component by itself while they train one after the other, "
+                "but all by the same running statistics afterwards: predictions may be far off; take "
+                "arrangement='tile', or put batch norm into evaluation mode"
+                + (
+                    f", or leave these weights without factors: {self.draft.shared}"
+                    if self.draft.shared
+                    else ""
+                ),
+                DubitoWarning,
+                stacklevel=2,
+            )
+
+    def tiles(self, batch: Batch) -> bool:
+        # Components that are to share batch norm's running statistics must share those of the batch.
+        if self.together and self.arrangement == "auto" and not self.draft.shared:
+            return True
+        return super().tiles(batch)
 
     def drawn(self, batch: Batch, generator: torch.Generator | None) -> ComponentNoise:
         """Noise for a batch.
