@@ -428,7 +428,7 @@ def normalised() -> nn.Sequential:
 
 
 def test_components_share_the_statistics_of_a_batch_as_they_share_running_ones(monkeypatch):
-    """One after the other, each would be normalised by itself, which no prediction does: the NLL of 0.27 became 0.40."""
+    """One after the other, each would be normalised by itself, as no prediction is: 0.27 became 0.40."""
     monkeypatch.setattr("dubito.node_factors.memory.CPU_TENSOR_BYTES", 0)  # a tile would not fit
     x = normal(256, 6)
     y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
