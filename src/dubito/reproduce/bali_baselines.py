@@ -13,13 +13,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .. import metrics, seeds
+from .. import seeds
 from ..data import Part
 from ..errors import require_count, require_positive
 from ..likelihoods import Gaussian, GaussianLikelihood
 from ..method import Method
 from ..training import Step, Training
 from .experiment import Outcome
+from .uci_bali import scored
 from .uci_dropout import standardising
 
 
@@ -151,14 +152,5 @@ def run_baseline(
     outcomes = []
     for place, (part, scaling) in enumerate(zip(tests, targets_by, strict=True)):
         own = scaling.undo(means[..., place, None])
-        std = stds[place] * scaling.scale
-        outcomes.append(
-            Outcome(
-                metrics={
-                    "rmse": metrics.rmse(part.targets, own.mean(0)),
-                    "log_likelihood": metrics.mixture_log_prob(part.targets, own, std),
-                },
-                details={"noise": float(std)},
-            )
-        )
+        outcomes.append(scored(part, own, stds[place] * scaling.scale, {}))
     return outcomes

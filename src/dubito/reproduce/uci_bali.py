@@ -1,7 +1,8 @@
 """BALI on the UCI tables: Table 4's settings, splits of one table trained side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -90,14 +91,19 @@ def judged(
     likelihood = posterior.likelihood
     assert isinstance(likelihood, GaussianLikelihood)
     std = likelihood.std().double() * scaling.scale
+    details = {
+        "output_floor": posterior.method.output_floor,
+        "effective_data": posterior.method.effective_data,
+    }
+    return scored(part, means, std, details)
+
+
+def scored(part: Part, means: Tensor, std: Tensor, details: Mapping[str, Any]) -> Outcome:
+    """Errors and likelihood of a mixture with means [S, N, 1] and one noise, all in original units."""
     return Outcome(
         metrics={
             "rmse": metrics.rmse(part.targets, means.mean(0)),
             "log_likelihood": metrics.mixture_log_prob(part.targets, means, std),
         },
-        details={
-            "noise": float(std),
-            "output_floor": posterior.method.output_floor,
-            "effective_data": posterior.method.effective_data,
-        },
+        details={"noise": float(std), **details},
     )

@@ -1,11 +1,8 @@
 """One file form for everything kept: safetensors, one JSON key, and a checksum over the tensors."""
 
-import glob
 import hashlib
 import json
 import os
-import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,11 +14,10 @@ from torch import Tensor
 
 from ..errors import StorageError
 from ..version import __version__
+from .whole import whole_file
 
 KEY = "dubito"
 FORMAT = 1
-#: How files that are being written end, and the seconds after which one was surely given up.
-PARTIAL, STALE = ".partial", 600
 
 
 def write(
@@ -54,31 +50,11 @@ def write(
         "content": content,
     }
     try:
-        _write_whole(path, plain, json.dumps({**header, "metadata_sha256": json_checksum(header)}))
+        with whole_file(path) as temporary:
+            metadata = {KEY: json.dumps({**header, "metadata_sha256": json_checksum(header)})}
+            save_file(plain, temporary, metadata=metadata)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error}") from error
-
-
-def _write_whole(path: Path, tensors: dict[str, Tensor], header: str) -> None:
-    """Write beside the file and put it in its place in one move."""
-    for left in path.parent.glob(
-        f".{glob.escape(path.name)}.*{PARTIAL}"
-    ):  # by a process killed while writing
-        if time.time() - left.stat().st_mtime > STALE:
-            left.unlink(missing_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
-    os.close(handle)
-    try:
-        save_file(tensors, temporary, metadata={KEY: header})
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)  # mkstemp gives 0600; a saved file is as readable as others
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
