@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import log
 from typing import Any
 
@@ -213,16 +213,8 @@ def component_objective(
         additive=method.additive,
         seed=seed,
     )
-    names = tuple(site.parameter for site in sites)
-    draft = NodePosterior(
-        network,
-        likelihood,
-        method=method if method.subset is None else replace(method, subset=names),
-        structure=structure,
-        details={"sites": [site.to_json() for site in sites]},
-    )
     return ComponentObjective(
-        draft,
+        NodePosterior.draft(method, network, likelihood, sites, structure),
         arrangement=method.arrangement,
         log_mixture=method.log_mixture,
         summed=summed,

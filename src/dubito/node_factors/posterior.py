@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ConfigError, require_count
@@ -13,6 +13,7 @@ from ..factors import Family
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
 from ..layers.node_noise import Factor, Sides, fold
 from ..layers.sites import Site
+from ..likelihoods import BuiltLikelihood
 from ..metrics import Disagreement, disagreement
 from ..networks import duplicate, with_flags
 from ..posterior import MAX_ROWS, Posterior
@@ -47,6 +48,25 @@ class NodePosterior(Posterior):
         self._kept: tuple[Any, Stds] | None = None
         if not any(family is not None and family.random for family in self.families.values()):
             self.num_atoms = self.num_components
+
+    @classmethod
+    def draft(
+        cls,
+        method: Any,
+        network: nn.Module,
+        likelihood: BuiltLikelihood,
+        sites: Sequence[Site],
+        structure: dict[str, dict[str, Tensor]],
+    ) -> Self:
+        """A posterior to be trained, of a method that from now on knows its weights by name."""
+        names = tuple(site.parameter for site in sites)
+        return cls(
+            network,
+            likelihood,
+            method=method if method.subset is None else replace(method, subset=names),
+            structure=structure,
+            details={"sites": [site.to_json() for site in sites]},
+        )
 
     @property
     def shared(self) -> set[str]:

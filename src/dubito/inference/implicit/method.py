@@ -1,7 +1,7 @@
 """The implicit Bayesian network's settings and start."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
@@ -109,16 +109,8 @@ class Implicit(TrainedMethod):
         structure["statistics"] = {
             ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
         }
-        names = tuple(site.parameter for site in sites)
-        draft = ImplicitPosterior(
-            network,
-            likelihood,
-            method=self if self.subset is None else replace(self, subset=names),
-            structure=structure,
-            details={"sites": [site.to_json() for site in sites]},
-        )
         return ImplicitObjective(
-            draft,
+            ImplicitPosterior.draft(self, network, likelihood, sites, structure),
             noise_samples=self.noise_samples,
             mixture_mean=self.kl == "mixture-mean",
             arrangement=self.arrangement,
