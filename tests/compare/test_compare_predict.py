@@ -16,6 +16,7 @@ from dubito.compare.network import Network
 from dubito.compare.new_rows import Reader
 from dubito.compare.predict import _check_words, predict
 from dubito.compare.task import make_task
+from dubito.data import Scaling
 from dubito.report import write_page
 
 QUICK = Training(iterations=60, batch_size=32, lr=1e-2)
@@ -150,6 +151,32 @@ def test_numbers_of_words_are_checked(tmp_path):
         DataError, match=r"words in new.npz must have numbers below 40, as in training, got 40"
     ):
         _check_words(torch.tensor([[40, 0]]), network, "new.npz")
+
+
+def test_a_table_of_pixels_is_read_as_images(tmp_path):
+    scaling = Scaling(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5))
+    reader = Reader(columns=(), fill=(), scaling=scaling, shape=(1, 2, 3), unit=True, target="digit")
+    images = np.random.default_rng(0).integers(0, 256, (4, 1, 2, 3))
+    names = [f"pixel{number}" for number in range(6)]
+    pandas.DataFrame(images.reshape(4, 6), columns=names).assign(digit=7).to_csv(
+        tmp_path / "new.csv", index=False
+    )
+    inputs, told = reader.read(tmp_path / "new.csv")
+    torch.testing.assert_close(inputs, torch.tensor((images / 255 - 0.25) / 0.5, dtype=torch.float32))
+    assert told == [
+        "not used, for it is what is predicted: digit",
+        "each row read as [1, 2, 3], last axis fastest",
+    ]
+    for wrong, said in (
+        ({"more": [0] * 4}, "must have 6 columns of numbers.*got 7 columns, numbers"),
+        ({"pixel5": ["a"] * 4}, "got 6 columns, not all of numbers"),
+        ({"pixel5": [0.0, 1.0, np.nan, 2.0]}, "must hold finite numbers"),
+    ):
+        pandas.DataFrame(images.reshape(4, 6), columns=names).assign(**wrong).to_csv(
+            tmp_path / "bad.csv", index=False
+        )
+        with pytest.raises(DataError, match=said):
+            reader.read(tmp_path / "bad.csv")
 
 
 def test_the_target_among_new_rows_is_told_apart(houses):

@@ -1,5 +1,6 @@
 """New rows, read and scaled as those were that a network was trained on."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -98,11 +99,6 @@ class Reader:
         raise DataError(f"{path} must hold one array of inputs [N, {_list(self.shape)}], got {shapes}")
 
     def _from_frame(self, frame: Any, path: Path) -> tuple[Tensor, list[str]]:
-        if not self.columns:
-            raise DataError(
-                f"{path} is a table, but the network reads inputs of shape [{_list(self.shape)}]; give an .npz file "
-                "with one array of them"
-            )
         if not len(frame):
             raise DataError(f"{path} must hold at least one row, got none")
         known = {self.target, *(name.strip() for name in self.target.split(","))}
@@ -110,9 +106,27 @@ class Reader:
         there = [name for name in frame.columns if name in known or name.startswith(f"{self.target}[")]
         frame = frame.drop(columns=there)
         found = [f"not used, for it is what is predicted: {name}" for name in there]
+        if not self.columns:
+            inputs = self._unfolded(frame, path)
+            return self._scaled(inputs, path), [
+                *found,
+                f"each row read as [{_list(self.shape)}], last axis fastest",
+            ]
         found += differences(frame, self.columns, str(path))
         inputs = filled(encoded(frame, self.columns, str(path)), np.array(self.fill))
         return self._scaled(inputs, path), found
+
+    def _unfolded(self, frame: Any, path: Path) -> np.ndarray:
+        """The rows of a table, one column for every number of an image, a series or a text."""
+        inputs, needed = frame.to_numpy(), math.prod(self.shape)
+        if inputs.shape[1] != needed or inputs.dtype.kind not in "iuf":
+            kind = "numbers" if inputs.dtype.kind in "iuf" else "not all of numbers"
+            raise DataError(
+                f"the network reads inputs of shape [{_list(self.shape)}]: {path} must have {needed} columns of "
+                f"numbers, one for each, or be an .npz file with one array of them; got {inputs.shape[1]} columns, "
+                f"{kind}"
+            )
+        return inputs.reshape(-1, *self.shape)
 
     def _scaled(self, inputs: np.ndarray, path: Path) -> Tensor:
         if self.scaling is None:
