@@ -41,6 +41,15 @@ class Plan:
     steps_per_epoch: int | None
     total: int | None
 
+    def progress(self, number: int) -> float:
+        """How much of the run lies before a step, from 0 to 1; 0 where nothing tells its length."""
+        return min(1.0, number / self.total) if self.total else 0.0
+
+    def rise(self, number: int, warmup: float) -> float:
+        """The factor on rates at a step, where they rise in a straight line over so many epochs."""
+        steps = warmup * (self.steps_per_epoch or 1)
+        return min(1.0, (number + 1) / steps) if steps else 1.0
+
 
 @dataclass(frozen=True)
 class Record:
@@ -194,9 +203,7 @@ class GradientStepper(Stepper):
         return torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
 
     def _set_rates(self, number: int) -> float:
-        progress = min(1.0, number / self.plan.total) if self.plan.total else 0.0
-        warmup = self.training.warmup * (self.plan.steps_per_epoch or 1)
-        rise = min(1.0, (number + 1) / warmup) if warmup else 1.0
+        progress, rise = self.plan.progress(number), self.plan.rise(number, self.training.warmup)
         for group, rate, schedule in zip(
             self.optimizer.param_groups, self.rates, self.schedules, strict=True
         ):

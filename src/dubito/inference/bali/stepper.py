@@ -93,8 +93,7 @@ class LayerwiseStepper(Stepper):
 
     def rate(self, number: int) -> float:
         """β at a step."""
-        progress = min(1.0, number / self.plan.total) if self.plan.total else 0.0
-        return self.method.update_rate * self.method.schedule.factor(progress)
+        return self.method.update_rate * self.method.schedule.factor(self.plan.progress(number))
 
     @property
     def correction(self) -> float:

@@ -1,8 +1,8 @@
 """Noisy Adam, Vadam, VOGN and Noisy K-FAC as methods: natural-gradient variational inference."""
 
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,18 @@ class NaturalGradient(Method):
     """What the four share: the learning rate and its schedule are those of `Training`."""
 
     posterior_type = NaturalPosterior
+    #: The optimiser behind the method; it takes the method's settings by their names.
+    optimizer_type: ClassVar[Callable[..., optim.NoisyOptimizer]]
 
-    @abstractmethod
+    prior_std: float = 1.0
+
+    def __post_init__(self) -> None:
+        require_positive(prior_std=self.prior_std)
+
     def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyOptimizer:
-        """The optimiser behind the method."""
+        """The optimiser with the method's settings."""
+        settings = {item.name: getattr(self, item.name) for item in fields(self)}
+        return type(self).optimizer_type(params, num_data=num_data, **settings)
 
     def _fit(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
         network = prepared.network
@@ -37,7 +45,7 @@ class NaturalGradient(Method):
         )
         objective = NaturalObjective(
             draft,
-            lambda params, num_data: self.optimizer(params, num_data),
+            self.optimizer,
             num_data=prepared.num_data,
             modes=prepared.modes,
         )
@@ -55,7 +63,21 @@ class NaturalGradient(Method):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoisyAdam(NaturalGradient):
+class DiagonalGradient(NaturalGradient):
+    """What the three with a diagonal Gaussian share."""
+
+    betas: tuple[float, float] = (0.9, 0.999)
+    initial_std: float = 0.05
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "betas", tuple(self.betas))
+        require_fraction(beta1=self.betas[0], beta2=self.betas[1])
+        require_positive(initial_std=self.initial_std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyAdam(DiagonalGradient):
     """A diagonal Gaussian by natural gradients, in the manner of Adam.
 
     Args:
@@ -66,32 +88,19 @@ class NoisyAdam(NaturalGradient):
         initial_std: standard deviations to start from.
     """
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    prior_std: float = 1.0
+    optimizer_type = optim.NoisyAdam
+
     kl_weight: float = 1.0
     extrinsic_damping: float = 0.0
-    initial_std: float = 0.05
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
-        require_fraction(beta1=self.betas[0], beta2=self.betas[1])
-        require_positive(prior_std=self.prior_std, kl_weight=self.kl_weight, initial_std=self.initial_std)
+        super().__post_init__()
+        require_positive(kl_weight=self.kl_weight)
         require_damping(self.extrinsic_damping)
-
-    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyAdam:
-        return optim.NoisyAdam(
-            params,
-            num_data=num_data,
-            betas=self.betas,
-            prior_std=self.prior_std,
-            kl_weight=self.kl_weight,
-            extrinsic_damping=self.extrinsic_damping,
-            initial_std=self.initial_std,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vadam(NaturalGradient):
+class Vadam(DiagonalGradient):
     """Adam at perturbed weights, the perturbation being that of a diagonal Gaussian posterior.
 
     Args:
@@ -100,27 +109,11 @@ class Vadam(NaturalGradient):
         initial_std: standard deviations to start from.
     """
 
-    betas: tuple[float, float] = (0.9, 0.999)
-    prior_std: float = 1.0
-    initial_std: float = 0.05
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
-        require_fraction(beta1=self.betas[0], beta2=self.betas[1])
-        require_positive(prior_std=self.prior_std, initial_std=self.initial_std)
-
-    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.Vadam:
-        return optim.Vadam(
-            params,
-            num_data=num_data,
-            betas=self.betas,
-            prior_std=self.prior_std,
-            initial_std=self.initial_std,
-        )
+    optimizer_type = optim.Vadam
 
 
 @dataclass(frozen=True, kw_only=True)
-class VOGN(NaturalGradient):
+class VOGN(DiagonalGradient):
     """A diagonal Gaussian from the squares of each row's own gradient.
 
     Args:
@@ -133,35 +126,21 @@ class VOGN(NaturalGradient):
         initial_std: standard deviations to start from.
     """
 
+    optimizer_type = optim.VOGN
+
     betas: tuple[float, float] = (0.9, 0.001)
-    prior_std: float = 1.0
     kl_weight: float = 1.0
     kl_start: float | None = None
     kl_steps: int = 0
     extrinsic_damping: float = 0.0
-    initial_std: float = 0.05
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "betas", tuple(self.betas))
-        require_fraction(beta1=self.betas[0], beta2=self.betas[1])
-        require_positive(prior_std=self.prior_std, kl_weight=self.kl_weight, initial_std=self.initial_std)
+        super().__post_init__()
+        require_positive(kl_weight=self.kl_weight)
+        require_damping(self.extrinsic_damping)
         if self.kl_start is not None:
             require_positive(kl_start=self.kl_start)
         require_count(0, kl_steps=self.kl_steps)
-        require_damping(self.extrinsic_damping)
-
-    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.VOGN:
-        return optim.VOGN(
-            params,
-            num_data=num_data,
-            betas=self.betas,
-            prior_std=self.prior_std,
-            kl_weight=self.kl_weight,
-            kl_start=self.kl_start,
-            kl_steps=self.kl_steps,
-            extrinsic_damping=self.extrinsic_damping,
-            initial_std=self.initial_std,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,18 +153,15 @@ class NoisyKFAC(NaturalGradient):
         kl_weight: λ; below 1 the posterior is colder.
     """
 
+    optimizer_type = optim.NoisyKFAC
+
     beta: float = 0.05
-    prior_std: float = 1.0
     kl_weight: float = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         require_fraction(zero=False, one=True, beta=self.beta)
-        require_positive(prior_std=self.prior_std, kl_weight=self.kl_weight)
-
-    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyKFAC:
-        return optim.NoisyKFAC(
-            params, num_data=num_data, beta=self.beta, prior_std=self.prior_std, kl_weight=self.kl_weight
-        )
+        require_positive(kl_weight=self.kl_weight)
 
     def _structure(
         self, network: nn.Module, inputs: Inputs

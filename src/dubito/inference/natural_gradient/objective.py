@@ -146,10 +146,8 @@ class NaturalStepper(Stepper):
         return torch.Size() if factor is None else self.objective.draft.group(factor)[name].shape
 
     def _set_rates(self, number: int) -> float:
-        progress = min(1.0, number / self.plan.total) if self.plan.total else 0.0
-        warmup = self.training.warmup * (self.plan.steps_per_epoch or 1)
-        rise = min(1.0, (number + 1) / warmup) if warmup else 1.0
-        lr = self.training.lr * rise * self.training.schedule.factor(progress)
+        lr = self.training.lr * self.plan.rise(number, self.training.warmup)
+        lr *= self.training.schedule.factor(self.plan.progress(number))
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         return lr
