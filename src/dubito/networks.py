@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -165,3 +165,12 @@ def with_flags(network: nn.Module, trainable: Collection[str]) -> nn.Module:
     for name, parameter in network.named_parameters():
         parameter.requires_grad_(name in trainable)
     return network
+
+
+def extra_states(network: nn.Module) -> dict[str, Any]:
+    """What modules keep beside tensors (`get_extra_state`), by their names."""
+    return {
+        name: module.get_extra_state()
+        for name, module in network.named_modules()
+        if type(module).get_extra_state is not nn.Module.get_extra_state
+    }

@@ -14,7 +14,7 @@ from .errors import DataError, DubitoError, NetworkError, require_count
 from .evaluation import evaluate
 from .inputs import Inputs, Place, checked_inputs, chunks, named_tensors, rows_of
 from .likelihoods import BuiltLikelihood
-from .networks import duplicate, run, with_flags, with_weights
+from .networks import duplicate, extra_states, run, with_flags, with_weights
 from .prediction import Prediction
 from .sources import TensorSource, as_source
 from .summary import Summary, SummaryRow
@@ -273,6 +273,7 @@ class Posterior(nn.Module, ABC):
             "structure": {key: list(self.group(key).names) for key in self.structure},
             "details": self.details,
             "history": self.history,
+            "extra": storage.plain(extra_states(self.network)),
         }
         storage.write(path, "posterior", self.stored(), content)
 

@@ -41,7 +41,7 @@ from .likelihoods import (
     Likelihood,
 )
 from .method import Method
-from .networks import copied
+from .networks import copied, extra_states
 from .posterior import Posterior, stored_tensors
 from .priors import He
 from .training import Constant, Cosine, Linear, Step
@@ -163,6 +163,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         raise StorageError(f"{path} is altered: its metadata lacks {error}") from error
     device = Place.of(network).device
     _fill(network, {key: value.to(device) for key, value in _part(tensors, "network").items()}, path)
+    _restore(network, content.get("extra", {}), path)
     noise = {key: value.to(device) for key, value in _part(tensors, "likelihood").items()}
     if "raw_std" in noise:
         noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
@@ -206,3 +207,17 @@ def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> Non
             break
     for name, tensor in stored_tensors(network).items():
         tensor.data = stored[name]  # takes the stored dtype; tied tensors are one object and stay tied
+
+
+def _restore(network: nn.Module, extra: Any, path: Any) -> None:
+    """Give modules what they keep beside tensors."""
+    own = extra_states(network)
+    for name, state in extra.items():
+        if name not in own:
+            raise StorageError(
+                f"{path} is of another architecture: the network's {name!r} keeps no extra state"
+            )
+        try:
+            network.get_submodule(name).set_extra_state(state)
+        except Exception as error:  # the module's own code, and a file may hold anything
+            raise StorageError(f"{path}: {name!r} did not take its extra state: {error}") from error

@@ -16,6 +16,7 @@ from dubito import (
     Bernoulli,
     Categorical,
     ConfigError,
+    DubitoWarning,
     Gaussian,
     Laplace,
     MeanField,
@@ -313,3 +314,34 @@ def test_unknown_methods_list_the_known():
     ):
         dubito.methods()["mean-feild"]
     assert dubito.methods()["map"] == MAP()
+
+
+class Gain(nn.Module):
+    """A layer that keeps a number beside its tensors."""
+
+    def __init__(self, gain):
+        super().__init__()
+        self.gain, self.layer = gain, nn.Linear(3, 2)
+
+    def forward(self, inputs):
+        return self.layer(inputs) * float(self.gain)
+
+    def get_extra_state(self):
+        return {"gain": self.gain} if isinstance(self.gain, float) else self.gain
+
+    def set_extra_state(self, state):
+        self.gain = state["gain"]
+
+
+def test_what_modules_keep_beside_tensors_comes_back(tmp_path):
+    inputs, targets = torch.randn(20, 3), torch.arange(20) % 2
+    posterior = MAP().fit(nn.Sequential(Gain(2.0)), (inputs, targets), Categorical(), training=QUICK)
+    posterior.save(tmp_path / "one.safetensors")
+    again = dubito.load(tmp_path / "one.safetensors", nn.Sequential(Gain(1.0)))
+    torch.testing.assert_close(again.predict(inputs).probs, posterior.predict(inputs).probs, rtol=0, atol=0)
+    with pytest.raises(StorageError, match="of another architecture"):
+        dubito.load(tmp_path / "one.safetensors", nn.Sequential(nn.Linear(3, 2)))
+    posterior.network[0].gain = torch.tensor(2.0)
+    with pytest.warns(DubitoWarning, match=r"not stored: the extra state of 0 \(Tensor\)"):
+        posterior.save(tmp_path / "one.safetensors")
+    assert dubito.load(tmp_path / "one.safetensors", nn.Sequential(Gain(3.0))).network[0].gain == 3.0

@@ -5,4 +5,5 @@ from .files import read as read
 from .files import write as write
 from .settings import decode as decode
 from .settings import encode as encode
+from .settings import plain as plain
 from .whole import write_text as write_text

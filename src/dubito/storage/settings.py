@@ -1,11 +1,13 @@
 """Frozen settings as plain JSON and back, for known classes only, so that loading runs no code of the file."""
 
 import dataclasses
+import json
+import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from ..errors import StorageError
+from ..errors import DubitoWarning, StorageError
 
 
 def encode(value: Any) -> Any:
@@ -42,3 +44,25 @@ def decode(value: Any, known: Mapping[str, type]) -> Any:
     if isinstance(value, list):
         return tuple(decode(item, known) for item in value)
     return value
+
+
+def plain(states: Mapping[str, Any]) -> dict[str, Any]:
+    """The extra states of modules that JSON gives back as they are; a warning names the others."""
+    kept, others = {}, []
+    for name, state in states.items():
+        try:
+            same = bool(json.loads(json.dumps(state)) == state)
+        except (TypeError, ValueError):
+            same = False
+        if same:
+            kept[name] = state
+        else:
+            others.append(f"{name or 'the network'} ({type(state).__name__})")
+    if others:
+        warnings.warn(
+            f"not stored: the extra state of {', '.join(others)}, which is not plain JSON; the network given to "
+            "dubito.load must bring it",
+            DubitoWarning,
+            stacklevel=4,
+        )
+    return kept
