@@ -80,19 +80,14 @@ def draws(kept: dict) -> Figure:
 
 def noise(kept: dict) -> Figure:
     """Figure 8: where doubt comes from as images turn into noise."""
-    figure = Figure(figsize=(10, 3), layout="constrained")
-    for axis, ((data, method), one) in zip(
-        figure.subplots(1, len(kept), sharey=True), kept.items(), strict=True
-    ):
-        axis.stackplot(
-            one["levels"],
-            one["aleatoric"],
-            one["epistemic"],
-            labels=("aleatoric", "epistemic"),
-            colors=[colour(0), colour(1)],
-        )
-        axis.set(title=f"{method}, {data}", xlabel="level", ylabel="mean entropy")
-        axis.legend()
+    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    axes = figure.subplots(1, len(kept), sharey=True)
+    for axis, ((data, method), one) in zip(axes, kept.items(), strict=True):
+        parts, colours = ("aleatoric", "epistemic"), [colour(0), colour(1)]
+        axis.stackplot(one["levels"], *(one[part] for part in parts), labels=parts, colors=colours)
+        axis.set(title=f"{method}\n{data}", xlabel="level")
+    axes[0].set_ylabel("mean entropy, nats")
+    axes[0].legend()
     return figure
 
 
