@@ -1,0 +1,12 @@
+"""What a posterior says about new rows: the answer, how sure it is, and where the doubt comes from."""
+
+from .base import Prediction as Prediction
+from .classes import BernoulliPrediction as BernoulliPrediction
+from .classes import CategoricalPrediction as CategoricalPrediction
+from .classes import ClassPrediction as ClassPrediction
+from .formulas import aligned as aligned
+from .formulas import entropy as entropy
+from .formulas import normal_log_prob as normal_log_prob
+from .formulas import not_binary as not_binary
+from .formulas import sum_events as sum_events
+from .real import RealPrediction as RealPrediction

@@ -1,0 +1,93 @@
+"""What predictions share: rows that can be indexed, moved, joined and tabulated."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, DataError
+
+
+def rows_on(axis: int) -> Any:
+    """A tensor field whose rows lie along `axis`; optional fields may be None."""
+    return field(metadata={"rows": axis})
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction(ABC):
+    """Base of predictions: rows can be indexed, moved, and turned into arrays or a table."""
+
+    #: Names of the per-row quantities that `to_numpy` and `to_pandas` show.
+    columns: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Log-density of each row's target under the exact mixture over draws, [B]."""
+
+    def __getitem__(self, index: Any) -> Self:
+        """The prediction for some rows; a single number keeps the row axis."""
+        if isinstance(index, Integral) or (isinstance(index, Tensor) and index.ndim == 0):
+            index = int(index)
+            if not -len(self) <= index < len(self):  # also what ends a plain `for row in prediction`
+                raise IndexError(f"row {index} of a prediction with {len(self)} rows")
+            index = slice(index, index + 1 or None)
+        return self._replaced(lambda tensor, axis: tensor[(slice(None),) * axis + (index,)])
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The prediction on another device or with another dtype, as `Tensor.to` takes them."""
+        return self._replaced(lambda tensor, _: tensor.to(*args, **kwargs))
+
+    def to_numpy(self) -> dict[str, Any]:
+        """Arrays by name, one entry per row quantity."""
+        return {name: getattr(self, name).detach().cpu().numpy() for name in self.columns}
+
+    def to_pandas(self) -> Any:
+        """One row per example; a quantity with several outputs becomes columns `name_0`, `name_1`, …"""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ConfigError(
+                "to_pandas needs pandas; install it with: pip install dubito[tabular]"
+            ) from error
+        columns: dict[str, Any] = {}
+        for name, array in self.to_numpy().items():
+            if array.ndim == 1:
+                columns[name] = array
+            elif array.ndim == 2 and array.shape[1] == 1:
+                columns[name] = array[:, 0]
+            elif array.ndim == 2:
+                columns |= {f"{name}_{i}": array[:, i] for i in range(array.shape[1])}
+            else:
+                raise DataError(
+                    f"a table needs at most one axis of outputs, but {name} has shape {array.shape}; use to_numpy"
+                )
+        return pd.DataFrame(columns)
+
+    @classmethod
+    def cat(cls, parts: list[Self]) -> Self:
+        """The rows of several predictions of the same draws, one after the other."""
+        values = {}
+        for item in dataclasses.fields(cls):
+            pieces = [getattr(part, item.name) for part in parts]
+            axis = item.metadata.get("rows")
+            if axis is not None and isinstance(pieces[0], Tensor):
+                values[item.name] = torch.cat(pieces, dim=axis)
+            else:
+                values[item.name] = pieces[0]
+        return cls(**values)
+
+    def _replaced(self, change: Any) -> Self:
+        values = {}
+        for item in dataclasses.fields(self):
+            value, axis = getattr(self, item.name), item.metadata.get("rows")
+            values[item.name] = (
+                change(value, axis) if axis is not None and isinstance(value, Tensor) else value
+            )
+        return type(self)(**values)

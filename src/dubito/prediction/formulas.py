@@ -1,0 +1,70 @@
+"""Small formulas that predictions and likelihoods share."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+
+
+def with_rows(tensor: Tensor, rows: int) -> Tensor:
+    """The tensor with its row axis (the second) expanded to `rows`."""
+    return tensor.expand(tensor.shape[0], rows, *tensor.shape[2:]) if tensor.shape[1] != rows else tensor
+
+
+def entropy(log_probs: Tensor, axis: int) -> Tensor:
+    """-Σ p log p along `axis`, with 0 log 0 = 0."""
+    return torch.special.entr(log_probs.exp()).sum(axis)
+
+
+def sum_events(values: Tensor, start: int) -> Tensor:
+    """The sum over all axes from `start` on."""
+    return values.flatten(start).sum(start) if values.ndim > start else values
+
+
+def log_mean_exp(draws: Tensor) -> Tensor:
+    """Log 1/S Σ_s exp(draws_s) over the leading axis."""
+    return draws.logsumexp(0) - math.log(len(draws))
+
+
+def gathered(log_probs: Tensor, targets: Tensor, class_axis: int) -> Tensor:
+    """Log-probability of each row's targets, summed over positions, [B]."""
+    expected = log_probs.shape[:class_axis] + log_probs.shape[class_axis:][1:]
+    if targets.shape != expected:
+        raise DataError(f"targets must have shape {tuple(expected)}, got {tuple(targets.shape)}")
+    if targets.is_floating_point() or targets.min() < 0 or targets.max() >= log_probs.shape[class_axis]:
+        raise DataError(f"targets must be class numbers below {log_probs.shape[class_axis]}")
+    chosen = log_probs.gather(class_axis, targets.long().unsqueeze(class_axis)).squeeze(class_axis)
+    return sum_events(chosen, 1)
+
+
+def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
+    """Targets in the shape, device and dtype of the outputs; a missing or extra axis of size 1 is mended."""
+    targets = torch.as_tensor(targets, device=outputs.device).to(outputs.dtype)
+    if targets.shape == outputs.shape:
+        return targets
+    if targets.ndim + 1 == outputs.ndim and outputs.shape[-1] == 1 and targets.shape == outputs.shape[:-1]:
+        return targets.unsqueeze(-1)
+    if targets.ndim == outputs.ndim + 1 and targets.shape[-1] == 1 and targets.shape[:-1] == outputs.shape:
+        return targets.squeeze(-1)
+    raise DataError(
+        f"targets must have the outputs' shape {tuple(outputs.shape)}, got {tuple(targets.shape)}"
+    )
+
+
+def not_binary(values: Tensor) -> tuple[int, ...] | None:
+    """Where the first value stands that is neither 0 nor 1, if there is one."""
+    wrong = (values != 0) & (values != 1)
+    return tuple(wrong.nonzero()[0].tolist()) if wrong.any() else None
+
+
+def normal_log_prob(errors: Tensor, *, std: Tensor | None = None, scale_tril: Tensor | None = None) -> Tensor:
+    """Log N(errors | 0, ·): per element for `std`, joint over the last axis for `scale_tril`."""
+    if scale_tril is None:
+        assert std is not None
+        return -0.5 * (errors / std) ** 2 - std.log() - 0.5 * math.log(2 * math.pi)
+    # log N(e | 0, L Lᵀ) = -½ |L⁻¹ e|² - Σ log L_ii - C/2 log 2π
+    white = torch.linalg.solve_triangular(scale_tril, errors.unsqueeze(-1), upper=False).squeeze(-1)
+    log_det = scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return -0.5 * white.square().sum(-1) - log_det - 0.5 * errors.shape[-1] * math.log(2 * math.pi)

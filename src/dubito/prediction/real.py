@@ -1,0 +1,142 @@
+"""Predictions of real numbers: a mixture of Gaussians, kept whole."""
+
+import math
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError, require_fraction
+from .base import Prediction, rows_on
+from .formulas import aligned, log_mean_exp, normal_log_prob, sum_events, with_rows
+
+
+@dataclass(frozen=True, eq=False)
+class RealPrediction(Prediction):
+    """Real outputs: a mixture of Gaussians, one per draw, kept whole so that nothing is moment matched.
+
+    Attributes:
+        means: the network's outputs per draw, [S, B, ...].
+        variances: noise variance, broadcastable to `means`; of a full covariance its diagonal.
+        covariances: full noise covariance, broadcastable to [S, B, C, C], or None.
+        spreads: covariance of a component's mean itself where doubt about weights is not drawn but known in
+            closed form, over a row's outputs read in order, [S, B, E, E], or None.
+    """
+
+    means: Tensor = rows_on(1)
+    variances: Tensor = rows_on(1)
+    covariances: Tensor | None = field(default=None, metadata={"rows": 1})
+    spreads: Tensor | None = field(default=None, metadata={"rows": 1})
+
+    columns: ClassVar[tuple[str, ...]] = ("mean", "std", "aleatoric", "epistemic")
+
+    def __post_init__(self) -> None:
+        """Give the noise a whole row axis, so that indexing rows is the same for every tensor."""
+        rows = self.means.shape[1]
+        object.__setattr__(self, "variances", with_rows(self.variances, rows))
+        if self.covariances is not None:
+            object.__setattr__(self, "covariances", with_rows(self.covariances, rows))
+
+    def __len__(self) -> int:
+        return self.means.shape[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of the mixture."""
+        return self.means.mean(0)
+
+    @property
+    def aleatoric(self) -> Tensor:
+        """Mean noise variance."""
+        return self.variances.expand_as(self.means).mean(0)
+
+    @property
+    def epistemic(self) -> Tensor:
+        """Variance of the draws' means (of the mixture itself, so divided by S), and their own spread."""
+        return self.means.var(0, unbiased=False) + self._spread_variances.mean(0)
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of the mixture: Var[y] = E[Var[y|w]] + Var[E[y|w]]."""
+        return (self.aleatoric + self.epistemic).sqrt()
+
+    @property
+    def component_variances(self) -> Tensor:
+        """Variance of each output under each component, noise and spread together, [S, B, ...]."""
+        return (self.variances + self._spread_variances).expand_as(self.means)
+
+    @property
+    def _spread_variances(self) -> Tensor:
+        if self.spreads is None:
+            return torch.zeros_like(self.variances)
+        return self.spreads.diagonal(dim1=-2, dim2=-1).reshape(self.means.shape)
+
+    def log_prob(self, targets: Tensor) -> Tensor:
+        """Joint log-density of a row's outputs under the exact mixture, [B]."""
+        errors = aligned(targets, self.means[0]) - self.means  # [S, B, ...]
+        if self.spreads is not None:
+            flat = errors.reshape(*errors.shape[:2], -1)  # [S, B, E]
+            noise = self.covariances
+            if noise is None:
+                noise = self.variances.expand_as(self.means).reshape(flat.shape).diag_embed()
+            tril = torch.linalg.cholesky(noise + self.spreads)
+            return log_mean_exp(normal_log_prob(flat, scale_tril=tril))
+        if self.covariances is not None:
+            return log_mean_exp(normal_log_prob(errors, scale_tril=torch.linalg.cholesky(self.covariances)))
+        return log_mean_exp(sum_events(normal_log_prob(errors, std=self.variances.sqrt()), 2))
+
+    def quantile(self, q: float | Tensor) -> Tensor:
+        """Quantiles of each output's marginal mixture, by root finding; the axes of `q` come first."""
+        levels = torch.as_tensor(q, dtype=torch.float64, device="cpu")
+        if not ((levels > 0) & (levels < 1)).all():
+            raise ConfigError(f"quantile levels must lie strictly between 0 and 1, got {q}")
+        if levels.ndim:
+            return torch.stack([self.quantile(level) for level in levels.unbind()])
+        # The nearer tail keeps its digits: the q-quantile of y is minus the (1 - q)-quantile of -y.
+        tail, sign = (float(levels), 1) if levels <= 0.5 else (float(1 - levels), -1)
+        means, std = sign * self.means, (self.variances + self._spread_variances).sqrt()
+        # Every component's own quantile brackets the mixture's: F(min) <= q <= F(max).
+        own = means + std * NormalDist().inv_cdf(tail)
+        low, high = own.amin(0), own.amax(0)
+        # A step gains one bit; those of the dtype are counted from the narrowest component on.
+        width = (high - low) / std.amin(0)
+        bits = math.log2(float(width.max()) / torch.finfo(own.dtype).eps + 1) if width.numel() else 0
+        for _ in range(math.ceil(bits)):
+            middle = (low + high) / 2
+            # F(y) = 1/S Σ_s Φ((y - mean_s) / std_s) with Φ(z) = ½ erfc(-z / √2), exact in the lower tail
+            below = torch.erfc((means - middle) / (std * math.sqrt(2))).mean(0) < 2 * tail
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return sign * (low + high) / 2
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Central interval of each output's marginal mixture that holds `level` of it."""
+        require_fraction(zero=False, level=level)
+        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def rescaled(self, shift: Any, scale: Any) -> Self:
+        """The prediction of `shift + scale · y`: back from standardised targets to original units."""
+        shift, scale = self._per_output("shift", shift), self._per_output("scale", scale)
+        if not (scale > 0).all():
+            raise ConfigError(f"scale must be above 0, got {scale.tolist()}")
+        per_output = scale.expand(self.means.shape[2:]).reshape(-1)  # [E]
+        full, spreads = (
+            None if matrices is None else matrices * per_output[:, None] * per_output
+            for matrices in (self.covariances, self.spreads)
+        )
+        return type(self)(self.means * scale + shift, self.variances * scale**2, full, spreads)
+
+    def _per_output(self, name: str, value: Any) -> Tensor:
+        """A finite number, or numbers that broadcast to a row's outputs and never to the rows themselves."""
+        value = torch.as_tensor(value, dtype=self.means.dtype, device=self.means.device)
+        value = value.reshape(()) if value.numel() == 1 else value
+        row = tuple(self.means.shape[2:])
+        fits = all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(row), strict=False))
+        if value.ndim > len(row) or not fits:
+            raise ConfigError(
+                f"{name} must be one number or fit a row's outputs {row}, got {tuple(value.shape)}"
+            )
+        if not value.isfinite().all():
+            raise ConfigError(f"{name} must be finite, got {value.tolist()}")
+        return value
