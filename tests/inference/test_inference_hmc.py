@@ -7,8 +7,10 @@ import torch
 from torch import Tensor, nn
 
 import dubito
-from dubito import HMC, Categorical, ConfigError, DubitoWarning, Gaussian, TrainingError
-from dubito.inference.hmc import diagnostics
+from dubito import HMC, Categorical, ConfigError, DubitoWarning, Gaussian, StorageError, TrainingError
+from dubito.inference.hmc import chains as hmc_chains
+from dubito.inference.hmc.chains import diagnostics
+from dubito.training.progress import listened
 
 pytest.importorskip("pyro")
 # Pyro asks torch for what torch will one day call otherwise.
@@ -93,6 +95,39 @@ def test_the_same_seed_the_same_chains_and_nothing_else_is_touched():
     assert all(torch.equal(a, b) for a, b in zip(before, net.parameters(), strict=True))
     for name, draws in one.group("draws").items():
         assert torch.equal(draws, two.group("draws")[name])
+
+
+def test_finished_chains_are_kept_and_the_next_call_goes_on(tmp_path, monkeypatch):
+    net, data = nn.Linear(2, 1), (rows(10, 2), rows(10, 1, seed=2))
+    path, run_chain, steps = tmp_path / "chains.safetensors", hmc_chains.run_chain, []
+
+    def fit(**options):
+        return TINY.fit(net, data, Gaussian(std=0.5), seed=9, **options)
+
+    def interrupted(method, target, number, *others):
+        if number == 1:
+            raise KeyboardInterrupt
+        return run_chain(method, target, number, *others)
+
+    def second_only(method, target, number, *others):
+        assert number == 1
+        return run_chain(method, target, number, *others)
+
+    with pytest.warns(DubitoWarning, match="have not converged"):
+        whole = fit()
+    monkeypatch.setattr(hmc_chains, "run_chain", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit(checkpoint=path)
+    monkeypatch.setattr(hmc_chains, "run_chain", second_only)
+    with pytest.warns(DubitoWarning), listened(lambda reached: steps.append((reached.step, reached.total))):
+        again = fit(checkpoint=path)
+    assert steps == [(step, 12) for step in range(7, 13)]  # 2 of warm-up and 4 kept by each of two chains
+    for name, draws in whole.group("draws").items():
+        assert torch.equal(draws, again.group("draws")[name])
+    with pytest.raises(StorageError, match="belongs to another run: data was"):
+        TINY.fit(net, (data[0], data[1] + 1), Gaussian(std=0.5), seed=9, checkpoint=path)
+    with pytest.raises(StorageError, match="does not exist"):
+        fit(checkpoint=tmp_path / "nowhere" / "chains.safetensors")
 
 
 def test_diagnostics_by_their_meaning():

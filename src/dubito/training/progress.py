@@ -68,9 +68,12 @@ class Bar:
         return self._progress or nullcontext()
 
     def update(self, step: int, total: float, nll: float, kl: float, lr: float) -> None:
-        """Show the state after `step` steps."""
+        """Show the state after `step` steps of training."""
+        self.show(step, nll, f"loss {total:.4g}  nll {nll:.4g}  kl {kl:.4g}  lr {lr:.2g}")
+
+    def show(self, step: int, nll: float, terms: str) -> None:
+        """Show how far a run has come, with what there is to say of it."""
         if self._listener is not None:
             self._listener(Reached(self._title, step, self._total, nll))
         if self._progress is not None:
-            terms = f"loss {total:.4g}  nll {nll:.4g}  kl {kl:.4g}  lr {lr:.2g}"
             self._progress.update(self._task, completed=step, terms=terms)

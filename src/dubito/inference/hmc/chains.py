@@ -1,0 +1,129 @@
+"""Chains: each run by Pyro, kept as it finishes, and how far they agree."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ... import seeds, storage
+from ...errors import ConfigError
+from ...method import Prepared
+from ...posterior import stored_tensors
+from ...training import checkpoint
+from ...training.progress import Bar
+from .target import Target
+
+if TYPE_CHECKING:
+    from .method import HMC
+
+#: The most weights whose correlations the chains learn in their warm-up.
+MOST_DENSE = 300
+
+
+def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[Tensor, int]:
+    """Draws of all chains [chains, S, P], and how many of their transitions diverged.
+
+    Chains do not depend on each other, so those a checkpoint holds are not run again.
+    """
+    path, seed = prepared.run.checkpoint, prepared.run.seed
+    expected = {
+        "method": storage.encode(method),
+        "likelihood": storage.encode(prepared.likelihood.settings),
+        "seed": int(seed),
+        "data": prepared.source.digest(),
+        "network": storage.checksum(stored_tensors(prepared.network)),
+    }
+    draws, divergent = [], []
+
+    def keep() -> None:
+        if path is not None:
+            tensors = {f"chain/{number}": own for number, own in enumerate(draws)}
+            checkpoint.save(path, tensors, {"fingerprint": expected, "divergent": divergent})
+
+    found = None if path is None else checkpoint.load(path, expected)
+    if found is None:
+        keep()  # what cannot be written is found before work starts
+    else:
+        tensors, content = found
+        divergent += content["divergent"]
+        draws += [tensors[f"chain/{number}"].to(target.place.device) for number in range(len(divergent))]
+    length = method.warmup + method.num_samples
+    bar = Bar(method.chains * length, prepared.run.progress, "HMC", done=len(draws) * length)
+    with bar.open():
+        while len(draws) < method.chains:
+            number = len(draws)
+
+            def told(done: int, first: int = number * length, chain: int = number + 1) -> None:
+                bar.show(first + done, math.nan, f"chain {chain} of {method.chains}")
+
+            own, bad = run_chain(method, target, number, seed, told)
+            draws.append(own)
+            divergent.append(bad)
+            keep()
+    return torch.stack(draws), sum(divergent)
+
+
+def run_chain(
+    method: "HMC", target: Target, number: int, seed: int, told: Callable[[int], None]
+) -> tuple[Tensor, int]:
+    """Draws [S, P] of one chain, and how many of its transitions diverged.
+
+    Args:
+        method: its settings.
+        target: what to draw from.
+        number: of the chain.
+        seed: of all chains.
+        told: is called with the number of draws made so far, those of the warm-up included.
+    """
+    try:
+        from pyro.infer import HMC as PyroHMC
+        from pyro.infer import MCMC, NUTS
+    except ImportError as error:
+        raise ConfigError("HMC needs Pyro; install it with: pip install dubito[reference]") from error
+    # Few weights are strongly correlated, and their whole covariance is cheap to learn.
+    dense = len(target.prior_std) <= MOST_DENSE
+    options: dict[str, Any] = {"target_accept_prob": method.target_acceptance, "full_mass": dense}
+
+    def potential(values: dict[str, Tensor]) -> Tensor:
+        return target.energy(values["weights"])
+
+    def hook(kernel: Any, values: Any, stage: str, index: int) -> None:
+        told(index + 1 if stage.startswith("Warmup") else method.warmup + index + 1)
+
+    kernel = (
+        NUTS(potential_fn=potential, max_tree_depth=method.tree_depth, **options)
+        if method.trajectory is None
+        else PyroHMC(potential_fn=potential, trajectory_length=method.trajectory, **options)
+    )
+    device = target.place.device
+    start = target.start(seeds.generator(seed, "start", number, device=device))
+    with seeds.forked(seed, "chain", number, device=device):  # Pyro draws from the global state
+        chain = MCMC(
+            kernel,
+            num_samples=method.num_samples,
+            warmup_steps=method.warmup,
+            initial_params={"weights": start},
+            hook_fn=hook,
+            disable_progbar=True,
+        )
+        chain.run()
+    found = chain.diagnostics().get("divergences", {})
+    draws = chain.get_samples()["weights"].detach()
+    return draws.to(target.place.dtype), sum(len(own) for own in found.values())
+
+
+def diagnostics(values: Tensor) -> tuple[float, float]:
+    """The largest split R-hat and the least effective sample size over quantities [chains, S, Q].
+
+    A quantity that never moves counts as having no independent draw at all, and R-hat without bound.
+    """
+    from pyro.ops.stats import effective_sample_size, split_gelman_rubin
+
+    values = values.double()
+    if bool((values.flatten(0, 1).std(0) == 0).any()) or not values.isfinite().all():
+        return math.inf, 0.0
+    r_hat = split_gelman_rubin(values, chain_dim=0, sample_dim=1)
+    worth = effective_sample_size(values, chain_dim=0, sample_dim=1)
+    return float(r_hat.nan_to_num(nan=math.inf).max()), float(worth.nan_to_num(nan=0.0).min())
