@@ -1,5 +1,6 @@
 """What the site makes of the code: the methods' pages, their reference, the reproduced tables."""
 
+import json
 from html import escape
 from pathlib import Path
 
@@ -21,6 +22,8 @@ def on_page_markdown(markdown, page, config, files):
         markdown = markdown.replace("<!-- reproduced tables -->", reproduced())
     if "<!-- methods reference -->" in markdown:
         markdown = markdown.replace("<!-- methods reference -->", methods_reference())
+    if "<!-- patient differences -->" in markdown:
+        markdown = markdown.replace("<!-- patient differences -->", patient_differences())
     return markdown
 
 
@@ -30,6 +33,17 @@ def methods_reference() -> str:
 
     kinds = dict.fromkeys(type(method) for method in dubito.methods().values())
     return "\n\n".join(f"::: {kind.__module__}.{kind.__name__}" for kind in kinds)
+
+
+def patient_differences() -> str:
+    """What generate/clinical.py found."""
+    found = json.loads((ROOT / "results" / "rank1-physionet-small" / "patients.json").read_text())
+    lines = ["| first | second | metric | first − second | 95 % interval |", "|---|---|---|---:|---:|"]
+    for one in found["differences"]:
+        interval = f"{one['lower']:+.4f} to {one['upper']:+.4f}"
+        words = (one["first"], one["second"], one["metric"], f"{one['difference']:+.4f}", interval)
+        lines.append(f"| {' | '.join(words)} |")
+    return "\n".join(lines)
 
 
 def reproduced() -> str:

@@ -2,7 +2,8 @@
 
 An LSTM reads 48 hours of intensive care and predicts death in hospital. Set a trains, b ends training, c tests.
 The paper's numbers are of other patients and stand beside nothing here; what is judged is how the methods compare
-among themselves. Each patient's probability is kept with the results, for differences paired by patient.
+among themselves. Each patient's probability is kept with the results, for differences paired by patient
+(`patients.py`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,6 @@ from ..inference.point import MAP
 from ..inference.rank1 import Rank1
 from ..likelihoods import Bernoulli
 from ..method import Method
-from ..metrics import Over, PairedDifference, paired_bootstrap
 from ..models import clinical_lstm
 from ..prediction import BernoulliPrediction
 from ..training import KL, EarlyStopping, Training
@@ -123,25 +123,11 @@ def run_cell(cell: Cell, stays: Stays, settings: Clinic, steps: int | None) -> O
     )
 
 
-def patient_difference(first: Sequence[Outcome], second: Sequence[Outcome], died: Tensor) -> PairedDifference:
-    """Difference of two methods' negative log-likelihood, by a bootstrap over patients.
-
-    Each patient's loss is the mean over the seeds, which both methods must have in the same order.
-
-    Args:
-        first: outcomes of one method.
-        second: those of the other.
-        died: the labels of set c.
-    """
-
-    def losses(outcomes: Sequence[Outcome]) -> Tensor:
-        each = [torch.tensor(outcome.details["probs"], dtype=torch.float64) for outcome in outcomes]
-        least = 10.0**-DIGITS / 2  # kept probabilities are rounded
-        return torch.stack(
-            [metrics.nll_per_example(probs.clamp(least, 1 - least), died) for probs in each]
-        ).mean(0)
-
-    return paired_bootstrap(losses(first), losses(second), over=Over.EXAMPLES)
+def kept_probs(outcomes: Sequence[Outcome]) -> Tensor:
+    """The probabilities that outcomes of several seeds kept, [seeds, N], away from 0 and 1 as rounding left them."""
+    each = torch.tensor([outcome.details["probs"] for outcome in outcomes], dtype=torch.float64)
+    least = 10.0**-DIGITS / 2
+    return each.clamp(least, 1 - least)
 
 
 METHODS: Mapping[str, Method] = {
