@@ -43,7 +43,7 @@ def test_the_interval_of_a_mean_is_that_of_the_paired_bootstrap():
     ]
     expected = paired_bootstrap(*losses, over=Over.EXAMPLES)
     assert found.difference == pytest.approx(expected.difference, rel=1e-9)
-    # Two bootstraps of 2,000 resamples: their errors differ by 2 %, the ends by 0.085 of an error, one standard deviation.
+    # Two bootstraps of 2,000 resamples: their errors differ by about 2 %, their ends by 0.085 of an error.
     assert found.standard_error == pytest.approx(expected.standard_error, rel=0.1)
     for name in ("lower", "upper"):
         assert getattr(found, name) == pytest.approx(
