@@ -15,17 +15,12 @@ import torch
 
 from .. import metrics, seeds
 from ..data import Part, load
-from ..inference.bali import BALI
-from ..inference.mc_dropout import MCDropout
-from ..inference.point import MAP
 from ..likelihoods import Bernoulli
-from ..method import Method
 from ..models import mlp
-from ..training import Training
+from .bali_methods import METHODS, ClassFit, method_of, training_of
 from .experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
 
 DATA = ("spambase", "magic")
-METHODS = ("bali", "mc-dropout", "map")
 #: BALI-L, on the set whose runs are cheaper.
 LOCAL = ("spambase", "bali-l")
 #: How near to its best a run has converged, and how many places of its curve are kept.
@@ -33,36 +28,16 @@ NEAR, PLACES = 1.05, 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class Fit(ClassFit):
     """How one network is trained and judged; the defaults are those of Tables 5 and 6 for both sets.
 
     Args:
-        step_size: α of BALI.
-        prior_scale: σ_r² of BALI.
-        effective_share: N_eff of BALI over the number of training rows.
-        update_rate: β of BALI.
-        initial_std: of BALI's first weights.
-        hidden: widths of the hidden layers.
-        iterations: training steps.
-        batch_size: rows per step.
-        lr: of Adam, for dropout and the point estimate.
-        weight_decay: likewise.
-        rate: of dropout.
         num_samples: draws of the last prediction.
         train_rows: training rows that are judged at the end.
     """
 
-    step_size: float
-    prior_scale: float
-    effective_share: float
-    update_rate: float = 0.1
-    initial_std: float = 1.0
-    hidden: tuple[int, ...] = (256, 256)
     iterations: int = 20_000
-    batch_size: int = 2048
     lr: float = 1e-3
-    weight_decay: float = 1e-4
-    rate: float = 0.1
     num_samples: int = 128
     train_rows: int = 10_000
 
@@ -88,22 +63,6 @@ def generate_cell(cell: Cell) -> tuple[Part, Part]:
     return Part(inputs[:60], targets[:60]), Part(inputs[60:], targets[60:])
 
 
-def method_of(name: str, settings: Fit, num_data: int) -> Method:
-    """The method with the paper's settings."""
-    if name == "mc-dropout":
-        return MCDropout(rate=settings.rate)
-    if name == "map":
-        return MAP()
-    return BALI(
-        step_size=settings.step_size,
-        update_rate=settings.update_rate,
-        prior_scale=settings.prior_scale,
-        effective_data=settings.effective_share * num_data,
-        initial_std=settings.initial_std,
-        sampling="local" if name == "bali-l" else "weight",
-    )
-
-
 def run_cells(
     cells: Sequence[Cell], data: Sequence[tuple[Part, Part]], settings: Fit, steps: int | None
 ) -> list[Outcome]:
@@ -113,17 +72,17 @@ def run_cells(
 
 def run_split(cell: Cell, train: Part, test: Part, settings: Fit, steps: int | None) -> Outcome:
     """One method on one split."""
-    gradients = cell.method in ("mc-dropout", "map")  # the others have no rate and no decay
-    training = Training(
-        iterations=steps or settings.iterations,
-        batch_size=min(settings.batch_size, len(train.targets)),
-        lr=settings.lr,
-        weight_decay=settings.weight_decay if gradients else 0.0,
-    )
     seed = seeds.derived(cell.seed, cell.data, cell.split)
     net = mlp(train.inputs.shape[1], settings.hidden, num_classes=1, activation="leaky_tanh", seed=seed)
-    posterior = method_of(cell.method, settings, len(train.targets)).fit(
-        net, train, Bernoulli(), training=training, validation=test, seed=seed, progress=False
+    num_data = len(train.targets)
+    posterior = method_of(cell.method, settings, num_data).fit(
+        net,
+        train,
+        Bernoulli(),
+        training=training_of(cell.method, settings, num_data, steps),
+        validation=test,
+        seed=seed,
+        progress=False,
     )
     samples = settings.num_samples if steps is None else steps
     rows = slice(settings.train_rows)

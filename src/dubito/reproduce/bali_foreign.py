@@ -11,51 +11,29 @@ from torch import Tensor
 
 from .. import metrics, seeds
 from ..data import Part
-from ..inference.bali import BALI
-from ..inference.mc_dropout import MCDropout
-from ..inference.point import MAP
 from ..likelihoods import Categorical
-from ..method import Method
 from ..models import mlp
 from ..prediction import CategoricalPrediction
 from ..shifts import detection, foreign_pair, scores
-from ..training import Training
+from .bali_methods import METHODS, ClassFit, method_of, training_of
 from .experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
 
 PAIRS = ("mnist/fashion-mnist", "fashion-mnist/mnist")
-METHODS = ("bali", "mc-dropout", "map")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class Fit(ClassFit):
     """How one network is trained and judged; the defaults are those of Tables 5 and 6.
 
     Args:
-        hidden: widths of the hidden layers.
-        iterations: training steps.
-        batch_size: images per step.
-        lr: of Adam, for dropout and the point estimate.
-        weight_decay: likewise.
-        rate: of dropout.
-        step_size: α of BALI.
-        update_rate: β of BALI.
-        prior_scale: σ_r² of BALI.
-        effective_share: N_eff of BALI over the number of training images.
-        initial_std: of BALI's first weights.
         num_samples: draws of a prediction.
     """
 
-    hidden: tuple[int, ...] = (256, 256)
-    iterations: int = 30_000
-    batch_size: int = 2048
-    lr: float = 2e-3
-    weight_decay: float = 1e-4
-    rate: float = 0.1
     step_size: float = 0.25
-    update_rate: float = 0.1
     prior_scale: float = 10.0
     effective_share: float = 0.02
-    initial_std: float = 1.0
+    iterations: int = 30_000
+    lr: float = 2e-3
     num_samples: int = 50
 
 
@@ -81,21 +59,6 @@ def generate_cell(cell: Cell) -> Images:
     return Images(part, part, torch.rand(60, 1, 28, 28, generator=stream))
 
 
-def method_of(name: str, settings: Fit, num_data: int) -> Method:
-    """The method with the paper's settings."""
-    if name == "mc-dropout":
-        return MCDropout(rate=settings.rate)
-    if name == "map":
-        return MAP()
-    return BALI(
-        step_size=settings.step_size,
-        update_rate=settings.update_rate,
-        prior_scale=settings.prior_scale,
-        effective_data=max(1.0, settings.effective_share * num_data),
-        initial_std=settings.initial_std,
-    )
-
-
 def run_cells(
     cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None
 ) -> list[Outcome]:
@@ -105,16 +68,12 @@ def run_cells(
 
 def run_seed(cell: Cell, images: Images, settings: Fit, steps: int | None) -> Outcome:
     """One method, one seed."""
-    gradients = cell.method != "bali"  # which has no rate and no decay
-    training = Training(
-        iterations=steps or settings.iterations,
-        batch_size=min(settings.batch_size, len(images.train.targets)),
-        lr=settings.lr,
-        weight_decay=settings.weight_decay if gradients else 0.0,
-    )
     net = mlp(784, settings.hidden, activation="leaky_tanh", seed=cell.seed)
-    method = method_of(cell.method, settings, len(images.train.targets))
-    posterior = method.fit(net, images.train, Categorical(), training=training, seed=cell.seed)
+    num_data = len(images.train.targets)
+    training = training_of(cell.method, settings, num_data, steps)
+    posterior = method_of(cell.method, settings, num_data).fit(
+        net, images.train, Categorical(), training=training, seed=cell.seed
+    )
     samples = settings.num_samples if steps is None else steps
     inside, outside = (
         posterior.predict(inputs, samples, seed=cell.seed) for inputs in (images.test.inputs, images.outside)
