@@ -1,7 +1,7 @@
 """Differences between methods on PhysioNet, paired by patient: `python docs/generate/clinical.py`.
 
 Needs the data (for who died) and all cells of rank1-table-4-physionet at the scale `small`; writes
-results/rank1-physionet-small/patients.json, which docs/methods/rank1.md shows.
+results/derived/rank1-patients.json, which docs/methods/rank1.md shows.
 """
 
 import json
@@ -47,7 +47,7 @@ def main() -> None:
         for metric, difference in patient_differences(probs(first), probs(second), died).items()
     ]
     content = {"version": __version__, "patients": len(died), "resamples": 2_000, "differences": found}
-    path = ROOT / "results" / f"{table.experiment.name}-{SCALE}" / "patients.json"
+    path = ROOT / "results" / "derived" / "rank1-patients.json"
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 

@@ -37,7 +37,7 @@ def methods_reference() -> str:
 
 def patient_differences() -> str:
     """What generate/clinical.py found."""
-    found = json.loads((ROOT / "results" / "rank1-physionet-small" / "patients.json").read_text())
+    found = json.loads((ROOT / "results" / "derived" / "rank1-patients.json").read_text())
     lines = ["| first | second | metric | first − second | 95 % interval |", "|---|---|---|---:|---:|"]
     for one in found["differences"]:
         interval = f"{one['lower']:+.4f} to {one['upper']:+.4f}"
