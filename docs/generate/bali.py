@@ -7,25 +7,20 @@ import sys
 from pathlib import Path
 
 import torch
+from first_cells import first_cells
 from matplotlib.figure import Figure
 
 from dubito.plot.axes import colour
-from dubito.reproduce import Cell, Results, bali_binary, bali_toy
+from dubito.reproduce import Results, bali_binary, bali_toy
 
 ROOT = Path(__file__).parent.parent.parent
-
-
-def kept(experiment, scale: str, keys, results: Results) -> dict[tuple[str, str], dict]:
-    """What the first cell of each key kept; nothing unless all were run."""
-    read = {key: results.read(experiment, scale, Cell(*key)) for key in keys}
-    return {key: dict(one.details) for key, one in read.items() if one} if all(read.values()) else {}
 
 
 def toys(results: Results) -> Figure | None:
     """Figures 1 and 4 to 6: fits and doubt on made-up sets."""
     methods = ("bali", *bali_toy.WEIGHTS)
     keys = [(data, method) for data in bali_toy.ALL for method in methods]
-    found = kept(bali_toy.EXPERIMENT, "paper", keys, results)
+    found = first_cells(bali_toy.EXPERIMENT, "paper", keys, results)
     if not found:
         return None
     figure = Figure(figsize=(13, 8), layout="constrained")
@@ -50,7 +45,7 @@ def toys(results: Results) -> Figure | None:
 def convergence(results: Results) -> Figure | None:
     """Figure 2: the test NLL along a run."""
     keys = [(data, method) for data in bali_binary.DATA for method in bali_binary.METHODS]
-    found = kept(bali_binary.EXPERIMENT, "small", keys, results)
+    found = first_cells(bali_binary.EXPERIMENT, "small", keys, results)
     if not found:
         return None
     figure = Figure(figsize=(9, 3.5), layout="constrained")

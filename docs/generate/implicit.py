@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 
 import torch
+from first_cells import first_cells
 from matplotlib.figure import Figure
 
 from dubito import plot
 from dubito.data import load
 from dubito.plot.axes import colour
-from dubito.reproduce import Cell, Results, tables
+from dubito.reproduce import Results, tables
 from dubito.reproduce.implicit_cubic import DATA as CUBIC
 from dubito.reproduce.implicit_cubic import DEPTHS, PLACES
 
@@ -25,9 +26,7 @@ def details(name: str, results: Results) -> dict[tuple[str, str], dict]:
     """What the first run of each cell kept, by data and method; nothing unless all were run."""
     made = tables()[name].experiment
     scale = made.scale(None)
-    keys = list(made.scales[scale].variants)
-    read = {key: results.read(made, scale, Cell(*key)) for key in keys}
-    return {key: dict(one.details) for key, one in read.items() if one} if all(read.values()) else {}
+    return first_cells(made, scale, made.scales[scale].variants, results)
 
 
 def cubic(kept: dict) -> Figure:

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import torch
+from first_cells import first_cells
 from matplotlib.figure import Figure
 
 from dubito.data import load
 from dubito.plot.axes import colour
-from dubito.reproduce import Cell, Results, tables
+from dubito.reproduce import Results, tables
 from dubito.reproduce.inf_toy import DATA, METHODS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -21,15 +22,12 @@ def main() -> None:
     """HMC first, then every method, each with two standard deviations."""
     results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results")
     experiment = tables()["inf-figure-4"].experiment
-    read = {method: results.read(experiment, "paper", Cell(DATA, method)) for method in METHODS}
-    kept = {method: one.details for method, one in read.items() if one}
-    if len(kept) < len(METHODS):
-        raise SystemExit(
-            f"run `dubito reproduce inf-figure-4` first; missing: {sorted(set(METHODS) - set(kept))}"
-        )
-    first = kept[METHODS[0]]
+    kept = first_cells(experiment, "paper", [(DATA, method) for method in METHODS], results)
+    if not kept:
+        raise SystemExit("run `dubito reproduce inf-figure-4` first")
+    first = kept[DATA, METHODS[0]]
     curves = {"HMC": (first["hmc_mean"], first["hmc_std"])}
-    curves |= {method: (one["mean"], one["std"]) for method, one in kept.items()}
+    curves |= {method: (one["mean"], one["std"]) for (_, method), one in kept.items()}
     figure = Figure(figsize=(12, 5.5), layout="constrained")
     axes = figure.subplots(2, 4, sharex=True, sharey=True).flatten()
     x, points = torch.tensor(first["x"]), load(DATA, 0, standardise=False).train

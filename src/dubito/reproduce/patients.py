@@ -43,11 +43,12 @@ def patient_differences(
     picked = torch.randint(size, (num_resamples, size), generator=stream)
     counts = torch.zeros(num_resamples, size, dtype=torch.float64)
     counts.scatter_add_(1, picked, once.expand(num_resamples, -1))
-    exact, drawn = (
-        {name: ours - theirs[name] for name, ours in weighted(first, died, times).items()}
-        for times in (once, counts)
-        for theirs in (weighted(second, died, times),)
-    )
+
+    def differences_of(times: Tensor) -> dict[str, Tensor]:
+        theirs = weighted(second, died, times)
+        return {name: ours - theirs[name] for name, ours in weighted(first, died, times).items()}
+
+    exact, drawn = differences_of(once), differences_of(counts)
     tails = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
     found = {}
     for name, differences in drawn.items():
