@@ -1,5 +1,6 @@
 """Acquisition by its definition, batches, and the loop: curves, resumption, labels unseen until asked for."""
 
+import dataclasses
 import math
 
 import pytest
@@ -215,10 +216,10 @@ def test_an_interrupted_run_goes_on(tmp_path):
 
     path = tmp_path / "run"
     with pytest.raises(Crash):
-        LOOP.run(net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5, checkpoint=path, progress=crash)
+        LOOP.run(net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5, checkpoint=path, on_point=crash)
     steps = []
     found = LOOP.run(
-        net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5, checkpoint=path, progress=steps.append
+        net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5, checkpoint=path, on_point=steps.append
     )
     assert [point.num_labelled for point in steps] == [10, 12]  # the others are not made again
     assert [(p.chosen, p.metrics) for p in found.points] == [(p.chosen, p.metrics) for p in expected.points]
@@ -253,6 +254,13 @@ def test_laplace_is_tuned_and_judged_linearised():
 def test_refusals():
     with pytest.raises(DataError, match="need a pool of at least 12 rows, got 11"):
         LOOP.run(net(), (POOL[:11], classes(POOL)[:11]), TEST, Categorical())
+    fits: list = []
+    loop = dataclasses.replace(LOOP, acquisition=Margin())
+    with pytest.raises(DataError, match="Margin is for classes, got Gaussian"):
+        loop.run(net(), (POOL, POOL[:, :1]), (POOL, POOL[:, :1]), Gaussian(), on_point=fits.append)
+    with pytest.raises(DataError, match="test must be a pair"):
+        LOOP.run(net(), (POOL, classes(POOL)), POOL, Categorical(), on_point=fits.append)
+    assert not fits
     with pytest.raises(ConfigError, match="acquisition must be an instance"):
         ActiveLearning(method=dubito.MAP(), acquisition="bald")
     with pytest.raises(ConfigError, match="steps"):

@@ -77,6 +77,44 @@ def test_corruption_results_are_the_metrics_of_corrupted_images(fitted):
         found.mean("nll", severity=3)
 
 
+def test_own_images_with_their_own_preparation(fitted):
+    """A pair of pixels and labels gives what the data set they come from gives."""
+    posterior, data = fitted
+    chosen = {"names": ("contrast", "jpeg"), "severities": (2,), "subset": 30, "seed": 1}
+    expected = evaluate_corruptions(posterior, data, **chosen)
+    pixels = data.input_scaling.undo(data.test.inputs).clamp(0, 1)
+    for pair in ((pixels, data.test.targets), (pixels.numpy(), data.test.targets.numpy())):
+        found = evaluate_corruptions(posterior, pair, prepare=data.input_scaling.apply, **chosen)
+        assert found == expected
+    raw = evaluate_corruptions(posterior, (pixels, data.test.targets), **chosen)
+    assert raw.clean["nll"] != expected.clean["nll"]  # the network's inputs are the pixels themselves
+    refused = [
+        ((pixels, data.test.targets[:5]), "one for each of 60 images"),
+        ((pixels, data.test.targets.float()), "whole numbers"),
+        ((data.test.inputs, data.test.targets), "undo their scaling"),
+        ((pixels[:, 0], data.test.targets), r"\[B, C, H, W\]"),
+        (pixels, "pair of images and labels, got Tensor"),
+    ]
+    for pair, message in refused:
+        with pytest.raises(DataError, match=message):
+            evaluate_corruptions(posterior, pair, **chosen)
+    with pytest.raises(ConfigError, match="brings its own scaling"):
+        evaluate_corruptions(posterior, data, prepare=data.input_scaling.apply, **chosen)
+
+
+def test_bad_names_are_found_before_anything_is_predicted(fitted):
+    posterior, data = fitted
+
+    def never(pixels):
+        raise AssertionError("work has started")
+
+    pair = (data.input_scaling.undo(data.test.inputs).clamp(0, 1), data.test.targets)
+    with pytest.raises(UnknownNameError, match="fog"):
+        evaluate_corruptions(posterior, pair, prepare=never, names=("fog", "fogg"))
+    with pytest.raises(ConfigError, match="severity"):
+        evaluate_corruptions(posterior, pair, prepare=never, severities=(1, 6))
+
+
 def test_mean_corruption_error_by_hand():
     def results(errors: dict) -> CorruptionResults:
         corrupted = {key: {"accuracy": 1 - error, "nll": 0.0, "ece": 0.0} for key, error in errors.items()}

@@ -15,6 +15,7 @@ from ..errors import ConfigError, DataError, require_count
 from ..inference.laplace import LaplacePosterior
 from ..inference.laplace.linearised import Linearised
 from ..inputs import Inputs, Place, checked_inputs, rows_of, take
+from ..likelihoods import Gaussian, Likelihood
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import (
     BernoulliPrediction,
@@ -27,6 +28,23 @@ from ..prediction import (
 
 class Acquisition(ABC):
     """Base of acquisition functions."""
+
+    #: Whether only predictions of classes have such scores.
+    classes_only = False
+
+    def check(self, likelihood: Likelihood) -> None:
+        """Refuse a likelihood whose predictions have no such scores, before anything is fitted.
+
+        Args:
+            likelihood: what is to be fitted.
+        """
+        if self.classes_only and isinstance(likelihood, Gaussian):
+            raise self._refusal(type(likelihood).__name__)
+
+    def _refusal(self, got: str) -> DataError:
+        return DataError(
+            f"{type(self).__name__} is for classes, got {got}; for reals take OutputVariance(), BALD() or Entropy()"
+        )
 
     @abstractmethod
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
@@ -90,6 +108,8 @@ class BALD(Acquisition):
 class VariationRatio(Acquisition):
     """One minus the probability of the likeliest class."""
 
+    classes_only = True
+
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         return _per_row(1 - _classes(self, posterior, inputs, num_samples, seed).confidence)
 
@@ -97,6 +117,8 @@ class VariationRatio(Acquisition):
 @dataclass(frozen=True, kw_only=True)
 class Margin(Acquisition):
     """Minus the distance between the two likeliest classes' probabilities."""
+
+    classes_only = True
 
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         prediction = _classes(self, posterior, inputs, num_samples, seed)
@@ -175,8 +197,5 @@ def _classes(
 ) -> ClassPrediction:
     prediction = _predicted(posterior, inputs, num_samples, seed)
     if not isinstance(prediction, ClassPrediction):
-        raise DataError(
-            f"{type(acquisition).__name__} is for classes, got {type(prediction).__name__}; for reals take "
-            "OutputVariance(), BALD() or Entropy()"
-        )
+        raise acquisition._refusal(type(prediction).__name__)
     return prediction

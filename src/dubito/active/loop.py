@@ -1,5 +1,6 @@
 """The active-learning loop: fit, judge, ask for the labels that would teach most, and fit again."""
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from ..networks import copied
 from ..posterior import Posterior
 from ..sources import TensorSource, as_source
 from ..training import Training
+from ..training.progress import Bar
 from .acquisition import Acquisition, Selection
 from .curves import Curve, Point
 
@@ -66,7 +68,8 @@ class ActiveLearning:
         finish: Callable[[Posterior], Posterior] | None = None,
         options: dict[str, Any] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
-        progress: Callable[[Point], None] | None = None,
+        progress: bool | None = None,
+        on_point: Callable[[Point], None] | None = None,
     ) -> Curve:
         """One run over one split; the network is not modified.
 
@@ -82,9 +85,10 @@ class ActiveLearning:
                 tell whether it is still the same.
             options: what else `predict` takes when the test rows are judged, such as {"linearised": True}.
             checkpoint: a file that lets an interrupted run go on after its last step.
-            progress: called with every point of the curve.
+            progress: show a bar; None on terminals only.
+            on_point: called with every point of the curve.
         """
-        settings_of(likelihood)
+        self.acquisition.check(settings_of(likelihood))
         network = copied(net).eval()
         place = Place.of(network)
         source = as_source(pool, place, "pool")
@@ -96,40 +100,44 @@ class ActiveLearning:
                 f"{self.initial} rows and {self.steps} steps of {self.selection.size} need a pool of at least {needed} "
                 f"rows, got {rows}"
             )
+        as_source(test, place, "test")  # what cannot be read is found before work starts
         state = _State.begun(self, source, network, likelihood, seed, options, checkpoint)
-        while len(state.points) <= self.steps:
-            step, began = len(state.points), time.process_time()
-            labelled = torch.tensor(state.labelled, device=place.device)
-            part = (take(source.batch.inputs, labelled), source.batch.targets[labelled])
-            own = seeds.derived(seed, "step", step)
-            posterior = self.method.fit(
-                net, part, likelihood, training=self.training, seed=own, progress=False
-            )
-            posterior = finish(posterior) if finish else posterior
-            fitted = time.process_time()
-            chosen: list[int] = []
-            if step < self.steps:
-                left = _others(rows, state.labelled)
-                scores = self.acquisition.scores(
-                    posterior,
-                    take(source.batch.inputs, left.to(place.device)),
-                    num_samples=self.num_samples,
-                    seed=own,
+        bar = Bar(self.steps + 1, progress, "active learning", done=len(state.points))
+        with bar.open():
+            while len(state.points) <= self.steps:
+                own, began = seeds.derived(seed, "step", len(state.points)), time.process_time()
+                labelled = torch.tensor(state.labelled, device=place.device)
+                part = (take(source.batch.inputs, labelled), source.batch.targets[labelled])
+                posterior = self.method.fit(
+                    net, part, likelihood, training=self.training, seed=own, progress=False
                 )
-                chosen = left[self.selection.choose(scores, seed=own)].tolist()
-            acquired = time.process_time()
-            found = posterior.evaluate(test, num_samples=self.num_samples, seed=own, **(options or {}))
-            point = Point(
-                num_labelled=len(state.labelled),
-                metrics=found,
-                chosen=tuple(chosen),
-                fit_seconds=fitted - began,
-                acquisition_seconds=acquired - fitted,
-            )
-            state.add(point)
-            if progress:
-                progress(point)
+                posterior = finish(posterior) if finish else posterior
+                fitted, last = time.process_time(), len(state.points) == self.steps
+                chosen = () if last else self._chosen(posterior, source, state.labelled, own)
+                acquired = time.process_time()
+                found = posterior.evaluate(test, num_samples=self.num_samples, seed=own, **(options or {}))
+                point = Point(
+                    num_labelled=len(state.labelled),
+                    metrics=found,
+                    chosen=chosen,
+                    fit_seconds=fitted - began,
+                    acquisition_seconds=acquired - fitted,
+                )
+                state.add(point)
+                shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
+                bar.show(len(state.points), found.get("nll", math.nan), shown)
+                if on_point:
+                    on_point(point)
         return Curve(points=tuple(state.points))
+
+    def _chosen(
+        self, posterior: Posterior, source: TensorSource, labelled: Sequence[int], seed: int
+    ) -> tuple[int, ...]:
+        """The rows whose labels are asked for next."""
+        left = _others(source.num_data, labelled)
+        pool = take(source.batch.inputs, left.to(source.batch.targets.device))
+        scores = self.acquisition.scores(posterior, pool, num_samples=self.num_samples, seed=seed)
+        return tuple(left[self.selection.choose(scores, seed=seed)].tolist())
 
 
 def _others(rows: int, labelled: Sequence[int]) -> Tensor:

@@ -87,9 +87,11 @@ def corruptions(
     for name in names:
         for severity in severities:
             constants_of(name, severity, constants)  # bad names are found before work starts
-    for name in names:
-        for severity in severities:
-            yield name, severity, corrupt(images, name, severity, constants=constants, seed=seed)
+    return (
+        (name, severity, corrupt(images, name, severity, constants=constants, seed=seed))
+        for name in names
+        for severity in severities
+    )
 
 
 def constants_of(name: str, severity: int, constants: str) -> Any:

@@ -1,17 +1,19 @@
 """How a posterior fares under corruption: accuracy, likelihood and calibration, at every severity."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from .. import metrics
 from ..data import Data
 from ..errors import ConfigError, DataError, require_count
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import CategoricalPrediction
+from ..training.progress import Bar
 from .constants import CORRUPTIONS, SEVERITIES
 from .corruptions import chosen_rows, corruptions
 
@@ -90,8 +92,9 @@ class CorruptionResults:
 
 def evaluate_corruptions(
     posterior: Posterior,
-    data: Data,
+    data: Data | tuple[Tensor, Tensor],
     *,
+    prepare: Callable[[Tensor], Tensor] | None = None,
     names: Sequence[str] = CORRUPTIONS,
     severities: Sequence[int] = SEVERITIES,
     constants: str = "cifar-c",
@@ -99,15 +102,18 @@ def evaluate_corruptions(
     num_samples: int = 32,
     seed: int = 0,
     max_rows: int = MAX_ROWS,
+    progress: bool | None = None,
     **options: Any,
 ) -> CorruptionResults:
-    """Metrics on a data set's test images, clean and under every corruption.
+    """Metrics on test images, clean and under every corruption.
 
-    Images are corrupted in pixel space and then scaled as the training images were.
+    Images are corrupted in pixel space and then made into the network's inputs, as the training images were.
 
     Args:
-        posterior: fitted to this data set.
-        data: a set of images, as `dubito.data.load` gives it.
+        posterior: fitted to images of this kind.
+        data: a set of images as `dubito.data.load` gives it, or a pair of images with values from 0 to 1 and labels.
+        prepare: for a pair, from images to what the network reads, such as their standardisation; None for a network
+            that reads values from 0 to 1. A set of images brings its own.
         names: of `CORRUPTIONS`.
         severities: from 1 to 5.
         constants: "cifar-c" or "imagenet-c".
@@ -115,23 +121,16 @@ def evaluate_corruptions(
         num_samples: as in `predict`.
         seed: of the subset, of the corruptions and of `predict`.
         max_rows: as in `predict`.
+        progress: show a bar; None on terminals only.
         options: what else this posterior's `predict` takes.
     """
     require_count(num_samples=num_samples, max_rows=max_rows)
-    if data.input_scaling is None or data.test.inputs.ndim != 4 or data.task != "classification":
-        raise DataError(
-            f"corruptions need images [B, C, H, W] with classes, got {data.name!r}, a task of {data.task} with inputs "
-            f"{list(data.test.inputs.shape)}"
-        )
-    rows = chosen_rows(len(data.test.targets), subset, seed)
-    images, labels = data.input_scaling.undo(data.test.inputs[rows]).clamp(0, 1), data.test.targets[rows]
+    images, labels, prepared = _test_images(data, prepare, subset, seed)
+    sets = corruptions(images, names=names, severities=severities, constants=constants, seed=seed)
+    arguments = {"num_samples": num_samples, "seed": seed, "max_rows": max_rows, **options}
 
-    def measured(pixels: torch.Tensor) -> dict[str, float]:
-        assert data.input_scaling is not None
-        inputs = data.input_scaling.apply(pixels)
-        prediction = posterior.predict(
-            inputs, num_samples=num_samples, seed=seed, max_rows=max_rows, **options
-        )
+    def measured(pixels: Tensor) -> dict[str, float]:
+        prediction = posterior.predict(prepared(pixels), **arguments)
         if not isinstance(prediction, CategoricalPrediction):
             raise DataError(f"corruptions need a posterior over classes, got {type(prediction).__name__}")
         probs, targets = prediction.probs, labels.to(prediction.probs.device)
@@ -141,11 +140,52 @@ def evaluate_corruptions(
             "ece": metrics.ece(probs, targets),
         }
 
-    clean = measured(images)
-    found = {
-        (name, severity): measured(pixels)
-        for name, severity, pixels in corruptions(
-            images, names=names, severities=severities, constants=constants, seed=seed
-        )
-    }
+    bar = Bar(len(names) * len(severities), progress, "corruptions")
+    clean, found = measured(images), {}
+    with bar.open():
+        for name, severity, pixels in sets:
+            own = found[name, severity] = measured(pixels)
+            bar.show(len(found), own["nll"], f"{name} {severity}  nll {own['nll']:.4g}")
     return CorruptionResults(clean=clean, corrupted=found, num_images=len(labels), constants=constants)
+
+
+def _test_images(
+    data: Data | tuple[Tensor, Tensor],
+    prepare: Callable[[Tensor], Tensor] | None,
+    subset: int | None,
+    seed: int,
+) -> tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]:
+    """Images with values from 0 to 1, their labels, and what makes inputs of them."""
+    if not isinstance(data, Data):
+        images, labels = _pair(data)
+        rows = chosen_rows(len(labels), subset, seed)
+        return images[rows], labels[rows], prepare or _as_they_are
+    if prepare is not None:
+        raise ConfigError(f"prepare is for pairs of images and labels; {data.name!r} brings its own scaling")
+    if data.input_scaling is None or data.test.inputs.ndim != 4 or data.task != "classification":
+        raise DataError(
+            f"corruptions need images [B, C, H, W] with classes, got {data.name!r}, a task of {data.task} with inputs "
+            f"{list(data.test.inputs.shape)}"
+        )
+    rows = chosen_rows(len(data.test.targets), subset, seed)
+    pixels = data.input_scaling.undo(data.test.inputs[rows]).clamp(0, 1)
+    return pixels, data.test.targets[rows], data.input_scaling.apply
+
+
+def _pair(data: Any) -> tuple[Tensor, Tensor]:
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise DataError(
+            f"data must be a set of images or a pair of images and labels, got {type(data).__name__}; a loader's "
+            "images go together by torch.cat"
+        )
+    images, labels = (torch.as_tensor(own) for own in data)
+    if labels.ndim != 1 or len(labels) != len(images) or labels.is_floating_point():
+        raise DataError(
+            f"labels must be whole numbers, one for each of {len(images)} images, got {labels.dtype}, "
+            f"{list(labels.shape)}"
+        )
+    return images, labels
+
+
+def _as_they_are(pixels: Tensor) -> Tensor:
+    return pixels
