@@ -109,9 +109,7 @@ def test_evidence_agrees_with_the_metrics(digits):
         assert all(row["image"].startswith("data:image/png;base64,") for row in found["doubtful"])
         assert len(found["training"]["validation_nll"]) == len(found["training"]["epoch"])
     map_kept = Folder(out).kept("map")
-    assert (
-        map_kept is not None and map_kept.evidence["epistemic_limit"] < 1e-6
-    )  # one network has no such doubt
+    assert map_kept is not None and map_kept.evidence["usual_epistemic"] == 0  # one network has no such doubt
 
 
 def test_networks_trained_one_after_the_other_share_one_curve():

@@ -131,6 +131,27 @@ def test_several_targets_are_named(tmp_path):
     assert abs(np.mean(columns["mean_u"]) - 100) < 2
 
 
+@pytest.mark.parametrize("target", ["u", "u,v"])
+def test_rows_are_unlike_training_in_whatever_units(tmp_path, target):
+    """The units of targets, of one or of several, decide neither ranks of doubt nor who is unlike training."""
+    stream = np.random.default_rng(0)
+    inputs = pandas.DataFrame(stream.normal(size=(120, 2)), columns=["a", "b"])
+    noisy = inputs.a + 0.1 * stream.normal(size=120)
+    (60 * inputs).to_csv(tmp_path / "far.csv", index=False)
+    areas = []
+    for unit in (1e-6, 1.0, 1e6):
+        columns = {"u": unit * noisy, "v": inputs.b - inputs.a}
+        table, out = tmp_path / "own.csv", tmp_path / f"{unit}"
+        own = inputs.assign(**{name: columns[name] for name in target.split(",")})
+        own.to_csv(table, index=False, float_format="%.17g")
+        (row,) = compare(quick(table, target=target), ["deep-ensemble"], out=out).rows
+        flagged = predict(out / "deep-ensemble.safetensors", tmp_path / "far.csv")
+        assert flagged.num_unlike > 100 and flagged.note is None
+        assert predict(out / "deep-ensemble.safetensors", table).num_unlike < 20
+        areas.append(row.metrics["ood_auroc"])
+    assert areas == pytest.approx([areas[0]] * 3, abs=1e-3)
+
+
 def test_numbers_of_words_are_checked(tmp_path):
     reader = Reader(columns=(), fill=(), scaling=None, shape=(4,), unit=False, target="y")
     for values, right in (([[3, 0, 1, 2]], True), ([[3.0, 0, 1, 2]], True), ([[-1, 0, 1, 2]], False)):

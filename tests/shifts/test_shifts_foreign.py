@@ -249,7 +249,11 @@ def test_reals_and_positions():
     narrow = RealPrediction(0.1 * torch.randn(5, 30, 2, generator=stream), torch.ones(1, 1, 2))
     found = detection(narrow, wide)
     assert set(found) == {"total", "epistemic"} and found["epistemic"].auroc > 0.95
-    torch.testing.assert_close(scores(wide)["epistemic"], wide.means.var(0, unbiased=False).mean(1))
+    variances = wide.means.var(0, unbiased=False)
+    torch.testing.assert_close(scores(wide)["epistemic"], variances.prod(1).sqrt())
+    units = (torch.zeros(2), torch.tensor([1e-3, 1e3]))
+    for name, expected in found.items():  # units of outputs change no rank
+        assert detection(narrow.rescaled(*units), wide.rescaled(*units))[name].auroc == expected.auroc
     pixels = Categorical().build(None).predictive(torch.randn(3, 7, 4, 2, 2, generator=stream))
     torch.testing.assert_close(scores(pixels)["total"], pixels.total.mean((1, 2)))
     assert Gaussian().build(torch.zeros(3, 1)).predictive(torch.zeros(2, 3, 1)).std.shape == (3, 1)

@@ -23,6 +23,7 @@ from ..prediction import (
     ClassPrediction,
     Prediction,
     RealPrediction,
+    per_row,
 )
 
 
@@ -69,12 +70,12 @@ class OutputVariance(Acquisition):
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         if not isinstance(posterior, LaplacePosterior):
             outputs = posterior.sample_outputs(inputs, num_samples, seed=seed)
-            return _per_row(outputs.var(0, unbiased=False))
+            return per_row(outputs.var(0, unbiased=False))
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             rows = posterior.readable(inputs)
             read = Linearised(posterior.network, posterior.blocks, take(rows, slice(8)))
             _, (covariance,) = read(rows, [posterior.normals], MAX_ROWS)
-        return _per_row(covariance.diagonal(dim1=1, dim2=2))
+        return per_row(covariance.diagonal(dim1=1, dim2=2))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +85,9 @@ class Entropy(Acquisition):
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         prediction = _predicted(posterior, inputs, num_samples, seed)
         if isinstance(prediction, ClassPrediction):
-            return _per_row(prediction.total)
+            return per_row(prediction.total)
         assert isinstance(prediction, RealPrediction)
-        return _per_row(prediction.std.log())  # ½ log 2πe σ², without its constant
+        return per_row(prediction.std.log())  # ½ log 2πe σ², without its constant
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +100,9 @@ class BALD(Acquisition):
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         prediction = _predicted(posterior, inputs, num_samples, seed)
         if isinstance(prediction, ClassPrediction):
-            return _per_row(prediction.epistemic)
+            return per_row(prediction.epistemic)
         assert isinstance(prediction, RealPrediction)
-        return _per_row(0.5 * (prediction.epistemic / prediction.aleatoric).log1p())
+        return per_row(0.5 * (prediction.epistemic / prediction.aleatoric).log1p())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,7 @@ class VariationRatio(Acquisition):
     classes_only = True
 
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
-        return _per_row(1 - _classes(self, posterior, inputs, num_samples, seed).confidence)
+        return per_row(1 - _classes(self, posterior, inputs, num_samples, seed).confidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,10 +124,10 @@ class Margin(Acquisition):
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         prediction = _classes(self, posterior, inputs, num_samples, seed)
         if isinstance(prediction, BernoulliPrediction):
-            return _per_row(1 - 2 * prediction.confidence)  # p − (1 − p)
+            return per_row(1 - 2 * prediction.confidence)  # p − (1 − p)
         assert isinstance(prediction, CategoricalPrediction)
         first, second = prediction.probs.topk(2, prediction.class_axis).values.unbind(prediction.class_axis)
-        return _per_row(second - first)
+        return per_row(second - first)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +180,6 @@ class Selection:
             # the largest of score + Gumbel noise is a draw from the softmax, the next largest one from the rest
             values = values - torch.empty_like(values).exponential_(generator=stream).log()
         return order[values.argsort(descending=True, stable=True)[: self.size]]
-
-
-def _per_row(values: Tensor) -> Tensor:
-    return values.reshape(len(values), -1).mean(1)
 
 
 def _predicted(posterior: Posterior, inputs: Inputs, num_samples: int, seed: int) -> Prediction:

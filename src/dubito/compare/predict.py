@@ -11,13 +11,10 @@ from torch import Tensor
 from ..errors import ConfigError, DataError, StorageError
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
 from ..registry import load
-from .evidence import per_row
+from .evidence import sources_of_doubt
 from .folder import Folder
 from .network import Network
 from .new_rows import Reader
-
-#: Below this an epistemic doubt is rounding.
-NO_DOUBT = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +68,9 @@ def predict(
     if facts["target_scaling"] is not None:
         prediction = prediction.rescaled(*(torch.tensor(value) for value in facts["target_scaling"].values()))
     columns = columns_of(prediction, facts["class_names"], level, facts["target"])
-    unlike = per_row(prediction.epistemic) > max(limit, NO_DOUBT)
+    unlike = sources_of_doubt(prediction)[1] > limit
     note = None
-    if limit < NO_DOUBT:
+    if limit == 0:
         note = f"{path.stem} holds no epistemic doubt, so no row can be told to be unlike training"
         unlike = torch.zeros(len(inputs), dtype=torch.bool)
     columns["unlike_training"] = unlike.tolist()
@@ -87,12 +84,12 @@ def saved(path: Path) -> tuple[dict[str, Any], float]:
         raise StorageError(f"{path} {wrong}; give a posterior that `dubito compare` saved")
     folder = Folder(path.parent)
     facts, kept = folder.read("task"), folder.kept(path.stem)
-    if facts is None or kept is None:
+    if facts is None or kept is None or "usual_epistemic" not in kept.evidence:
         raise StorageError(
             f"{path} must lie in the folder that `dubito compare` wrote, beside task.json and {path.stem}.json; "
             "posteriors of your own are read with dubito.load"
         )
-    return facts, float(kept.evidence["epistemic_limit"])
+    return facts, float(kept.evidence["usual_epistemic"])
 
 
 def _network(stored: dict[str, Any], model: str | None, path: Path) -> Network:

@@ -23,6 +23,19 @@ def sum_events(values: Tensor, start: int) -> Tensor:
     return values.flatten(start).sum(start) if values.ndim > start else values
 
 
+def per_row(values: Tensor) -> Tensor:
+    """One number per row, [B]: the mean over its outputs and positions."""
+    return values.reshape(len(values), -1).mean(1)
+
+
+def spread_per_row(spreads: Tensor) -> Tensor:
+    """One spread per row, [B]: the geometric mean over its outputs, so that rows rank alike in whatever units they are.
+
+    A plain mean would be that of the output with the largest numbers.
+    """
+    return per_row(spreads.log()).exp()
+
+
 def log_mean_exp(draws: Tensor) -> Tensor:
     """Log 1/S Σ_s exp(draws_s) over the leading axis."""
     return draws.logsumexp(0) - math.log(len(draws))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..errors import ConfigError, DataError, require_count
-from ..prediction import ClassPrediction, Prediction, RealPrediction
+from ..prediction import ClassPrediction, Prediction, RealPrediction, per_row, spread_per_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,20 +49,19 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
     """Scores by name, one number per row, [B]; higher means more foreign.
 
     Classes: "total" (entropy), "epistemic" (mutual information) and "confidence" (1 − the likeliest class's
-    probability). Reals: "total" (variance) and "epistemic" (variance of the mean). Rows with several outputs or
-    positions take the mean over them.
+    probability), means over a row's positions. Reals: "total" (variance) and "epistemic" (variance of the mean),
+    geometric means over a row's outputs, whose units may differ.
     """
     if isinstance(prediction, ClassPrediction):
-        found = {
-            "total": prediction.total,
-            "epistemic": prediction.epistemic,
-            "confidence": 1 - prediction.confidence,
+        return {
+            "total": per_row(prediction.total),
+            "epistemic": per_row(prediction.epistemic),
+            "confidence": per_row(1 - prediction.confidence),
         }
-    elif isinstance(prediction, RealPrediction):
+    if isinstance(prediction, RealPrediction):
         found = {"total": prediction.std.square(), "epistemic": prediction.epistemic}
-    else:
-        raise DataError(f"scores need a Prediction, got {type(prediction).__name__}")
-    return {name: value.reshape(len(value), -1).mean(1) for name, value in found.items()}
+        return {name: spread_per_row(value) for name, value in found.items()}
+    raise DataError(f"scores need a Prediction, got {type(prediction).__name__}")
 
 
 def detection(inside: Prediction | None, outside: Prediction | None) -> dict[str, Detection]:
