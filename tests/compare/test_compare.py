@@ -148,6 +148,29 @@ def test_held_out_classes_are_never_trained_on():
         make_task(quick("diabetes", held_out=1))
 
 
+def test_fewer_rows_to_train_on():
+    whole, fewer, other = (
+        make_task(quick("digits", rows=rows, seed=seed)) for rows, seed in ((None, 0), (40, 0), (40, 1))
+    )
+    assert len(fewer.train.targets) == 40 and len(fewer.test.targets) == len(whole.test.targets)
+    rows = {tuple(row) for row in whole.train.inputs.tolist()}
+    assert all(tuple(row) in rows for row in fewer.train.inputs.tolist())
+    assert not torch.equal(fewer.train.inputs, other.train.inputs)
+    assert torch.equal(fewer.train.inputs, make_task(quick("digits", rows=40)).train.inputs)
+    with pytest.raises(ConfigError, match="rows must be a whole number of at least 8, got 3"):
+        quick("digits", rows=3)
+
+
+def test_laplace_is_judged_in_closed_form(tmp_path):
+    (row,) = compare(quick("breast-cancer"), ["laplace-kfac"], out=tmp_path).rows
+    task = make_task(quick("breast-cancer"))
+    posterior = dubito.load(tmp_path / "laplace-kfac.safetensors", task.network.build())
+    exact = posterior.evaluate(tuple(task.test), linearised=True)
+    assert row.metrics["nll"] == pytest.approx(exact["nll"], rel=1e-5)
+    assert "linearised=True" in row.settings
+    assert exact["nll"] != posterior.evaluate(tuple(task.test), linearised=False)["nll"]
+
+
 def test_regression_is_reported_in_original_units():
     result = compare(quick("diabetes"), ["map"])
     (row,) = result.rows

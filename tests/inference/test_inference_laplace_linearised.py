@@ -19,6 +19,7 @@ from dubito import (
     Gaussian,
     Laplace,
     NetworkError,
+    load,
 )
 from dubito.inference.laplace import linearised, spread
 from dubito.inputs import call, map_tensors
@@ -355,3 +356,20 @@ def test_layers_that_look_different_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(linearised, "find_blocks", other)
     with pytest.raises(NetworkError, match="must find the layers that the fit found"):
         posterior.predict(inputs, linearised=True)
+
+
+def test_the_method_says_how_to_predict_unless_told_otherwise(tmp_path):
+    net, x = mlp(), normal(20, 4)
+    by_draws, in_closed_form = (
+        Laplace(structure=KFAC(), prior_precision=1.0, linearised=choice).fit(
+            net, (x, labels(20, 3)), Categorical()
+        )
+        for choice in (False, True)
+    )
+    drawn, exact = by_draws.predict(x).probs, by_draws.predict(x, linearised=True).probs
+    assert not torch.allclose(drawn, exact)
+    path = tmp_path / "posterior.safetensors"
+    in_closed_form.save(path)
+    for posterior in (in_closed_form, load(path, net)):
+        torch.testing.assert_close(posterior.predict(x).probs, exact)
+        torch.testing.assert_close(posterior.predict(x, linearised=False).probs, drawn)

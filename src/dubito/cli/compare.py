@@ -57,6 +57,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="judge under shift too (default: where inputs are a table)",
     )
+    parser.add_argument("--rows", type=int, help="train on so many rows at most (default: all)")
     parser.add_argument("--split", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch; small networks want one")
@@ -85,6 +86,7 @@ def run(options: argparse.Namespace) -> int:
         target=options.target,
         task=options.task,
         split=options.split,
+        rows=options.rows,
         held_out=options.hold_out,
         ood=tuple(split_names(options.ood) or ()),
         corrupt=options.corrupt,

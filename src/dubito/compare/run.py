@@ -23,7 +23,7 @@ from . import words
 from .folder import Folder, Kept, Row
 from .live import Board
 from .new_rows import Reader
-from .settings import Settings
+from .settings import Settings, compared_method
 from .shift import wanted
 from .task import Task
 from .work import task_of, work
@@ -85,7 +85,7 @@ def compare(
         settings = Settings(data=settings)
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
-    chosen = {name: known_methods()[name] for name in (methods or known_methods())}
+    chosen = {name: compared_method(name) for name in (methods or known_methods())}
     task = task_of(settings)
     check(task, settings)
     begin(task)

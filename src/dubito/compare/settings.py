@@ -2,13 +2,15 @@
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..data.parts import Task as Kind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
+from ..inference.laplace import Laplace
 from ..method import Method
+from ..registry import methods
 from ..storage import encode
 from ..storage.files import json_checksum
 from ..training import Training
@@ -28,6 +30,7 @@ class Settings:
         target: of a table of one's own, the column to predict.
         task: of a table of one's own, what the target is; None detects it.
         split: which of the data's splits.
+        rows: train on so many rows at most, drawn by seed; None takes all.
         held_out: classes kept from training, to be told apart as unknown; None chooses.
         ood: names or paths of foreign data sets, to be told apart too.
         corrupt: judge under shift as well; None does so where it costs little.
@@ -42,6 +45,7 @@ class Settings:
     target: str | None = None
     task: Kind | None = None
     split: int = 0
+    rows: int | None = None
     held_out: int | None = None
     ood: tuple[str, ...] = ()
     corrupt: bool | None = None
@@ -53,6 +57,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         require_count(num_samples=self.num_samples)
+        if self.rows is not None:
+            require_count(8, rows=self.rows)
         if self.held_out is not None:
             require_count(0, held_out=self.held_out)
         if self.seconds is not None:
@@ -67,6 +73,16 @@ class Settings:
     def tables(self) -> tuple[tuple[str, str | None], ...]:
         """The user's own tables with the checksums of their contents, which may change under the same name."""
         return tuple((path, file_sha256(path)) for path in (self.data, *self.ood) if is_table(path))
+
+
+def compared_method(name: str) -> Method:
+    """A method as it is compared: its defaults, but Laplace predicts in closed form.
+
+    Around networks that fit their data well, draws of all weights leave the region where the quadratic holds; the
+    linearised prediction does not, and costs less.
+    """
+    method = methods()[name]
+    return replace(method, linearised=True) if isinstance(method, Laplace) else method
 
 
 def is_table(name: str) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import seeds
 from ..data import Data, Part, load
 from ..errors import ConfigError, DataError, UnknownNameError
 from ..likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
@@ -70,6 +71,9 @@ def make_task(settings: Settings) -> Task:
         foreign[f"held-out {', '.join(held_out)}"] = rows[:MOST_FOREIGN]
         parts = [Part(*(tensor[part.targets < kept] for tensor in part)) for part in parts]
     train, validation, test = parts
+    if settings.rows is not None and settings.rows < len(train.targets):
+        order = torch.randperm(len(train.targets), generator=seeds.generator(settings.seed, "rows"))
+        train = Part(*(tensor[order[: settings.rows]] for tensor in train))
     for name in settings.ood or (() if foreign else usual_foreign(test.inputs)):
         foreign[name] = foreign_rows(name, data, test.inputs, settings.seed)[:MOST_FOREIGN]
     network = suited(data, kept if data.task == "classification" else data.num_outputs, settings.model)

@@ -19,13 +19,12 @@ from ..inputs import Place
 from ..likelihoods import Gaussian
 from ..posterior import Posterior
 from ..prediction import Prediction
-from ..registry import methods
 from ..training import Training, listened
 from . import live
 from .budget import planned
 from .evidence import Seen, evidence, metrics_of
 from .folder import Folder, Kept, Row
-from .settings import Settings
+from .settings import Settings, compared_method
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
 
@@ -67,7 +66,7 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            row = Row(name, {}, failure=" ".join(told.split()), settings=repr(methods()[name]))
+            row = Row(name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)))
             return Kept(row, {"traceback": traceback.format_exc()}, checksum)
     folder.keep(kept)
     folder.tidy(name)
@@ -75,7 +74,7 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
 
 
 def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Kept:
-    method, task = methods()[name], task_of(settings)
+    method, task = compared_method(name), task_of(settings)
     warmed()
     training = planned(method, task, settings, folder.work(name, "steps", checksum))
     network = task.network.build(settings.seed)

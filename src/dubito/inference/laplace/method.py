@@ -52,6 +52,8 @@ class Laplace(Method):
         subset: the parameters that get a distribution: `last_layer`, names of parameters or modules, or a
             predicate of (name, tensor); the rest are point estimates.
         batch_size: rows per pass; None takes the loader's own, or 128.
+        linearised: what `predict` does unless told otherwise: take the network as linear in its weights, in closed
+            form, in place of draws. Around a network that fits its data well this is the better prediction.
     """
 
     structure: Structure = Diagonal()
@@ -59,6 +61,7 @@ class Laplace(Method):
     curvature: Curvature = Fisher()
     subset: Subset | Callable[[nn.Module, Inputs], tuple[str, ...]] = None
     batch_size: int | None = None
+    linearised: bool = False
 
     posterior_type = LaplacePosterior
 

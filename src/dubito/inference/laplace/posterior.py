@@ -160,7 +160,7 @@ class LaplacePosterior(Posterior):
         *,
         seed: int = 0,
         max_rows: int = MAX_ROWS,
-        linearised: bool = False,
+        linearised: bool | None = None,
     ) -> Prediction:
         """The prediction for some rows: averaged over draws, or in closed form.
 
@@ -170,9 +170,9 @@ class LaplacePosterior(Posterior):
             seed: the same seed, dtype and device give the same draws.
             max_rows: rows that go through the network at once.
             linearised: take the network as linear in its weights around their mean, so that its outputs are
-                Normal: reals stay Normal, classes come from the probit approximation.
+                Normal: reals stay Normal, classes come from the probit approximation. None does as the method says.
         """
-        if not linearised:
+        if not (self.method.linearised if linearised is None else linearised):
             return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
         require_count(num_samples=num_samples, max_rows=max_rows)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
