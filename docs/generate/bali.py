@@ -1,4 +1,4 @@
-"""Draw BALI's Figures 1 and 2 from what was run: `python docs/generate/bali.py [results]`.
+"""Draw BALI's Figures 1 to 3 from what was run: `python docs/generate/bali.py [results]`.
 
 Writes docs/methods/bali-figure-*.png, for the first draw or split; figures that were not run are left out.
 """
@@ -11,7 +11,7 @@ from first_cells import first_cells
 from matplotlib.figure import Figure
 
 from dubito.plot.axes import colour
-from dubito.reproduce import Results, bali_binary, bali_toy
+from dubito.reproduce import Results, bali_binary, bali_foreign, bali_toy
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -59,10 +59,32 @@ def convergence(results: Results) -> Figure | None:
     return figure
 
 
+def foreign(results: Results) -> Figure | None:
+    """Figure 3: ROC curves of entropy, MNIST and Fashion-MNIST told from each other."""
+    keys = [(data, method) for data in bali_foreign.PAIRS for method in bali_foreign.METHODS]
+    found = first_cells(bali_foreign.EXPERIMENT, "small", keys, results)
+    if not found:
+        return None
+    figure = Figure(figsize=(8, 3.8), layout="constrained")
+    axes = dict(zip(bali_foreign.PAIRS, figure.subplots(1, len(bali_foreign.PAIRS)), strict=True))
+    for (data, method), one in found.items():
+        curve = one["roc"]
+        axes[data].plot(
+            curve["false_positives"],
+            curve["true_positives"],
+            label=method,
+            color=colour(bali_foreign.METHODS.index(method)),
+        )
+    for data, axis in axes.items():
+        axis.set(title=data, xlabel="foreign images taken for own", ylabel="own images kept")
+        axis.legend()
+    return figure
+
+
 def main() -> None:
     """Draw what is there."""
     results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results")
-    for number, draw in ((1, toys), (2, convergence)):
+    for number, draw in ((1, toys), (2, convergence), (3, foreign)):
         if figure := draw(results):
             figure.savefig(ROOT / "docs" / "methods" / f"bali-figure-{number}.png", dpi=60)
 
