@@ -239,3 +239,18 @@ def test_the_check_finds_what_it_forbids(text: str):
 )
 def test_the_check_lets_the_rest_pass(text: str):
     assert not list(forbidden(ast.parse(text)))
+
+
+def test_rooms_open_when_they_are_asked_for():
+    """`import dubito` is enough for `dubito.data.load`, and does not load it."""
+    code = (
+        "import sys, dubito\n"
+        "rooms = [name for name in dubito._LATER if name != 'calibration']\n"  # the core's own, loaded with it
+        "early = [name for name in rooms if f'dubito.{name}' in sys.modules]\n"
+        "assert not early, early\n"
+        "assert set(dubito._LATER) <= set(dir(dubito))\n"
+        "for name in dubito._LATER:\n"
+        "    assert getattr(dubito, name).__name__ == f'dubito.{name}'\n"
+        "assert not hasattr(dubito, 'dta')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -3,6 +3,10 @@
 data -> method.fit(net, data, likelihood) -> posterior -> posterior.predict(inputs) -> prediction
 """
 
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from . import factors as factors
 from . import optim as optim
 from .curvature import GGN as GGN
@@ -51,3 +55,29 @@ from .registry import load as load
 from .registry import methods as methods
 from .training import Training as Training
 from .version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from . import active as active
+    from . import calibration as calibration
+    from . import compare as compare
+    from . import data as data
+    from . import diagnostics as diagnostics
+    from . import models as models
+    from . import plot as plot
+    from . import reproduce as reproduce
+    from . import shifts as shifts
+
+#: Rooms that are opened when they are first asked for, as `dubito.data`, so that `import dubito` stays light.
+_LATER = (
+    "active", "calibration", "compare", "data", "diagnostics", "models", "plot", "reproduce", "shifts",
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _LATER:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})
