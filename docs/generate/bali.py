@@ -4,6 +4,7 @@ Writes docs/methods/bali-figure-*.png, for the first draw or split; figures that
 """
 
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 
 from dubito.plot.axes import colour
 from dubito.reproduce import Results, bali_binary, bali_foreign, bali_toy
+from dubito.reproduce.experiment import Experiment
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -44,39 +46,47 @@ def toys(results: Results) -> Figure | None:
 
 def convergence(results: Results) -> Figure | None:
     """Figure 2: the test NLL along a run."""
-    keys = [(data, method) for data in bali_binary.DATA for method in bali_binary.METHODS]
-    found = first_cells(bali_binary.EXPERIMENT, "small", keys, results)
-    if not found:
-        return None
-    figure = Figure(figsize=(9, 3.5), layout="constrained")
-    axes = dict(zip(bali_binary.DATA, figure.subplots(1, len(bali_binary.DATA)), strict=True))
-    for (data, method), one in found.items():
-        steps, values = zip(*one["test_nll_by_step"], strict=True)
-        axes[data].loglog(steps, values, label=method, color=colour(bali_binary.METHODS.index(method)))
-    for data, axis in axes.items():
-        axis.set(title=data, xlabel="step", ylabel="test NLL")
-        axis.legend()
-    return figure
+    labels = {"xlabel": "step", "ylabel": "test NLL", "xscale": "log", "yscale": "log"}
+    methods = bali_binary.METHODS
+    return curves(results, bali_binary.EXPERIMENT, bali_binary.DATA, methods, by_step, labels)
+
+
+def by_step(kept: dict) -> tuple[Sequence[float], Sequence[float]]:
+    """Steps and test NLL."""
+    steps, values = zip(*kept["test_nll_by_step"], strict=True)
+    return steps, values
 
 
 def foreign(results: Results) -> Figure | None:
     """Figure 3: ROC curves of entropy, MNIST and Fashion-MNIST told from each other."""
-    keys = [(data, method) for data in bali_foreign.PAIRS for method in bali_foreign.METHODS]
-    found = first_cells(bali_foreign.EXPERIMENT, "small", keys, results)
+    labels = {"xlabel": "foreign images taken for own", "ylabel": "own images kept"}
+    methods = bali_foreign.METHODS
+    return curves(results, bali_foreign.EXPERIMENT, bali_foreign.PAIRS, methods, roc, labels)
+
+
+def roc(kept: dict) -> tuple[Sequence[float], Sequence[float]]:
+    """Shares of foreign and of own images below rising thresholds."""
+    return kept["roc"]["false_positives"], kept["roc"]["true_positives"]
+
+
+def curves(
+    results: Results,
+    experiment: Experiment,
+    data: Sequence[str],
+    methods: Sequence[str],
+    line: Callable[[dict], tuple[Sequence[float], Sequence[float]]],
+    labels: dict[str, str],
+) -> Figure | None:
+    """A panel for each data set with a line for each method."""
+    found = first_cells(experiment, "small", [(own, method) for own in data for method in methods], results)
     if not found:
         return None
-    figure = Figure(figsize=(8, 3.8), layout="constrained")
-    axes = dict(zip(bali_foreign.PAIRS, figure.subplots(1, len(bali_foreign.PAIRS)), strict=True))
-    for (data, method), one in found.items():
-        curve = one["roc"]
-        axes[data].plot(
-            curve["false_positives"],
-            curve["true_positives"],
-            label=method,
-            color=colour(bali_foreign.METHODS.index(method)),
-        )
-    for data, axis in axes.items():
-        axis.set(title=data, xlabel="foreign images taken for own", ylabel="own images kept")
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    axes = dict(zip(data, figure.subplots(1, len(data)), strict=True))
+    for (own, method), kept in found.items():
+        axes[own].plot(*line(kept), label=method, color=colour(methods.index(method)))
+    for own, axis in axes.items():
+        axis.set(title=own, **labels)
         axis.legend()
     return figure
 
