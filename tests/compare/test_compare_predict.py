@@ -138,7 +138,7 @@ def test_rows_are_unlike_training_in_whatever_units(tmp_path, target):
     inputs = pandas.DataFrame(stream.normal(size=(120, 2)), columns=["a", "b"])
     noisy = inputs.a + 0.1 * stream.normal(size=120)
     (60 * inputs).to_csv(tmp_path / "far.csv", index=False)
-    areas = []
+    found = []
     for unit in (1e-6, 1.0, 1e6):
         columns = {"u": unit * noisy, "v": inputs.b - inputs.a}
         table, out = tmp_path / "own.csv", tmp_path / f"{unit}"
@@ -147,9 +147,11 @@ def test_rows_are_unlike_training_in_whatever_units(tmp_path, target):
         (row,) = compare(quick(table, target=target), ["deep-ensemble"], out=out).rows
         flagged = predict(out / "deep-ensemble.safetensors", tmp_path / "far.csv")
         assert flagged.num_unlike > 100 and flagged.note is None
-        assert predict(out / "deep-ensemble.safetensors", table).num_unlike < 20
-        areas.append(row.metrics["ood_auroc"])
+        usual = predict(out / "deep-ensemble.safetensors", table).num_unlike
+        found.append((row.metrics["ood_auroc"], usual))
+    areas, usual = zip(*found, strict=True)
     assert areas == pytest.approx([areas[0]] * 3, abs=1e-3)
+    assert max(usual) < 60 and max(usual) - min(usual) <= 1  # rounding may decide on a row at the limit
 
 
 def test_numbers_of_words_are_checked(tmp_path):

@@ -281,22 +281,6 @@ def test_tuned_noise_and_prior_are_those_of_a_grid(structure) -> None:
     torch.testing.assert_close(prediction.aleatoric, torch.full((40, 1), std**2).double())
 
 
-@pytest.mark.parametrize("structure", [Diagonal(), KFAC()], ids=str)
-def test_blocks_that_count_more_weights_than_targets_are_told(structure) -> None:
-    """Apart from each other, blocks count the same target twice; of the whole curvature γ is at most 12."""
-    network, inputs = mlp(1, hidden=40), normal(12, 4)
-    targets = taught(network, inputs, noise=1e-3)
-    posterior = fitted(structure, network, inputs, targets, Gaussian())
-    determined = posterior.tuned().evidence().num_determined(posterior.tuned().prior_precisions)
-    with pytest.warns(
-        DubitoWarning, match=f"counts {determined:.0f} weights as determined by 12 targets"
-    ) as caught:
-        tuned = posterior.tuned(noise=True)
-    assert determined > 12 and caught[0].filename == __file__
-    ratio = float(tuned.likelihood.std() / posterior.likelihood.std())
-    assert f"become {ratio:.3g} times as large" in str(caught[0].message)
-
-
 def test_noise_of_several_outputs_is_scaled_by_one_factor() -> None:
     network, inputs = mlp(2), normal(40, 4)
     targets = taught(network, inputs, noise=0.3) * torch.tensor([1.0, 5.0])

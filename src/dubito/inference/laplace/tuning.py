@@ -100,24 +100,14 @@ def best_prior(posterior: "LaplacePosterior", *, prior: bool, per_layer: bool, n
             f"{posterior.likelihood.settings!r} and {posterior.method.curvature!r}"
         )
     found: Mapping[str, float] = posterior.prior_precisions
-    counted, first = None, factor
     for _ in range(MOST_TURNS if noise else 1):  # each turn raises the marginal likelihood
         before = factor
         if prior:
             found = best_precisions(posterior.evidence(factor), found, per_layer=per_layer)
         if noise:
-            counted = counted or _determined(posterior, found, factor)
             factor = best_noise(errors, values, partial(_determined, posterior, found), factor)
         if abs(math.log(factor / before)) < 10 * CLOSE:
             break
-    if counted and counted > values:
-        warnings.warn(
-            f"the curvature counts {counted:.0f} weights as determined by {values:.0f} targets, more than can be: its "
-            f"blocks know nothing of each other. The noise has become {math.sqrt(factor / first):.3g} times as large "
-            "until both agree; judge it by rows kept aside, or leave noise=True out",
-            DubitoWarning,
-            stacklevel=3,
-        )
     changes: dict[str, Any] = {"noise_factor": factor}
     if prior:
         changes["prior_precision"] = dict(found) if per_layer else next(iter(found.values()))
