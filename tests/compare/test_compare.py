@@ -20,14 +20,14 @@ from dubito import ConfigError, DataError, Training, jobs
 from dubito.compare import Settings, compare
 from dubito.compare import work as worker
 from dubito.compare.evidence import curve_of_training
-from dubito.compare.folder import Folder, Row
+from dubito.compare.folder import Folder, Kept, Row
 from dubito.compare.live import Board, Writer
 from dubito.compare.new_rows import Reader
 from dubito.compare.pictures import shown
 from dubito.compare.settings import seconds_of
 from dubito.compare.shift import shifted
 from dubito.compare.task import make_task
-from dubito.compare.words import sentences
+from dubito.compare.words import as_good, sentences
 from dubito.training import Reached
 
 QUICK = Training(iterations=40, batch_size=64, lr=5e-3)
@@ -293,6 +293,24 @@ def test_defaults_suit_images_sequences_and_words(tmp_path):
         task = make_task(quick(tmp_path / f"{name}.npz", target="y"))
         assert task.network.name == network
         assert task.network.build()(task.train.inputs).shape == (len(task.train.inputs), 1)
+
+
+def test_as_good_is_a_matter_of_chance_or_of_next_to_nothing():
+    stream = np.random.default_rng(0)
+    losses, noise = stream.exponential(size=400), stream.normal(size=400)
+    others = {
+        "best": losses,
+        "nearly the same": losses + 2e-4,  # on every row, which chance cannot explain
+        "as good to chance": losses + 0.01 + noise - noise.mean(),
+        "worse": losses + 0.05,
+        "unknown": None,
+    }
+    kept = [
+        Kept(Row(name, {}), {"losses": own if own is None else own.tolist()}, "")
+        for name, own in others.items()
+    ]
+    expected = {"best": True, "nearly the same": True, "as good to chance": True, "worse": False}
+    assert as_good(kept) == expected
 
 
 def test_sentences_of_one_and_of_two():

@@ -4,6 +4,7 @@ from rich.table import Table
 
 from .folder import Row
 from .run import Comparison
+from .words import EQUAL
 
 #: Columns in order: metric, heading, format, whether lower is better; None where neither is.
 COLUMNS = (
@@ -43,9 +44,7 @@ def title(comparison: Comparison) -> str:
 def table(comparison: Comparison) -> Table:
     """One line per method, ranked; the best of each column is bold."""
     level = sum(comparison.as_good.values())
-    caption = (
-        "≈: no worse than the best in NLL, to chance (95 %, paired over test rows)" if level > 1 else None
-    )
+    caption = EQUAL if level > 1 else None
     shown = Table(title=title(comparison), caption=caption, row_styles=("", "dim"))
     shown.add_column("method")
     found = columns(comparison.rows)

@@ -107,10 +107,17 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.0f} bytes"
 
 
+#: A difference in NLL that nobody would act on, in nats, however sure it is.
+NEGLIGIBLE = 1e-3
+#: What the sign says in tables.
+EQUAL = f"≈: no worse than the best in NLL, to chance (95 %, paired over test rows) or to {NEGLIGIBLE:g}"
+
+
 def as_good(kept: Sequence[Kept], seed: int = 0) -> dict[str, bool]:
     """Whether a method's likelihood is as good as the best one's: the 95 % interval of their difference holds 0.
 
-    The interval is a paired bootstrap's over the test rows.
+    The interval is a paired bootstrap's over the test rows. Methods that are nearly the same differ by next to
+    nothing on every row, which chance cannot explain and nobody minds: that counts as good too.
     """
     losses = {one.row.method: one.evidence.get("losses") for one in kept}
     usable = {name: torch.tensor(each) for name, each in losses.items() if each and None not in each}
@@ -121,5 +128,6 @@ def as_good(kept: Sequence[Kept], seed: int = 0) -> dict[str, bool]:
     for name, each in usable.items():
         if name != best and len(each) == len(usable[best]):
             difference = metrics.paired_bootstrap(each, usable[best], over=metrics.Over.EXAMPLES, seed=seed)
-            found[name] = difference.lower <= 0 <= difference.upper
+            chance = difference.lower <= 0 <= difference.upper
+            found[name] = chance or difference.difference < NEGLIGIBLE
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..compare.folder import Folder, Row
 from ..compare.table import best, columns
-from ..compare.words import size
+from ..compare.words import EQUAL, size
 from ..errors import StorageError
 from ..registry import methods
 from ..storage import write_text
@@ -179,7 +179,7 @@ def _summary(results: dict[str, Any], rows: tuple[Row, ...], styles: dict[str, i
         f'<li class="m{styles[name]}"><i class="swatch"></i><span>{_bold(name, text)}</span></li>'
         for name, text in results["sentences"].items()
     )
-    equal = "≈: no worse than the best in NLL, to chance (95 %, paired over test rows). " if level else ""
+    equal = f"{EQUAL}. " if level else ""
     return (
         '<section id="summary"><h2>Summary</h2><div class="wide"><table class="sortable"><thead><tr>'
         f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
