@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import seeds
 from ..data import Data, Part, load
 from ..errors import ConfigError, DataError, UnknownNameError
 from ..likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from ..shifts import far_range, feature_shuffled
+from ..shifts.corruptions import chosen_rows
 from ..shifts.svhn import svhn_test
 from .network import Network, suited
 from .new_rows import Reader
@@ -71,9 +71,9 @@ def make_task(settings: Settings) -> Task:
         foreign[f"held-out {', '.join(held_out)}"] = rows[:MOST_FOREIGN]
         parts = [Part(*(tensor[part.targets < kept] for tensor in part)) for part in parts]
     train, validation, test = parts
-    if settings.rows is not None and settings.rows < len(train.targets):
-        order = torch.randperm(len(train.targets), generator=seeds.generator(settings.seed, "rows"))
-        train = Part(*(tensor[order[: settings.rows]] for tensor in train))
+    if settings.rows is not None:
+        rows = chosen_rows(len(train.targets), settings.rows, settings.seed)
+        train = Part(*(tensor[rows] for tensor in train))
     for name in settings.ood or (() if foreign else usual_foreign(test.inputs)):
         foreign[name] = foreign_rows(name, data, test.inputs, settings.seed)[:MOST_FOREIGN]
     network = suited(data, kept if data.task == "classification" else data.num_outputs, settings.model)
