@@ -66,7 +66,7 @@ def _sentence(row: Row, there: Sequence[Row], level: Mapping[str, bool]) -> str:
     elif best:
         good = " and ".join([", ".join(best[:-1]), best[-1]] if len(best) > 1 else best)
     elif level.get(row.method):
-        good = "a likelihood that chance cannot tell from the best"
+        good = "a likelihood as good as the best"
     else:
         metric = min(places, key=lambda name: places[name])
         good = f"at its best in {NAMES[metric]}, place {places[metric]} of {len(there)}"
