@@ -1,16 +1,20 @@
 """Convolutions as products over patches, and the second moment of their patches without forming them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from .uses import PIECE, Product, Use, add_gram
+from .context import Context
+from .form import PIECE, Nodes, Product
+from .grams import add_gram
+from .kinds import NoRule, kind
 
 #: Numbers one block of patches may hold, so that it stays in the cache.
 BLOCK = 1 << 20
@@ -18,39 +22,85 @@ BLOCK = 1 << 20
 #: From this many channels of a group on, shifted correlations are faster than patches.
 CHANNELS = 8
 
+#: Per axis the zeros before and behind.
+Padding = tuple[tuple[int, int], ...]
 
+_FORWARD = (F.conv1d, F.conv2d, F.conv3d)
+_TRANSPOSED = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+@dataclass(frozen=True)
 class Convolution(Product):
     """The weight of a convolution in 1, 2 or 3 dimensions: a product with every patch.
 
     Patches hold the channels of a kernel's position together, in memory one after the other.
 
-    Args:
-        layer: the convolution.
+    Attributes:
+        kernel: its sizes.
+        stride: likewise per axis.
+        padding: likewise, the zeros on both ends.
+        dilation: likewise.
+        groups: of channels that do not meet.
     """
 
-    trailing = False
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Padding
+    dilation: tuple[int, ...]
+    groups: int = 1  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, layer: _ConvNd) -> None:
-        self.groups, self.channels = layer.groups, layer.in_channels // layer.groups
-        self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
-        super().__init__(layer.out_channels // layer.groups, self.channels * prod(self.kernel))
-        self.mode = layer.padding_mode
-        pads = layer._reversed_padding_repeated_twice  # of the last axis first, as F.pad takes them
-        self.padding = [(pads[i], pads[i + 1]) for i in range(len(pads) - 2, -1, -2)]
-        if prod(self.kernel) > 1:
-            place = torch.arange(self.columns).reshape(self.channels, -1)
-            self.order = place.mT.flatten()  # patches run (kernel, channel), weights (channel, kernel)
+    trailing: ClassVar[bool] = False
 
     @property
-    def form(self) -> tuple[object, ...]:
-        return (*super().form, self.kernel)
+    def channels(self) -> int:
+        """The input channels of a group."""
+        return self.columns // prod(self.kernel)
+
+    @cached_property
+    def order(self) -> Tensor | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Patches run (kernel, channel), weights (channel, kernel)."""
+        if prod(self.kernel) == 1:
+            return None
+        return torch.arange(self.columns).reshape(self.channels, -1).mT.flatten()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.groups * self.rows, self.channels, *self.kernel)
+
+    @property
+    def view(self) -> tuple[int, ...]:
+        return (self.groups, self.rows, self.channels, *self.kernel)
+
+    @property
+    def input_view(self) -> tuple[int, ...]:
+        return (self.groups, 1, self.channels, *(1 for _ in self.kernel))
+
+    @property
+    def output_view(self) -> tuple[int, ...]:
+        return (self.groups, self.rows, 1, *(1 for _ in self.kernel))
+
+    @property
+    def channel_axis(self) -> int:
+        return -1 - len(self.kernel)
+
+    @property
+    def signature(self) -> tuple[object, ...]:
+        return (*super().signature, self.kernel)
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        even = all(low == high for low, high in self.padding)
+        if not even:
+            x = F.pad(x, [pad for pair in reversed(self.padding) for pad in pair])
+        padding = [low if even else 0 for low, _ in self.padding]
+        function = _FORWARD[len(self.kernel) - 1]
+        return function(x, weight, bias, self.stride, padding, self.dilation, self.groups)
 
     def inputs(self, x: Tensor) -> Tensor:
-        windows = _windows(self._padded(x), self.kernel, self.stride, self.dilation)
+        windows = _windows(_channels_last(x, self.padding), self.kernel, self.stride, self.dilation)
         return _by_group(windows, self.groups, len(self.kernel))
 
     def pieces(self, x: Tensor, numbers: int) -> Iterator[tuple[slice, Tensor]]:
-        windows = _windows(self._padded(x), self.kernel, self.stride, self.dilation)
+        windows = _windows(_channels_last(x, self.padding), self.kernel, self.stride, self.dilation)
         lines, line = windows.shape[1], prod(windows.shape[2 : 1 + len(self.kernel)])
         step = max(1, numbers // (len(x) * line * self.groups * self.columns))
         for start in range(0, lines, step):
@@ -81,13 +131,6 @@ class Convolution(Product):
         sizes = [size + sum(pad) for size, pad in zip(x.shape[2:], self.padding, strict=True)]
         return _positions(sizes, self.kernel, self.stride, self.dilation)
 
-    def _padded(self, x: Tensor) -> Tensor:
-        """The inputs with channels last and the layer's own padding around them, [N, *sizes, C]."""
-        if self.mode != "zeros" and any(map(any, self.padding)):
-            pads = [pad for pair in reversed(self.padding) for pad in pair]
-            return F.pad(x, pads, mode=self.mode).movedim(1, -1).contiguous()
-        return _channels_last(x, self.padding)
-
     # -- the second moment of the patches from correlations of the inputs with themselves ---------------------
 
     def _shifts_pay(self, x: Tensor) -> bool:
@@ -113,8 +156,6 @@ class Convolution(Product):
         distance d alone, but for which places near the edges the box leaves out: those are taken off.
         """
         padding = self.padding
-        if self.mode != "zeros" and any(map(any, padding)):
-            x, padding = self._padded(x).movedim(-1, 1), [(0, 0)] * len(self.kernel)
         sizes = list(x.shape[2:])
         lengths = [
             size + sum(pad) - reach for size, pad, reach in zip(sizes, padding, self._reach, strict=True)
@@ -137,36 +178,149 @@ class Convolution(Product):
                 sums[:, rows, columns].add_(known[shift, region], alpha=sign)
 
 
-class TransposedConvolution(Use):
+@dataclass(frozen=True)
+class TransposedConvolution(Nodes):
     """The weight of a transposed convolution: inputs and gradients change their parts in a convolution's.
 
-    Args:
-        layer: the transposed convolution.
+    Attributes:
+        rows: output channels of a group.
+        channels: input channels of a group.
+        kernel: its sizes.
+        stride: likewise per axis.
+        padding: likewise, on both ends.
+        output_padding: likewise, behind the outputs.
+        dilation: likewise.
+        groups: of channels that do not meet.
     """
 
-    trailing = False
+    rows: int
+    channels: int
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int = 1
 
-    def __init__(self, layer: _ConvTransposeNd) -> None:
-        self.layer = layer
-        assert not isinstance(layer.padding, str)  # PyTorch refuses it
-        self.padding = [(pad, pad) for pad in layer.padding]
+    trailing: ClassVar[bool] = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.groups * self.channels, self.rows, *self.kernel)
+
+    @property
+    def view(self) -> tuple[int, ...]:
+        return (self.groups, self.channels, self.rows, *self.kernel)
+
+    @property
+    def input_view(self) -> tuple[int, ...]:
+        return (self.groups, self.channels, 1, *(1 for _ in self.kernel))
+
+    @property
+    def output_view(self) -> tuple[int, ...]:
+        return (self.groups, 1, self.rows, *(1 for _ in self.kernel))
+
+    @property
+    def channel_axis(self) -> int:
+        return -1 - len(self.kernel)
+
+    def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        function = _TRANSPOSED[len(self.kernel) - 1]
+        return function(
+            x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )
 
     def numbers(self, x: Tensor, g: Tensor) -> int:
-        return len(x) * prod(x.shape[2:]) * prod(self.layer.kernel_size) * g.shape[1]  # patches
+        return len(x) * prod(x.shape[2:]) * prod(self.kernel) * g.shape[1]  # patches
 
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:
-        layer, spatial = self.layer, len(self.layer.kernel_size)
+        around = tuple((pad, pad) for pad in self.padding)
         windows = _windows(
-            _channels_last(g, self.padding), layer.kernel_size, layer.stride, layer.dilation, x.shape[2:]
+            _channels_last(g, around), self.kernel, self.stride, self.dilation, x.shape[2:]
         )
-        patches = _by_group(windows, layer.groups, spatial)  # [N, G, T, kernel · channels]
+        patches = _by_group(windows, self.groups, len(self.kernel))  # [N, G, T, kernel · channels]
         # δ[i, o, k] = Σ_t x[i, t] g[o, s t + k − p]
-        own = x.reshape(len(x), layer.groups, layer.in_channels // layer.groups, -1) @ patches
-        own = own.unflatten(-1, (prod(layer.kernel_size), -1)).transpose(-1, -2)
-        return own.reshape(len(x), *layer.weight.shape)
+        products = x.reshape(len(x), self.groups, self.channels, -1) @ patches
+        products = products.unflatten(-1, (prod(self.kernel), -1)).transpose(-1, -2)
+        return products.reshape(len(x), *self.shape)
 
 
-def _channels_last(x: Tensor, padding: list[tuple[int, int]]) -> Tensor:
+convolution = lru_cache(maxsize=1024)(Convolution)
+transposed_convolution = lru_cache(maxsize=1024)(TransposedConvolution)
+
+
+@kind(F.conv1d, F.conv2d, F.conv3d)
+def conv(
+    at: Context,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Of nn.Conv1d, 2d and 3d; other modes of padding pad the inputs before."""
+    rows, channels, *kernel = weight.shape
+    axes = len(kernel)
+    _require_batch(input, axes)
+    dilations = _sizes(dilation, axes)
+    form = convolution(
+        rows // groups,
+        channels * prod(kernel),
+        tuple(kernel),
+        _sizes(stride, axes),
+        _paddings(padding, tuple(kernel), dilations),
+        dilations,
+        groups,
+    )
+    return at.use(form, input, weight, bias)
+
+
+@kind(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+def conv_transpose(
+    at: Context,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    groups: int = 1,
+    dilation: Any = 1,
+) -> Tensor:
+    """Of nn.ConvTranspose1d, 2d and 3d."""
+    channels, rows, *kernel = weight.shape
+    axes = len(kernel)
+    _require_batch(input, axes)
+    settings = (_sizes(setting, axes) for setting in (stride, padding, output_padding, dilation))
+    form = transposed_convolution(rows, channels // groups, tuple(kernel), *settings, groups)
+    return at.use(form, input, weight, bias)
+
+
+def _require_batch(input: Tensor, axes: int) -> None:
+    if input.ndim != axes + 2:
+        raise NoRule("its inputs have no axis of cases")
+
+
+def _sizes(setting: Any, axes: int) -> tuple[int, ...]:
+    """One number per axis."""
+    if isinstance(setting, Sequence):
+        return tuple(setting) if len(setting) == axes else tuple(setting) * axes
+    return (setting,) * axes
+
+
+def _paddings(padding: Any, kernel: tuple[int, ...], dilation: tuple[int, ...]) -> Padding:
+    """Zeros on both ends of every axis."""
+    if padding == "valid":
+        return ((0, 0),) * len(kernel)
+    if padding == "same":
+        reach = [step * (size - 1) for step, size in zip(dilation, kernel, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in reach)
+    return tuple((pad, pad) for pad in _sizes(padding, len(kernel)))
+
+
+def _channels_last(x: Tensor, padding: Sequence[tuple[int, int]]) -> Tensor:
     """[N, C, *sizes] as [N, *padded sizes, C] with zeros around."""
     if not any(map(any, padding)):
         return x.movedim(1, -1).contiguous()
