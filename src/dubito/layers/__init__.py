@@ -1,1 +1,18 @@
-"""What touches a network's layers: where rows lie, factors on nodes, and taps on what layers see."""
+"""What the library knows about layers: kinds of torch functions, their forms, and passes through private shells."""
+
+from . import attention as attention
+from . import convolution as convolution
+from . import embedding as embedding
+from . import linear as linear
+from . import norm as norm
+from . import recurrent as recurrent
+from .context import Context as Context
+from .form import Form as Form
+from .form import Product as Product
+from .kinds import NoRule as NoRule
+from .kinds import kind as kind
+from .layout import Layout as Layout
+from .linear import Dense as Dense
+from .survey import Survey as Survey
+from .survey import Use as Use
+from .survey import survey as survey

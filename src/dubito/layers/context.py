@@ -66,4 +66,4 @@ class Context:
 
 def name_of(tensor: Tensor | None) -> str | None:
     """The user's name of a parameter; None for a tensor that is no standin."""
-    return tensor.name if isinstance(tensor, Standin) else None
+    return tensor.parameter if isinstance(tensor, Standin) else None

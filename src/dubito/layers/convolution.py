@@ -235,9 +235,7 @@ class TransposedConvolution(Nodes):
 
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:
         around = tuple((pad, pad) for pad in self.padding)
-        windows = _windows(
-            _channels_last(g, around), self.kernel, self.stride, self.dilation, x.shape[2:]
-        )
+        windows = _windows(_channels_last(g, around), self.kernel, self.stride, self.dilation, x.shape[2:])
         patches = _by_group(windows, self.groups, len(self.kernel))  # [N, G, T, kernel · channels]
         # δ[i, o, k] = Σ_t x[i, t] g[o, s t + k − p]
         products = x.reshape(len(x), self.groups, self.channels, -1) @ patches

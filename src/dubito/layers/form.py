@@ -126,7 +126,10 @@ class Product(Nodes):
     rows: int
     columns: int
 
-    groups: ClassVar[int] = 1
+    @property
+    def groups(self) -> int:
+        """G: of features that do not meet."""
+        return 1
 
     @property
     def order(self) -> Tensor | None:

@@ -46,7 +46,7 @@ class Standin(Tensor):
     Only functions that touch it reach Python; all others run at full speed.
 
     Attributes:
-        name: the user's name of the parameter.
+        parameter: the user's name of it.
         value: the tensor it stands for.
         context: what the pass does.
         part: which of `parts` equal parts along the parameter's first axis this is.
@@ -54,7 +54,7 @@ class Standin(Tensor):
         turned: whether this is the parameter transposed.
     """
 
-    name: str
+    parameter: str
     value: Tensor
     context: "Context"
     part: int
@@ -67,11 +67,9 @@ class Standin(Tensor):
         return Standin._view(value, name, context, 0, 1, False)
 
     @staticmethod
-    def _view(
-        value: Tensor, name: str, context: "Context", part: int, parts: int, turned: bool
-    ) -> "Standin":
+    def _view(value: Tensor, name: str, context: "Context", part: int, parts: int, turned: bool) -> "Standin":
         standin: Standin = Tensor._make_subclass(Standin, value)  # pyright: ignore[reportAttributeAccessIssue]
-        standin.name, standin.value, standin.context = name, value, context
+        standin.parameter, standin.value, standin.context = name, value, context
         standin.part, standin.parts, standin.turned = part, parts, turned
         return standin
 
@@ -80,12 +78,14 @@ class Standin(Tensor):
         if self.parts > 1 or self.turned:
             raise NoRule("a part of it is cut again")
         values = enumerate(self.value.chunk(parts))
-        return [Standin._view(value, self.name, self.context, part, parts, False) for part, value in values]
+        return [
+            Standin._view(value, self.parameter, self.context, part, parts, False) for part, value in values
+        ]
 
     def transposed(self) -> "Standin":
         """A standin of the matrix turned."""
         return Standin._view(
-            self.value.mT, self.name, self.context, self.part, self.parts, not self.turned
+            self.value.mT, self.parameter, self.context, self.part, self.parts, not self.turned
         )
 
     # What Python code asks of a weight without using its numbers.

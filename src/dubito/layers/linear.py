@@ -53,7 +53,9 @@ class Dense(Product):
 dense = lru_cache(maxsize=1024)(Dense)
 
 
-def product(at: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, turned: bool = False) -> Tensor:
+def product(
+    at: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, turned: bool = False
+) -> Tensor:
     """A dense use of a weight [m, n], or [n, m] where it is turned; a transposed parameter counts as itself."""
     if isinstance(weight, Standin) and weight.turned:
         weight, turned = weight.transposed(), not turned
@@ -69,7 +71,14 @@ def linear(at: Context, input: Tensor, weight: Tensor, bias: Tensor | None = Non
 
 @kind(torch.addmm, Tensor.addmm)
 def addmm(
-    at: Context, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Any = None
+    at: Context,
+    input: Tensor,
+    mat1: Tensor,
+    mat2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
+    out: Any = None,
 ) -> Any:
     """bias + x W, as the layers of GPT-2 write it."""
     if beta != 1 or alpha != 1 or out is not None or not isinstance(mat2, Standin):
@@ -116,11 +125,12 @@ class Pairwise(Form):
 
 
 @kind(F.bilinear)
-def bilinear(at: Context, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def bilinear(
+    at: Context, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
     """Of nn.Bilinear."""
     if isinstance(input1, Standin) or isinstance(input2, Standin):
         raise NoRule("another parameter is its input")
     dtype = torch.promote_types(input1.dtype, input2.dtype)
     joined = torch.cat([input1.to(dtype), input2.to(dtype)], -1)
     return at.use(Pairwise(input1.shape[-1]), joined, weight, bias)
-

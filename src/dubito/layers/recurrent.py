@@ -96,7 +96,9 @@ def recurrent(at: Context, input: Tensor, *args: Any) -> Any:
         hx, flat, biased, layers, dropout, training, bidirectional, batch_first = args
         x, active = input if batch_first else input.transpose(0, 1), None
         settings = Settings(mode, layers, 1 + bidirectional, dropout, training)
-        outputs, final = _sequences(at, x, _states(mode, hx), _weights(flat, biased, settings), settings, active)
+        outputs, final = _sequences(
+            at, x, _states(mode, hx), _weights(flat, biased, settings), settings, active
+        )
         return (outputs if batch_first else outputs.transpose(0, 1), *final)
     sizes, hx, flat, biased, layers, dropout, training, bidirectional = args
     settings = Settings(mode, layers, 1 + bidirectional, dropout, training)
@@ -131,13 +133,13 @@ def _weights(flat: Sequence[Tensor], biased: bool, settings: Settings) -> list[W
     plain = 4 if biased else 2
     return [
         Weights(
-            own[0],
-            own[1],
-            own[2] if biased else None,
-            own[3] if biased else None,
-            own[plain] if each > plain else None,
+            params[0],
+            params[1],
+            params[2] if biased else None,
+            params[3] if biased else None,
+            params[plain] if each > plain else None,
         )
-        for own in directions
+        for params in directions
     ]
 
 
@@ -166,7 +168,9 @@ def _direction(
     """One layer in one direction: the input projection of all steps at once, then step by step."""
     sums = at.use(dense(*weights.ih.shape), x, weights.ih, weights.bias_ih, active=active).unbind(1)
     step = at.bound(dense(*weights.hh.shape), weights.hh, weights.bias_hh)
-    short = None if weights.projection is None else at.bound(dense(*weights.projection.shape), weights.projection)
+    short = (
+        None if weights.projection is None else at.bound(dense(*weights.projection.shape), weights.projection)
+    )
     rows = len(sums[0])
     if len(state[0]) != rows:  # a tile parted at the input side
         state = tuple(part.repeat(rows // len(part), 1) for part in state)

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from torch import Tensor, nn
 
 from ..errors import NetworkError
+from .recurrent import note_order
 
 Slots: TypeAlias = MutableMapping[str, Tensor | None]
 
@@ -109,6 +110,9 @@ class _Shell:
             for key, child in module._modules.items():
                 if child is not None and hasattr(child, "_orig_mod"):
                     module._modules[key] = child._orig_mod  # pyright: ignore[reportArgumentType]
+        for module in self.modules:
+            if isinstance(module, nn.RNNBase):
+                module.register_forward_pre_hook(note_order)
         self.module = original(whole)
         self.training: dict[str, bool] | None = None
         self.detached = False

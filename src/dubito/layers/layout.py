@@ -1,0 +1,68 @@
+"""Layouts: where the inputs and outputs of a layer hold the rows of the batch."""
+
+from enum import Enum
+
+import torch
+from torch import Tensor
+
+
+class Layout(Enum):
+    """How a layer's inputs hold the rows of the batch."""
+
+    ROWS = "rows first"  # [B, ...]
+    SECOND = "rows second"  # [T, B, ...], time-major sequences
+    FLAT = "positions of a row together"  # [B·T, ...], row by row
+    FLAT_SECOND = "rows of a position together"  # [T·B, ...], position by position
+    NONE = "no rows"  # the same whatever the rows are
+    UNKNOWN = "unknown"
+
+
+def candidates(many: Tensor, one: Tensor, rows: int) -> set[Layout]:
+    """Where `one`, seen in a run of the first row alone, stands in `many`, seen in a run of `rows` rows.
+
+    In evaluation mode rows do not touch each other, so that what the single row shows stands somewhere in the larger
+    run; several layouts are possible where values repeat.
+    """
+    if many.shape == one.shape:
+        return {Layout.NONE} if _same(many, one) else set()
+    if not one.ndim or many.ndim != one.ndim:
+        return set()
+    possible = set()
+    if one.shape[0] == 1 and many.shape[0] == rows and _same(many[:1], one):
+        possible.add(Layout.ROWS)
+    if one.ndim > 1 and one.shape[1] == 1 and many.shape[1] == rows and _same(many[:, :1], one):
+        possible.add(Layout.SECOND)
+    if many.shape[0] == rows * one.shape[0]:
+        if _same(many[: len(one)], one):
+            possible.add(Layout.FLAT)
+        if _same(many[::rows], one):
+            possible.add(Layout.FLAT_SECOND)
+    return possible
+
+
+def decided(possible: set[Layout]) -> Layout:
+    """The layout that remains: rows on an axis of their own go before rows on a shared one."""
+    for layout in (Layout.ROWS, Layout.SECOND, Layout.NONE):
+        if layout in possible:
+            return layout
+    return next(iter(possible)) if len(possible) == 1 else Layout.UNKNOWN
+
+
+def rows_first(tensor: Tensor, layout: Layout, rows: int, part: slice = slice(None)) -> Tensor:
+    """Some of the rows, whatever the layout: [b · cases, ...], a row's cases (frames) one after the other."""
+    if layout is Layout.SECOND:
+        return tensor.transpose(0, 1)[part]
+    if layout is Layout.FLAT:
+        return tensor.unflatten(0, (rows, -1))[part].flatten(0, 1)
+    if layout is Layout.FLAT_SECOND:
+        return tensor.unflatten(0, (-1, rows)).transpose(0, 1)[part].flatten(0, 1)
+    return tensor if part == slice(None) else tensor[part]
+
+
+def _same(part: Tensor, one: Tensor) -> bool:
+    if part.shape != one.shape or not one.is_floating_point():
+        return torch.equal(part, one)
+    # Rounding differs a little between batch sizes; other rows differ a lot.
+    rtol = max(1e-3, 8 * torch.finfo(one.dtype).eps)
+    atol = 0.1 * rtol * float(one.abs().max()) if one.numel() else 0.0
+    return torch.allclose(part.float(), one.float(), rtol=rtol, atol=atol)

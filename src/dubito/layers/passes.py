@@ -1,0 +1,61 @@
+"""Passes with a context: a private shell in which some parameters ask what to do."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+
+from .context import Context
+from .kinds import Standin
+from .shell import Lease, take
+
+
+def asked(
+    network: nn.Module,
+    context: Context,
+    names: Iterable[str],
+    tensors: Mapping[str, Tensor] | None = None,
+    *,
+    detached: bool = False,
+    training: Mapping[str, bool] | None = None,
+) -> Lease:
+    """A lease on a shell whose named parameters ask the context; a training pass keeps it until after backward.
+
+    Args:
+        network: whose shell; nothing of it is changed.
+        context: what the pass does wherever one of these parameters is used.
+        names: of the parameters that ask. The network's forward pass must use them by rules alone, as a survey tells:
+            code that is not made of torch functions would read the numbers that the network had.
+        tensors: in place of the network's parameters and buffers, by name, those that ask included.
+        detached: whether no gradient is to be computed for parameters.
+        training: as in `take`.
+    """
+    given = dict(tensors or {})
+    named = dict(network.named_parameters())
+    for name in names:
+        value = given.get(name, named[name])
+        given[name] = Standin.of(value.detach() if detached else value, name, context)
+    lease = take(network, given, detached=detached, training=training)
+    for module in lease.module.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False  # padded batches stay as they are: rules know no nested tensors
+    return lease
+
+
+@contextmanager
+def asking(
+    network: nn.Module,
+    context: Context,
+    names: Iterable[str],
+    tensors: Mapping[str, Tensor] | None = None,
+    *,
+    detached: bool = False,
+    training: Mapping[str, bool] | None = None,
+) -> Iterator[nn.Module]:
+    """The shell of such a lease, while open; the arguments are those of `asked`."""
+    lease = asked(network, context, names, tensors, detached=detached, training=training)
+    try:
+        yield lease.module
+        lease.write_back()
+    finally:
+        lease.release()

@@ -1,0 +1,41 @@
+"""The words in which every method says why a parameter stays a point, or why it is drawn in another way."""
+
+from typing import Any
+
+from .form import Form
+from .layout import Layout
+
+UNREAD = "no torch function of the forward pass reads it"
+PARAMETRISED = "a parametrisation computes the weight from it"
+PARTS = "it is used whole in one place and in parts in another"
+MISREAD = "its layers do not tell its whole gradient: it is also used elsewhere, or rows touch there"
+UNREACHED = "no gradient of the outputs reaches it: the network cuts the graph there or does not use it"
+NO_ROWS = "no row changes what its layer reads"
+UNKNOWN_ROWS = "which axis of its layer's inputs holds the rows cannot be told"
+ROWS_AS_CHANNELS = "its layer's inputs hold the rows where channels should be"
+NO_MATRIX = "it multiplies no inputs: it is a vector, a scale or a shift"
+NO_NODES = "it does not stand between input and output nodes"
+STEPS = "a recurrent layer applies it step by step"
+FROZEN = "frozen (requires_grad=False)"
+SUBSET = "not in the subset"
+
+
+def no_rule(name: str, function: Any) -> str:
+    """Why a parameter that a function without a rule reads is left out."""
+    if "parametrizations" in name.split("."):
+        return PARAMETRISED
+    return f"there is no rule for {getattr(function, '__name__', function)}"
+
+
+def unread(name: str) -> str:
+    """Why a parameter that no rule was asked about is left out."""
+    return PARAMETRISED if "parametrizations" in name.split(".") else UNREAD
+
+
+def of_layout(form: Form, layout: Layout) -> str | None:
+    """Why the rows of a use cannot be told apart, or None."""
+    if layout is Layout.UNKNOWN:
+        return UNKNOWN_ROWS
+    if layout is Layout.NONE:
+        return NO_ROWS
+    return ROWS_AS_CHANNELS if layout is Layout.SECOND and not form.trailing else None
