@@ -35,11 +35,7 @@ def asked(
     for name in names:
         value = given.get(name, named[name])
         given[name] = Standin.of(value.detach() if detached else value, name, context)
-    lease = take(network, given, detached=detached, training=training)
-    for module in lease.module.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # padded batches stay as they are: rules know no nested tensors
-    return lease
+    return take(network, given, detached=detached, training=training)
 
 
 @contextmanager
@@ -54,8 +50,14 @@ def asking(
 ) -> Iterator[nn.Module]:
     """The shell of such a lease, while open; the arguments are those of `asked`."""
     lease = asked(network, context, names, tensors, detached=detached, training=training)
+    encoders = [module for module in lease.module.modules() if isinstance(module, nn.TransformerEncoder)]
+    nesting = [encoder.use_nested_tensor for encoder in encoders]
     try:
+        for encoder in encoders:  # in evaluation mode they would nest padded batches, which rules cannot read
+            encoder.use_nested_tensor = False
         yield lease.module
         lease.write_back()
     finally:
+        for encoder, nested in zip(encoders, nesting, strict=True):
+            encoder.use_nested_tensor = nested
         lease.release()
