@@ -10,10 +10,11 @@ from torch import nn
 from ...curvature import Block, Curvature, Fisher, find_blocks, statistics
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
+from ...fitting import Prepared, probe
 from ...inputs import Inputs, Place, take
 from ...layers.trace import trace
 from ...likelihoods import GaussianLikelihood
-from ...method import Method, Prepared, probe
+from ...method import Method
 from ...networks import Subset, resolve, with_flags
 from ...training import Training, current
 from ..point import MAP
@@ -77,18 +78,18 @@ class Laplace(Method):
         if self.batch_size is not None:
             require_count(batch_size=self.batch_size)
 
-    def _fit(self, prepared: Prepared, training: Training | None) -> LaplacePosterior:
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> LaplacePosterior:
         network, likelihood, history = prepared.network, prepared.likelihood, []
         inputs = prepared.example.inputs
         names = self._names(network, inputs)
         blocks, taps, left_out = find_blocks(network, inputs, names)
         # A curvature that cannot treat such outputs says so before any work starts.
         outputs = probe(network, take(inputs, slice(1)))
-        targets = likelihood.check_targets(outputs, prepared.example.targets[:1])
+        targets = prepared.example.targets[:1]
         next(self.curvature.seeds(likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
         self._warn(blocks, left_out)
         if training is not None:
-            trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5)._fit(prepared, training)
+            trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5).fit_prepared(prepared, training)
             network = with_flags(trained.network, trained.trainable)
             likelihood, history = trained.likelihood, trained.history
             blocks, taps, _ = find_blocks(network, inputs, names)  # in the network that was trained
