@@ -136,7 +136,10 @@ def _prepared(
     source = as_source(data, Place.of(network))
     with seeds.forked(run.seed, "example"):  # loaders draw from the global state
         example = source.example()
+        watched = None if run.validation is None else run.validation.example(1)
     outputs = probe(network, example.inputs)
+    if watched is not None:
+        probe(network, watched.inputs)
     raw = source.batch.targets if isinstance(source, TensorSource) else example.targets
     plain = build(outputs)
     plain.check_outputs(outputs)

@@ -226,16 +226,21 @@ class Posterior(nn.Module, ABC):
 
     def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""
-        for form in options.forms:
-            if not self.has_form(form):
-                makers = sorted(name for name, kind in Posterior.makers.items() if kind.has_form(form))
-                raise ConfigError(
-                    f"{form}=True is for posteriors of {', '.join(makers)}, got one of "
-                    f"{type(self.method).__name__}; leave it out, or fit one of those"
-                )
+        self.check_forms(options, self.method)
         default = "sampled" if options.linearised is False else self.default_form
         form = next(iter(options.forms), default)
         return partial(getattr(self, f"{form}_prediction"), options=options)
+
+    @classmethod
+    def check_forms(cls, options: PredictionOptions, method: object) -> None:
+        """Refuse forms that the posteriors of a method lack, naming the methods whose posteriors have them."""
+        for form in options.forms:
+            if not cls.has_form(form):
+                makers = sorted(name for name, kind in Posterior.makers.items() if kind.has_form(form))
+                raise ConfigError(
+                    f"{form}=True is for posteriors of {', '.join(makers)}, got one of "
+                    f"{type(method).__name__}; leave it out, or fit one of those"
+                )
 
     @classmethod
     def has_form(cls, form: str) -> bool:
