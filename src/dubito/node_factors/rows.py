@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import seeds
+from ..fitting import read
 from ..inputs import Inputs, Place, rows_of
 from ..layers.node_noise import Sides, factors_on
 from ..layers.sites import Site
@@ -50,7 +51,7 @@ def row_draws(
             seeds.forked(seed, "network", index, device=device),
             factors_on(posterior.network, own, placed, passes=1, rows=rows, additive=additive),
         ):
-            outputs = posterior._read(partial(run, posterior.network, weights), inputs)
+            outputs = read(partial(run, posterior.network, weights), inputs)
         yield outputs
 
 
