@@ -1,7 +1,6 @@
 """A user's network is copied, never changed; this is how copies are made, run and named."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -11,7 +10,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from .errors import ConfigError, NetworkError, unknown_name
-from .inputs import Inputs, call
+from .inputs import Inputs
 from .layers.shell import deep_copy, take
 
 Copied = TypeVar("Copied", bound=nn.Module)
@@ -51,44 +50,15 @@ def duplicate(module: Copied) -> Copied:
     return deep_copy(module)  # pyright: ignore[reportReturnType]
 
 
-def run(
-    network: nn.Module,
-    weights: Mapping[str, Tensor],
-    inputs: Inputs,
-    *,
-    training: Mapping[str, bool] | None = None,
-) -> Tensor:
+def run(network: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
     """The network's outputs with `weights` in place of its own, on a private shell; tied tensors stay tied.
 
     Args:
         network: it is not changed.
         weights: parameters and buffers by their first names.
         inputs: what the network reads.
-        training: a training pass: modules are in training mode but those that are False here, by name.
     """
-    lease = take(network, weights, training=training)
-    outputs = call(lease.module, inputs)
-    lease.write_back()
-    lease.keep_for(outputs)
-    return outputs
-
-
-@contextmanager
-def training_mode(network: nn.Module, like: Mapping[str, bool] | None = None) -> Iterator[None]:
-    """Put the network in training mode, and back in evaluation mode afterwards.
-
-    Args:
-        network: the network to switch.
-        like: modes by module name; modules that are False there stay in evaluation mode.
-    """
-    network.train()
-    for name, module in network.named_modules():
-        if like and not like.get(name, True):
-            module.training = False
-    try:
-        yield
-    finally:
-        network.eval()
+    return take(network, weights).outputs(inputs)
 
 
 def frozen_modes(net: nn.Module) -> dict[str, bool]:

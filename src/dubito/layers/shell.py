@@ -9,13 +9,14 @@ import copy
 import threading
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import NetworkError
+from ..inputs import Inputs, call
 
 #: Attributes of every module; what else stands on one is its author's.
 BASE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
@@ -110,11 +111,10 @@ class _Shell:
                     f"the network must be copyable, but {type(source).__name__} copies as itself"
                 )
         self.slots: list[Any] = [slots for m in self.modules for slots in (m._parameters, m._buffers)]
-        for module in self.modules:  # a compiled part would run with the weights it was compiled with
-            for key, child in list(module._modules.items()):
-                if child is not None and child is not original(child):
-                    module._modules[key] = original(child)
-        self.module = original(whole)
+        self.module = whole
+        for module in self.modules:
+            if "_orig_mod" in module._modules:  # compiled for other modules than these: hand the call on
+                vars(module)["forward"] = module._modules["_orig_mod"].__call__
         self.facts = [_facts(module) for module in modules]
         #: Modules whose forward pass is not PyTorch's and may assign to `self`.
         self.assigning = [n for n, m in enumerate(modules) if not type(m).__module__.startswith("torch.")]
@@ -211,6 +211,12 @@ class Lease:
         self._shell: _Shell | None = shell
         self._idle, self._sources = idle, sources
         self._given: Mapping[str, Tensor] = {}
+        self._changes: ExitStack | None = None
+
+    def enter(self, change: AbstractContextManager[Any]) -> None:
+        """Keep a context open, which changes the shell alone, until the lease ends."""
+        self._changes = self._changes or ExitStack()
+        self._changes.enter_context(change)
 
     def fill(self, tensors: Mapping[str, Tensor], *, detached: bool = False) -> None:
         """Put other tensors into the slots, and the network's current ones into all others."""
@@ -223,6 +229,13 @@ class Lease:
         if self._shell is not None and self._sources is not None:
             self._shell.write_back(self._sources, self._given)
 
+    def outputs(self, inputs: Inputs) -> Tensor:
+        """A last pass; with it the lease ends, once the graph of its outputs is gone."""
+        outputs = call(self.module, inputs)
+        self.write_back()
+        self.keep_for(outputs)
+        return outputs
+
     def keep_for(self, outputs: Tensor) -> None:
         """Stay until the graph of these outputs is gone: checkpointed parts run again in the backward pass."""
         if outputs.grad_fn is None:
@@ -233,6 +246,8 @@ class Lease:
     def release(self) -> None:
         """Give the shell back, without the tensors of this pass; a second time nothing happens."""
         shell, self._shell = self._shell, None
+        if self._changes is not None:
+            self._changes.close()
         if shell is not None and self._idle is not None:
             shell.fill({}, False)
             self._idle.append(shell)
@@ -298,11 +313,6 @@ def leased(
         lease.write_back()
     finally:
         lease.release()
-
-
-def original(network: nn.Module) -> nn.Module:
-    """The module inside a compiled one, or the network itself."""
-    return network._modules["_orig_mod"] if "_orig_mod" in network._modules else network  # pyright: ignore
 
 
 def _pool(network: nn.Module) -> tuple[_Plan, list[nn.Module], list[_Shell]]:
