@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from . import seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
-from .inputs import Batch, Inputs, Place, call, named_tensors, rows_of, take
+from .inputs import Batch, Inputs, Place, named_tensors, rows_of, take
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
-from .networks import copied, frozen_modes
+from .networks import copied, frozen_modes, run
 from .processes import Processes
 from .sources import Source, TensorSource, as_source
 
@@ -206,7 +206,7 @@ def probe(network: nn.Module, inputs: Inputs) -> Tensor:
 
 def _answered(network: nn.Module, inputs: Inputs) -> Tensor:
     with torch.no_grad(), seeds.forked(0, "probe", device=Place.of(network).device):
-        return read(partial(call, network), inputs)
+        return read(partial(run, network, {}), inputs)
 
 
 def read(function: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:

@@ -21,8 +21,9 @@ from . import reasons
 from .form import Form, Nodes
 from .kinds import Standin
 from .layout import Layout, candidates, decided
+from .linear import Pairwise
 from .record import BlockPart, Call, Part, Record, recorded
-from .shell import leased, original
+from .shell import leased
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Use:
         index: which of the function calls that use them, where these differ; None where all are alike.
         calls: how many there were.
         steps: whether one function call uses them several times, as recurrent layers do.
-        reads_input: whether it reads the network's own inputs, untouched but for views, or what the first use reads.
+        reads_input: whether it reads the network's own inputs, untouched but for views, or what the first matrix reads.
         size: numbers in its inputs per row, of all calls.
     """
 
@@ -151,7 +152,6 @@ def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = N
         inputs: some rows, of which up to three are run.
         names: the parameters of interest; None takes all that are floating-point.
     """
-    network = original(network)
     named = {name: p for name, p in network.named_parameters() if p.is_floating_point()}
     names = list(named) if names is None else [name for name in named if name in set(names)]
     scripted = _scripted(network)
@@ -265,8 +265,9 @@ def _groups(trial: _Trial) -> dict[Any, list[list[Call]]]:
 def _uses(many: _Trial, one: _Trial, rows: int, inputs: Inputs) -> list[Use]:
     single = _groups(one)
     storages = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
-    if many.calls:  # inputs that the network only prepared
-        storages.add(many.calls[0].inputs.untyped_storage().data_ptr())
+    first = next((each for each in many.calls if isinstance(each.form, Nodes | Pairwise)), None)
+    if first is not None:  # inputs that the network only prepared
+        storages.add(first.inputs.untyped_storage().data_ptr())
     uses = []
     for key, groups in _groups(many).items():
         alone = single.get(key, [])

@@ -14,6 +14,7 @@ from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
 from ..fitting import read
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
+from ..layers.shell import leased
 from ..layers.weight_noise import (
     Moments,
     OwnSpread,
@@ -209,9 +210,10 @@ class NormalPosterior(Posterior):
             with (
                 torch.no_grad(),
                 forked(seed, "network", index, device=device),  # noise of the network's own
-                local_noise(self.network, placement.layers, spreads, streams, moments),
+                leased(self.network) as shell,
+                local_noise(shell, placement.layers, spreads, streams, moments),
             ):
-                outputs = read(partial(run, self.network, weights), inputs)
+                outputs = read(partial(run, shell, weights), inputs)
             yield outputs
 
     # -- low rank ------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from ...curvature import Block
 from ...distributions import GroupedNormal, StructuredNormal
 from ...errors import ConfigError, require_count, require_positive, unknown_name
 from ...fitting import read
-from ...inputs import Inputs, Place, call, checked_inputs, map_tensors, take
+from ...inputs import Inputs, Place, checked_inputs, map_tensors, take
 from ...likelihoods import GaussianLikelihood, at_least_float
+from ...networks import run
 from ...posterior import MAX_ROWS, NamedTensors, Posterior
 from ...prediction import Prediction, PredictionOptions
 from .linearised import Linearised, predictive
@@ -172,7 +173,7 @@ class LaplacePosterior(Posterior):
         inputs = checked_inputs(inputs, Place.of(self.network))
         inputs = map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
         with torch.no_grad():
-            read(partial(call, self.network), take(inputs, slice(1)))
+            read(partial(run, self.network, {}), take(inputs, slice(1)))
         return inputs
 
     # -- prior, noise, data scale --------------------------------------------------------------------------
