@@ -35,7 +35,11 @@ def asked(
     for name in names:
         value = given.get(name, named[name])
         given[name] = Standin.of(value.detach() if detached else value, name, context)
-    return take(network, given, detached=detached, training=training)
+    lease = take(network, given, detached=detached, training=training)
+    vars(lease.module)["_compiled_call_impl"] = None  # compiled code would not ask
+    if training is None:
+        lease.enter(unnested(lease.module))
+    return lease
 
 
 @contextmanager
@@ -50,14 +54,22 @@ def asking(
 ) -> Iterator[nn.Module]:
     """The shell of such a lease, while open; the arguments are those of `asked`."""
     lease = asked(network, context, names, tensors, detached=detached, training=training)
-    encoders = [module for module in lease.module.modules() if isinstance(module, nn.TransformerEncoder)]
-    nesting = [encoder.use_nested_tensor for encoder in encoders]
     try:
-        for encoder in encoders:  # in evaluation mode they would nest padded batches, which rules cannot read
-            encoder.use_nested_tensor = False
         yield lease.module
         lease.write_back()
     finally:
+        lease.release()
+
+
+@contextmanager
+def unnested(shell: nn.Module) -> Iterator[None]:
+    """Encoders in evaluation mode would nest padded batches, which rules cannot read; while open, they do not."""
+    encoders = [module for module in shell.modules() if isinstance(module, nn.TransformerEncoder)]
+    nesting = [encoder.use_nested_tensor for encoder in encoders]
+    for encoder in encoders:
+        encoder.use_nested_tensor = False
+    try:
+        yield
+    finally:
         for encoder, nested in zip(encoders, nesting, strict=True):
             encoder.use_nested_tensor = nested
-        lease.release()

@@ -1,7 +1,12 @@
 """The words in which every method says why a parameter stays a point, or why it is drawn in another way."""
 
+import warnings
+from collections.abc import Mapping
 from typing import Any
 
+from torch import nn
+
+from ..errors import DubitoWarning
 from .form import Form
 from .layout import Layout
 
@@ -15,16 +20,23 @@ UNKNOWN_ROWS = "which axis of its layer's inputs holds the rows cannot be told"
 ROWS_AS_CHANNELS = "its layer's inputs hold the rows where channels should be"
 NO_MATRIX = "it multiplies no inputs: it is a vector, a scale or a shift"
 NO_NODES = "it does not stand between input and output nodes"
+NO_RULE = "there is no rule for "
 STEPS = "a recurrent layer applies it step by step"
+TABLE = "it is a table of vectors, not a product with inputs"
+READS_INPUTS = "its layer reads the network's inputs"
+UNDECLARED = "no module of PyTorch's own holds it, and `build` has no rows to learn its use from"
 FROZEN = "frozen (requires_grad=False)"
 SUBSET = "not in the subset"
+
+#: Reasons that a method's definition gives, or that the user asked for: no warning names them.
+EXPECTED = frozenset({NO_MATRIX, TABLE, READS_INPUTS, FROZEN, SUBSET})
 
 
 def no_rule(name: str, function: Any) -> str:
     """Why a parameter that a function without a rule reads is left out."""
     if "parametrizations" in name.split("."):
         return PARAMETRISED
-    return f"there is no rule for {getattr(function, '__name__', function)}"
+    return NO_RULE + getattr(function, "__name__", str(function))
 
 
 def unread(name: str) -> str:
@@ -39,3 +51,24 @@ def of_layout(form: Form, layout: Layout) -> str | None:
     if layout is Layout.NONE:
         return NO_ROWS
     return ROWS_AS_CHANNELS if layout is Layout.SECOND and not form.trailing else None
+
+
+def warn_points(method: str, points: Mapping[str, str], network: nn.Module, *, stacklevel: int = 3) -> None:
+    """One warning that names the matrices that stay points though the method would treat them.
+
+    Args:
+        method: its name.
+        points: why parameters stay points, by name.
+        network: whose parameters they are.
+        stacklevel: as in `warnings.warn`.
+    """
+    shapes = {name: parameter.ndim for name, parameter in network.named_parameters()}
+    named = {name: why for name, why in points.items() if shapes[name] > 1 and why not in EXPECTED}
+    if named:
+        listed = "; ".join(f"{name}: {why}" for name, why in named.items())
+        warnings.warn(
+            f"{method} leaves {len(named)} of {len(shapes)} parameters as points ({listed}); subset= names those to "
+            "treat and silences this",
+            DubitoWarning,
+            stacklevel=stacklevel,
+        )

@@ -63,6 +63,31 @@ class Use:
         """What its calls have in common."""
         return self.weight, self.bias, self.part
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of factors on the input nodes; those of a packed weight stand part by part, [parts, nodes]."""
+        return self._shape(self._nodes.input_nodes)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Likewise on the output nodes."""
+        return self._shape(self._nodes.output_nodes)
+
+    @property
+    def views(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The shapes in which the whole weight, the input nodes' factors and the output nodes' meet."""
+        form = self._nodes
+        views = form.view, form.input_view, form.output_view
+        return views if self.parts == 1 else tuple((self.parts, *view) for view in views)  # pyright: ignore
+
+    @property
+    def _nodes(self) -> Nodes:
+        assert isinstance(self.form, Nodes)
+        return self.form
+
+    def _shape(self, nodes: int) -> tuple[int, ...]:
+        return (nodes,) if self.parts == 1 else (self.parts, nodes)
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, for storage."""
         return {**asdict(self), "form": self.form.to_json(), "layout": self.layout.value}
