@@ -19,7 +19,7 @@ from ..layers.passes import asked
 from ..layers.shell import leased
 from ..method import TrainedMethod
 from ..networks import resolve, trainable, with_flags
-from ..node_factors import points_of, shared_weights, stored_uses, weights_with_nodes
+from ..node_factors import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
 from ..objective import Objective
 from ..posterior import Posterior
 from ..priors import normal_penalty
@@ -96,8 +96,7 @@ class MCDropoutObjective(Objective):
                 )
             draft.details = {"dropouts": layouts, "survey": found.to_json()}
             return
-        # A recurrent layer that reads the inputs still has inner layers and a recurrent kernel to perturb.
-        first = {use.weight for use in found.uses if use.reads_input and not use.steps}
+        first = reading_inputs(draft.network, found)
         known = weights_with_nodes(draft.network, found, embeddings=False)
         draft.uses = {name: use for name, use in known.items() if name not in first}
         if not draft.uses:

@@ -10,13 +10,13 @@ from .survey import Use
 
 
 def declared(network: nn.Module) -> list[Use]:
-    """The uses that the network's modules declare, by the order of its parameters; layouts are not known.
+    """The uses that the network's modules declare, in the order of the modules; layouts are not known.
 
     A weight that several modules hold has several uses. A weight computed from others (a parametrisation) is no
     parameter of its own and has none.
     """
     names = {id(parameter): name for name, parameter in network.named_parameters()}
-    uses: dict[str, list[Use]] = {name: [] for name in names.values()}
+    uses = []
     for module in network.modules():
         for use in _declared(module):
             weight, bias = (
@@ -24,10 +24,8 @@ def declared(network: nn.Module) -> list[Use]:
                 for key in (use.weight, use.bias)
             )
             if weight is not None:
-                uses[weight].append(
-                    Use(weight, bias, use.form, use.function, Layout.UNKNOWN, parts=use.parts)
-                )
-    return [use for several in uses.values() for use in several]
+                uses.append(Use(weight, bias, use.form, use.function, Layout.UNKNOWN, parts=use.parts))
+    return uses
 
 
 def _declared(module: nn.Module) -> Iterator[Declared]:

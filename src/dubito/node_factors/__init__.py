@@ -14,6 +14,7 @@ from .start import structure_of as structure_of
 from .start import surveyed as surveyed
 from .weights import bias_names as bias_names
 from .weights import points_of as points_of
+from .weights import reading_inputs as reading_inputs
 from .weights import shared_weights as shared_weights
 from .weights import stored_uses as stored_uses
 from .weights import weights_with_nodes as weights_with_nodes

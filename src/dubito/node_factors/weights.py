@@ -17,25 +17,21 @@ from ..layers.recurrent import FUNCTIONS
 def weights_with_nodes(
     network: nn.Module, survey: Survey | None = None, *, embeddings: bool = True
 ) -> dict[str, Use]:
-    """Of every weight that stands between nodes one use, which tells them, by name, in the order of the parameters.
+    """Of every weight that stands between nodes one use, which tells them, by name, in the order of the modules.
 
     Args:
         network: the network.
         survey: of it; None where no rows have come yet: then only what PyTorch's own modules declare is known.
         embeddings: take tables of vectors too: their input nodes are the tokens.
     """
-    by_name: dict[str, list[Use]] = {}
-    for use in declared(network):
-        by_name.setdefault(str(use.weight), []).append(use)
-    for use in survey.uses if survey is not None else ():
-        # A parameter that is no module's own must be used as a matrix everywhere.
-        if use.weight is not None and (use.weight in by_name or _only_nodes(survey, use.weight)):
-            by_name.setdefault(use.weight, []).append(use)
+    uses = declared(network)
+    names = {use.weight for use in uses}
+    if survey is not None:  # a parameter that is no module's own must be used as a matrix everywhere
+        uses += [use for use in survey.uses if use.weight in names or _only_nodes(survey, use.weight)]
     chosen: dict[str, Use] = {}
-    for name, _ in network.named_parameters():
-        for use in by_name.get(name, ()):
-            if isinstance(use.form, Nodes) and (embeddings or not isinstance(use.form, Lookup)):
-                chosen.setdefault(name, use)
+    for use in uses:
+        if isinstance(use.form, Nodes) and (embeddings or not isinstance(use.form, Lookup)):
+            chosen.setdefault(str(use.weight), use)
     return chosen
 
 
@@ -46,6 +42,23 @@ def stored_uses(details: dict[str, Any]) -> dict[str, Use]:
         details["uses"] = [use_of_site(values).to_json() for values in sites]
     uses = [Use.from_json(values) for values in details.get("uses", ())]
     return {str(use.weight): use for use in uses}
+
+
+def _only_nodes(survey: Survey, name: str | None) -> bool:
+    if name is None or survey.reasons.get(name, "").startswith(reasons.NO_RULE):
+        return False
+    return all(use.weight == name and isinstance(use.form, Nodes) for use in survey.of(name))
+
+
+def reading_inputs(network: nn.Module, survey: Survey) -> set[str]:
+    """The weights that multiply the network's inputs; where no rule reads a weight, its bias tells.
+
+    A recurrent layer that reads the inputs still has inner layers and a recurrent kernel that do not.
+    """
+    first = {use for use in survey.uses if use.reads_input and not use.steps}
+    weights, biases = {use.weight for use in first}, {use.bias for use in first} - {None}
+    known = (use for use in (*declared(network), *first) if use.weight is not None)
+    return {str(use.weight) for use in known if use.weight in weights or use.bias in biases}
 
 
 def _only_nodes(survey: Survey | None, name: str) -> bool:
