@@ -1,4 +1,4 @@
-"""Sites: factors folded into a weight against the same factors on the nodes themselves."""
+"""Which weights stand between nodes, and factors folded into them against the same factors on the nodes themselves."""
 
 import json
 
@@ -9,7 +9,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from dubito.layers.sites import Site, find_sites
+from dubito.layers import Layout, Survey, Use, survey
+from dubito.layers.declared import declared
+from dubito.layers.factor import Factor, NodeFactors
+from dubito.layers.folding import fold, use_of_site
+from dubito.node_factors import shared_weights, stored_uses, weights_with_nodes
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -22,6 +26,10 @@ def close(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(
         actual, expected, rtol=TOLERANCE[expected.dtype], atol=TOLERANCE[expected.dtype]
     )
+
+
+def folded(use: Use, weight: Tensor, factors: Tensor) -> Tensor:
+    return fold(use, weight, NodeFactors(Factor(factors.unsqueeze(0))))
 
 
 DIRECT = {
@@ -54,34 +62,48 @@ DIRECT = {
 def test_folding_equals_factors_on_the_input(name: str, dtype: torch.dtype) -> None:
     make, shape, axis = DIRECT[name]
     layer, inputs = make().to(dtype), normal(*shape, dtype=dtype)
-    (site,) = find_sites(layer)
-    assert (site.parameter, site.modules, site.hooked) == ("weight", ("",), True)
-    assert site.shape == (shape[axis],)
-    factors = normal(*site.shape, dtype=dtype, seed=1)
+    use = weights_with_nodes(layer)["weight"]
+    assert use.input_shape == (shape[axis],)
+    assert shared_weights({"weight": use}, survey(layer.eval(), inputs)) == []
+    factors = normal(*use.input_shape, dtype=dtype, seed=1)
     expected = layer((inputs.movedim(axis, -1) * factors).movedim(-1, axis))
-    close(functional_call(layer, {"weight": site.fold(layer.weight, factors)}, (inputs,)), expected)
+    close(functional_call(layer, {"weight": folded(use, layer.weight, factors)}, (inputs,)), expected)
 
 
 @pytest.mark.parametrize("name", DIRECT)
-def test_factors_per_example_are_the_folded_weights_of_that_example(name: str) -> None:
-    make, shape, _ = DIRECT[name]
+def test_output_factors_scale_the_outputs(name: str) -> None:
+    make, shape, axis = DIRECT[name]
     layer, inputs = make().double(), normal(*shape)
-    (site,) = find_sites(layer)
-    factors = normal(len(inputs), *site.shape, seed=1)
-    together = layer(site.on_input(inputs, factors))
-    for row in range(len(inputs)):
-        alone = functional_call(
-            layer, {"weight": site.fold(layer.weight, factors[row])}, (inputs[row : row + 1],)
-        )
-        close(together[row : row + 1], alone)
+    use = weights_with_nodes(layer)["weight"]
+    r = normal(*use.output_shape, seed=1)
+    weight = fold(use, layer.weight, NodeFactors(None, Factor(r.unsqueeze(0))))
+    plain = {"bias": torch.zeros_like(layer.bias)} if layer.bias is not None else {}
+    outputs = functional_call(layer, plain, (inputs,))
+    expected = (outputs.movedim(axis, -1) * r).movedim(-1, axis)
+    close(functional_call(layer, {"weight": weight, **plain}, (inputs,)), expected)
+
+
+@pytest.mark.parametrize("name", DIRECT)
+def test_what_modules_declare_is_what_a_survey_sees(name: str) -> None:
+    make, shape, _ = DIRECT[name]
+    layer = make().double().eval()
+    (said,) = declared(layer)
+    (seen,) = survey(layer, normal(*shape)).uses
+    assert (said.weight, said.bias, said.function, said.views) == (
+        seen.weight,
+        seen.bias,
+        seen.function,
+        seen.views,
+    )
+    if "circular" not in name and "reflect" not in name:  # these pad before the function sees the inputs
+        assert said.form == seen.form
 
 
 @pytest.mark.parametrize("name", DIRECT)
 def test_factors_of_one_keep_the_weight_bit_by_bit(name: str) -> None:
     layer = DIRECT[name][0]()
-    (site,) = find_sites(layer)
-    folded = site.fold(layer.weight, torch.ones(site.shape))
-    assert torch.equal(folded, layer.weight)
+    use = weights_with_nodes(layer)["weight"]
+    assert torch.equal(folded(use, layer.weight, torch.ones(use.input_shape)), layer.weight)
 
 
 # -- recurrent layers, against loops written out -----------------------------------------------------------
@@ -139,24 +161,22 @@ def written_out(layer: nn.RNNBase, inputs: Tensor, factors: dict[str, Tensor]) -
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 def test_recurrent_layers_fold_every_kernel(kind: type, bidirectional: bool) -> None:
     layer = kind(3, 4, num_layers=2, batch_first=True, bidirectional=bidirectional).double()
-    sites = find_sites(layer)
-    assert {s.parameter for s in sites} == {n for n, _ in layer.named_parameters() if n.startswith("weight")}
-    assert not any(site.hooked for site in sites)
-    factors = {site.parameter: normal(*site.shape, seed=i) for i, site in enumerate(sites)}
-    weights = {s.parameter: s.fold(getattr(layer, s.parameter), factors[s.parameter]) for s in sites}
+    uses = weights_with_nodes(layer)
+    assert set(uses) == {n for n, _ in layer.named_parameters() if n.startswith("weight")}
+    factors = {key: normal(*use.input_shape, seed=i) for i, (key, use) in enumerate(uses.items())}
+    weights = {key: folded(use, getattr(layer, key), factors[key]) for key, use in uses.items()}
     inputs = normal(2, 5, 3, seed=9)
     close(functional_call(layer, weights, (inputs,))[0], written_out(layer, inputs, factors))
 
 
 def test_cells_fold_both_kernels() -> None:
     cell = nn.LSTMCell(3, 4).double()
-    sites = {site.parameter: site for site in find_sites(cell)}
-    assert {name: site.shape for name, site in sites.items()} == {"weight_ih": (3,), "weight_hh": (4,)}
+    uses = weights_with_nodes(cell)
+    assert {name: use.input_shape for name, use in uses.items()} == {"weight_ih": (3,), "weight_hh": (4,)}
     x, h, c = normal(2, 3), normal(2, 4, seed=1), normal(2, 4, seed=2)
     s, t = normal(3, seed=3), normal(4, seed=4)
-    folded = {"weight_ih": sites["weight_ih"].fold(cell.weight_ih, s),
-              "weight_hh": sites["weight_hh"].fold(cell.weight_hh, t)}  # fmt: skip
-    close(functional_call(cell, folded, (x, (h, c)))[0], cell(x * s, (h * t, c))[0])
+    weights = {key: folded(uses[key], getattr(cell, key), v) for key, v in (("weight_ih", s), ("weight_hh", t))}
+    close(functional_call(cell, weights, (x, (h, c)))[0], cell(x * s, (h * t, c))[0])
 
 
 # -- attention ----------------------------------------------------------------------------------------------
@@ -169,24 +189,23 @@ def test_attention_folds_its_three_projections(separate: bool) -> None:
     query, key, value = normal(2, 4, 8), normal(2, 6, sizes.get("kdim", 8), seed=1), normal(
         2, 6, sizes.get("vdim", 8), seed=2
     )  # fmt: skip
-    sites = {site.parameter: site for site in find_sites(layer)}
+    uses = weights_with_nodes(layer)
     if separate:
         names = ["q_proj_weight", "k_proj_weight", "v_proj_weight"]
-        parts = [normal(*sites[name].shape, seed=5 + i) for i, name in enumerate(names)]
-        folded = {n: sites[n].fold(getattr(layer, n), s) for n, s in zip(names, parts, strict=True)}
+        parts = [normal(*uses[name].input_shape, seed=5 + i) for i, name in enumerate(names)]
+        weights = {n: folded(uses[n], getattr(layer, n), s) for n, s in zip(names, parts, strict=True)}
     else:
-        assert sites["in_proj_weight"].shape == (3, 8)
+        assert uses["in_proj_weight"].input_shape == (3, 8)
         stacked = normal(3, 8, seed=5)
         parts = list(stacked)
-        folded = {"in_proj_weight": sites["in_proj_weight"].fold(layer.in_proj_weight, stacked)}
-    assert not any(sites[name].hooked for name in folded)
+        weights = {"in_proj_weight": folded(uses["in_proj_weight"], layer.in_proj_weight, stacked)}
     expected = layer(query * parts[0], key * parts[1], value * parts[2])[0]
-    close(functional_call(layer, folded, (query, key, value))[0], expected)
+    close(functional_call(layer, weights, (query, key, value))[0], expected)
 
 
 def test_attention_folds_its_output_projection() -> None:
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double()
-    site = next(site for site in find_sites(layer) if site.parameter == "out_proj.weight")
+    use = weights_with_nodes(layer)["out_proj.weight"]
     x, factors = normal(2, 4, 8), normal(8, seed=1)
     identity = {
         "out_proj.weight": torch.eye(8, dtype=torch.float64),
@@ -194,63 +213,150 @@ def test_attention_folds_its_output_projection() -> None:
     }
     heads = functional_call(layer, identity, (x, x, x))[0]
     expected = F.linear(heads * factors, layer.out_proj.weight, layer.out_proj.bias)
-    weights = {"out_proj.weight": site.fold(layer.out_proj.weight, factors)}
+    weights = {"out_proj.weight": folded(use, layer.out_proj.weight, factors)}
     close(functional_call(layer, weights, (x, x, x))[0], expected)
 
 
 # -- sharing ------------------------------------------------------------------------------------------------
 
 
-def test_a_shared_weight_is_one_site_of_all_its_modules() -> None:
-    network = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4, bias=False)})
-    network["b"].weight = network["a"].weight
-    network["c"] = network["a"]
-    (site,) = find_sites(network)
-    assert site.parameter == "a.weight"
-    assert site.modules == ("a", "b", "c")
-    assert site.hooked
+class Joined(nn.Module):
+    """Two modules of which the second holds the first's weight, each on inputs of its own."""
+
+    def __init__(self, plain: nn.Module, other: nn.Module, weight: str, inputs: list[Tensor]) -> None:
+        super().__init__()
+        self.plain, self.other, self.inputs = plain, other, inputs
+        setattr(other, weight, plain.weight)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        answers = (self.plain, self.inputs[0]), (self.other, self.inputs[1])
+        total = rows.new_zeros(len(rows))
+        for module, like in answers:
+            if like.is_floating_point():
+                x = like[None] * rows[:, 0].reshape(-1, *[1] * like.ndim)
+            else:
+                x = rows[:, 1:].long() % 3
+            out = module(x)
+            total = total + (out[0] if isinstance(out, tuple) else out).flatten(1).sum(1)
+        return total[:, None]
 
 
-def test_a_weight_tied_to_an_embedding_is_folded_never_hooked() -> None:
-    network = nn.ModuleDict({"head": nn.Linear(4, 9), "tokens": nn.Embedding(9, 4)})
-    network["tokens"].weight = network["head"].weight
-    (site,) = find_sites(network)
-    assert site.modules == ("head", "tokens")
-    assert not site.hooked
+def joined(plain: nn.Module, other: nn.Module, weight: str, *inputs: Tensor) -> tuple[dict[str, Use], Survey]:
+    network = Joined(plain, other, weight, list(inputs)).double().eval()
+    seen = survey(network, normal(4, 3).abs() * 5)
+    return weights_with_nodes(network), seen
+
+
+def test_a_shared_weight_has_a_use_in_each_of_its_modules() -> None:
+    uses, seen = joined(nn.Linear(4, 4), nn.Linear(4, 4, bias=False), "weight", normal(4), normal(4, seed=1))
+    assert list(uses) == ["plain.weight"]
+    assert shared_weights(uses, seen) == []
 
 
 @pytest.mark.parametrize(
-    ("plain", "other", "weight"),
+    ("plain", "other", "weight", "inputs", "alike"),
     [
-        (nn.Conv2d(5, 5, 3), nn.ConvTranspose2d(5, 5, 3), "weight"),
-        (nn.Linear(3, 4), nn.LSTM(3, 1), "weight_ih_l0"),
-        (nn.Conv1d(4, 6, 3, groups=2), nn.Conv1d(2, 6, 3), "weight"),
+        (nn.Conv2d(5, 5, 3), nn.ConvTranspose2d(5, 5, 3), "weight", (normal(5, 4, 4), normal(5, 3, 3)), False),
+        (nn.Linear(3, 4), nn.LSTM(3, 1, batch_first=True), "weight_ih_l0", (normal(3), normal(2, 3)), True),
+        (nn.Conv1d(4, 6, 3, groups=2), nn.Conv1d(2, 6, 3), "weight", (normal(4, 5), normal(2, 5)), False),
+        (nn.Linear(4, 3), nn.Embedding(3, 4), "weight", (normal(4), torch.zeros(2).long()), False),
     ],
-    ids=["transposed", "recurrent", "grouped"],
+    ids=["transposed", "recurrent", "grouped", "embedding"],
 )
-def test_modules_that_read_a_weight_differently_carry_no_factors_on_inputs(
-    plain: nn.Module, other: nn.Module, weight: str
+def test_rows_have_their_own_factors_where_all_uses_agree_about_nodes(
+    plain: nn.Module, other: nn.Module, weight: str, inputs: tuple[Tensor, Tensor], alike: bool
 ) -> None:
-    network = nn.ModuleDict({"plain": plain, "other": other})
     assert getattr(other, weight).shape == plain.weight.shape
-    setattr(other, weight, plain.weight)
-    site = next(site for site in find_sites(network) if site.parameter == "plain.weight")
-    assert site.modules == ("plain", "other")
-    assert not site.hooked
+    uses, seen = joined(plain, other, weight, *inputs)
+    assert ("plain.weight" in shared_weights(uses, seen)) == (not alike)
+
+
+class Layouts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.time, self.unused = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.both, self.attention = nn.Linear(4, 4), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.lstm, self.flat = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.time(self.rows(inputs).transpose(0, 1)).transpose(0, 1)
+        hidden = self.both(hidden) + self.both(hidden.transpose(0, 1)).transpose(0, 1)
+        hidden = self.attention(hidden, hidden, hidden)[0]
+        hidden = self.flat(hidden.flatten(0, 1)).unflatten(0, hidden.shape[:2])
+        return self.lstm(hidden)[0][:, -1]
+
+
+def test_only_layers_with_rows_first_have_factors_per_row() -> None:
+    network = Layouts().double().eval()
+    seen, uses = survey(network, normal(4, 5, 3)), weights_with_nodes(network)
+    assert shared_weights(uses, seen) == ["time.weight", "unused.weight", "both.weight"]
+    assert shared_weights(uses, seen, layouts=(Layout.ROWS,), steps=False) == [
+        "time.weight",
+        "unused.weight",
+        "both.weight",
+        "lstm.weight_ih_l0",
+        "lstm.weight_hh_l0",
+        "flat.weight",
+    ]
+    assert set(shared_weights(uses, seen, additive=True)) == {
+        "time.weight",
+        "unused.weight",
+        "both.weight",
+        "lstm.weight_ih_l0",
+        "lstm.weight_hh_l0",
+    }
 
 
 def test_parametrised_weights_are_left_out() -> None:
     network = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 3)), nn.Linear(3, 2))
-    assert [site.parameter for site in find_sites(network)] == ["1.weight"]
+    assert list(weights_with_nodes(network)) == ["1.weight"]
 
 
-def test_layers_without_an_input_product_have_no_sites() -> None:
-    assert find_sites(nn.Sequential(nn.Embedding(5, 3), nn.BatchNorm1d(3), nn.Bilinear(2, 2, 2))) == []
+def test_layers_without_an_input_product_have_none() -> None:
+    network = nn.Sequential(nn.Embedding(5, 3), nn.BatchNorm1d(3), nn.Bilinear(2, 2, 2))
+    assert weights_with_nodes(network, embeddings=False) == {}
+    assert list(weights_with_nodes(network)) == ["0.weight"]
 
 
-def test_sites_survive_json() -> None:
+#: What version 1 stored of a weight: a convolution, a transposed one, packed projections, a table, a dense layer.
+SITES = {
+    "conv": (
+        nn.Conv2d(4, 6, 3, groups=2),
+        "weight",
+        {"shape": [4], "view": [2, 3, 2, 3, 3], "factor_view": [2, 1, 2, 1, 1], "outputs": [6]},
+    ),
+    "transposed": (
+        nn.ConvTranspose2d(4, 6, 3, groups=2),
+        "weight",
+        {"shape": [4], "view": [2, 2, 3, 3, 3], "factor_view": [2, 2, 1, 1, 1], "outputs": [6]},
+    ),
+    "attention": (
+        nn.MultiheadAttention(8, 2),
+        "in_proj_weight",
+        {"shape": [3, 8], "view": [3, 8, 8], "factor_view": [3, 1, 8], "outputs": [3, 8]},
+    ),
+    "embedding": (
+        nn.Embedding(5, 3),
+        "weight",
+        {"shape": [5], "view": [5, 3], "factor_view": [5, 1], "outputs": [3]},
+    ),
+    "dense": (nn.Linear(5, 3), "weight", {"shape": [5], "view": [3, 5], "factor_view": [1, 5], "outputs": [3]}),
+}
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_files_of_version_1_tell_the_same_nodes(name: str) -> None:
+    module, parameter, values = SITES[name]
+    site = {"parameter": parameter, "modules": [""], "hooked": True, "channel_axis": -1, **values}
+    use, now = use_of_site(site), weights_with_nodes(module)[parameter]
+    assert (use.views, use.input_shape, use.output_shape) == (now.views, now.input_shape, now.output_shape)
+    details = {"sites": [site], "shared": []}
+    assert stored_uses(details) == {parameter: use}
+    assert stored_uses(json.loads(json.dumps(details))) == {parameter: use}  # as it is stored from now on
+
+
+def test_uses_survive_json() -> None:
     network = nn.ModuleDict({"conv": nn.Conv2d(4, 6, 3, groups=2), "mha": nn.MultiheadAttention(8, 2)})
-    sites = find_sites(network)
-    restored = [Site.from_json(json.loads(json.dumps(site.to_json()))) for site in sites]
-    assert restored == sites
-    assert dict.fromkeys(restored, 1) == dict.fromkeys(sites, 1)  # hashable again
+    uses = weights_with_nodes(network)
+    restored = [Use.from_json(json.loads(json.dumps(use.to_json()))) for use in uses.values()]
+    assert restored == list(uses.values())
