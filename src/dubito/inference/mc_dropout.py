@@ -14,7 +14,7 @@ from ..layers import Layout, Use, reasons, survey
 from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
 from ..layers.factor import Factor, NodeFactors
 from ..layers.factors import Factors
-from ..layers.folding import fold
+from ..layers.folding import fold_values
 from ..layers.passes import asked
 from ..layers.shell import leased
 from ..method import TrainedMethod
@@ -121,16 +121,15 @@ class MCDropoutObjective(Objective):
         rows, total = rows_of(inputs), batch.total or rows_of(inputs)
         weights, shared = draft.weights(), draft.shared
         per_row: dict[str, NodeFactors] = {}
-        folded: dict[str, Tensor] = {}
         for name, use in draft.uses.items():
             weight = weights[name]
             if name in shared:
-                folded[name] = dropped(use, weight, rate, generator)
+                weights[name] = dropped(use, weight, rate, generator)
             else:
                 whole = bernoulli_factors((total, *use.input_shape), rate, weight, generator)
                 per_row[name] = NodeFactors(Factor(whole[None, batch.first : batch.first + rows], given=True))
         context = Factors(per_row, passes=1, rows=rows)
-        lease = asked(draft.network, context, context.names, folded, training=self.modes)
+        lease = asked(draft.network, context, context.names, weights, training=self.modes)
         return lease.outputs(inputs)
 
     def kl(self) -> Tensor:
@@ -190,7 +189,7 @@ def bernoulli_factors(
 def dropped(use: Use, weight: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
     """The weight with the columns of dropped input nodes set to 0, all others scaled up."""
     factors = bernoulli_factors(use.input_shape, rate, weight, generator)
-    return fold(use, weight, NodeFactors(Factor(factors.unsqueeze(0))))
+    return fold_values(use.views, weight, factors, None)
 
 
 def mask_seed(generator: torch.Generator | None) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .kernels import Bounds, Scaled, ScaledDraw
+from .kernels import Bounds, Scaled, ScaledDraw, product
 
 
 @dataclass(frozen=True)
@@ -82,10 +82,15 @@ class Factor:
             x: activations [P·n, ...] or, before passes part, [n, ...].
             rows: n.
             axis: of the channels.
-            bias: [P, C], or [P, n, C] where rows have their own.
+            bias: [C], [P, C], or [P, n, C] where rows have their own.
         """
-        blocks = as_blocks(x, len(self.mean), rows, axis)
-        added = None if bias is None else bias.reshape(len(bias), -1, 1, bias.shape[-1], 1)
+        passes = self.mean.shape[0]
+        if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
+            shape = [1] * x.ndim
+            shape[0], shape[axis] = rows, x.shape[axis]
+            return x * self.mean.to(x.dtype).view(shape)
+        blocks = as_blocks(x, passes, rows, axis)
+        added = None if bias is None else bias.reshape(*(*bias.shape[:-1], 1, 1)[:2], 1, bias.shape[-1], 1)
         if self.per_row and not self.positive and not self.given:
             assert self.std is not None and self.noise is not None
             wide = [t[:, None, None, :, None] for t in (self.mean, self.std)]
@@ -93,8 +98,7 @@ class Factor:
         else:
             out = Scaled.apply(blocks, self.tensor()[:, :, None, :, None], added)
         assert isinstance(out, Tensor)
-        parts = len(self.mean) // len(blocks)
-        return out.reshape(len(x) * parts, *x.shape[1:])
+        return out.reshape(x.shape[0] * passes // blocks.shape[0], *x.shape[1:])
 
 
 class NodeFactors(NamedTuple):
@@ -118,5 +122,5 @@ def as_blocks(x: Tensor, passes: int, rows: int, axis: int) -> Tensor:
     """Activations as [P or 1, n, positions, channels, positions]; 1 where passes have not parted yet."""
     axis %= x.ndim
     after = prod(x.shape[axis + 1 :])
-    parted = 1 if len(x) == rows else passes
+    parted = 1 if x.shape[0] == rows else passes
     return x.reshape(parted, rows, -1, x.shape[axis], after)

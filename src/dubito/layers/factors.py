@@ -10,7 +10,7 @@ from ..errors import NetworkError
 from .context import Applied, Context
 from .embedding import Lookup
 from .factor import Factor, NodeFactors
-from .folding import fold_views, folding_is_cheaper
+from .folding import fold_values, folding_is_cheaper
 from .form import Form, Nodes
 from .kernels import Patches, first_convolution, is_first
 from .kinds import NoRule, Standin, plain
@@ -59,8 +59,8 @@ class Factors(Context):
         *,
         active: Tensor | None = None,
     ) -> Tensor:
-        factors, added = self._factors(weight), self._bias(bias)
-        if factors is None and (bias is None or not isinstance(bias, Standin)):
+        factors, biases = self._factors(weight), self._biases(bias)
+        if factors is None and biases is None:
             return super().use(form, x, weight, bias, active=active)
         if isinstance(x, Standin):
             raise NoRule("another parameter is its input")
@@ -68,31 +68,35 @@ class Factors(Context):
             raise NoRule("it stands between no nodes there")
         assert weight is not None
         factors = factors or NodeFactors()
-        if isinstance(form, Lookup):
+        if biases is None:
+            biases = plain(bias)
+        if type(form) is Lookup:
             return self._lookup(form, x, plain(weight), factors)
         if self.additive and factors.inputs is not None:
-            return self._sum(form, x, plain(weight), factors, added)
-        return self._product(form, x, weight, factors, added)
+            return self._sum(form, x, plain(weight), factors, biases)
+        return self._product(form, x, weight, factors, biases)
 
     def _product(
         self, form: Nodes, x: Tensor, weight: Tensor, factors: NodeFactors, bias: Tensor | None
     ) -> Tensor:
         """(W (x ∘ s)) ∘ r + b."""
-        value, axis = plain(weight), form.channel_axis
-        single = bias is None or (len(bias) == 1 and bias.ndim == 2)
+        value, (inputs, outputs) = plain(weight), factors
+        single = bias is None or bias.ndim == 1
         if self.passes == 1 and single and not factors.per_row and folding_is_cheaper(form, x, value):
-            folded = fold_views((form.view, form.input_view, form.output_view), value, factors)
-            return form.apply(x, folded, None if bias is None else bias[0])
-        inputs, outputs = factors
-        inner = bias[0] if bias is not None and single and outputs is None else None
+            s, r = (None if side is None else side.tensor()[0, 0] for side in factors)
+            views = form.view, form.input_view, form.output_view
+            return form.apply(x, fold_values(views, value, s, r), bias)
+        inner = bias if single and outputs is None else None
         if inputs is not None and self.passes == 1 and inputs.per_row and is_first(form, x, value):
             name = weight.parameter if isinstance(weight, Standin) else ""
             y = first_convolution(form, x, inputs.tensor()[0], value, inner, self.patches, name)
         else:
-            y = form.apply(x if inputs is None else inputs.on(x, self.rows, axis), value, inner)
-        if outputs is None and inner is None and bias is not None:
-            outputs = Factor(bias.new_ones(len(bias), bias.shape[-1]))
-        return y if outputs is None else outputs.on(y, self.rows, axis, bias)
+            scaled = x if inputs is None else inputs.on(x, self.rows, form.channel_axis)
+            y = form.apply(scaled, value, inner)
+        if outputs is None and not single:
+            assert bias is not None
+            outputs = Factor(bias.new_ones(bias.shape[0], bias.shape[-1]))
+        return y if outputs is None else outputs.on(y, self.rows, form.channel_axis, bias)
 
     def _sum(
         self, form: Nodes, x: Tensor, weight: Tensor, factors: NodeFactors, bias: Tensor | None
@@ -121,16 +125,18 @@ class Factors(Context):
 
     def bound(self, form: Form, weight: Tensor, bias: Tensor | None = None) -> Applied:
         """The recurrent side of one direction of one layer: its factors are the same at every step."""
-        factors, added = self._factors(weight), self._bias(bias)
-        if factors is None and not isinstance(bias, Standin):
+        factors, added = self._factors(weight), self._biases(bias)
+        if factors is None and added is None:
             return super().bound(form, weight, bias)
+        if added is None:
+            added = plain(bias)
         inputs, outputs = (
             None if side is None else side.tensor().expand(-1, self.rows, -1).flatten(0, 1)
             for side in factors or NodeFactors()
         )
         if added is not None and added.ndim == 3:
             added = added.flatten(0, 1)
-        elif added is not None and len(added) > 1:  # [1, C] is for all rows
+        elif added is not None and added.ndim == 2:
             added = added.repeat_interleave(self.rows, 0)
         matrix = plain(weight).mT
 
@@ -162,11 +168,11 @@ class Factors(Context):
         factors = self.factors.get(weight.parameter)
         return factors if factors is None or weight.parts == 1 else factors.part(weight.part)
 
-    def _bias(self, bias: Tensor | None) -> Tensor | None:
-        """The biases of all passes, [P or 1, C] or [P, n, C]."""
-        if not isinstance(bias, Standin):
-            return None if bias is None else bias.unsqueeze(0)
-        values = self.biases.get(bias.parameter)
+    def _biases(self, bias: Tensor | None) -> Tensor | None:
+        """Biases that differ between passes or rows, [P, C] or [P, n, C]; those of a single pass as [C]."""
+        values = self.biases.get(bias.parameter) if isinstance(bias, Standin) else None
         if values is None:
-            return bias.value.unsqueeze(0)
-        return values if bias.parts == 1 else values.chunk(bias.parts, -1)[bias.part]
+            return None
+        assert isinstance(bias, Standin)
+        values = values if bias.parts == 1 else values.chunk(bias.parts, -1)[bias.part]
+        return values[0] if values.ndim == 2 and values.shape[0] == 1 else values

@@ -25,27 +25,29 @@ def fold(use: Use, weight: Tensor, factors: NodeFactors, *, additive: bool = Fal
     The layer then answers (W ∘ r sᵀ) x = (W (x ∘ s)) ∘ r   [rank-1, Eq. 1]; additive factors give W + r sᵀ, the same
     at all positions of a kernel.
     """
-    return fold_views(use.views, weight, factors, additive=additive)
+    inputs, outputs = (None if factor is None else factor.tensor()[0, 0] for factor in factors)
+    return fold_values(use.views, weight, inputs, outputs, additive=additive)
 
 
-def fold_views(views: Views, weight: Tensor, factors: NodeFactors, *, additive: bool = False) -> Tensor:
-    """Likewise for a weight, or a part of one, that meets its factors in these shapes."""
-    view, *sides = views
-    whole = weight.reshape(view)
-    inputs, outputs = (
-        None if factor is None else factor.tensor()[0, 0].reshape(side)
-        for factor, side in zip(factors, sides, strict=True)
-    )
-    if additive:
-        assert inputs is not None and outputs is not None
-        return (whole + inputs * outputs).reshape(weight.shape)
-    if inputs is None or outputs is None:
-        single = outputs if inputs is None else inputs
-        return weight if single is None else (whole * single).reshape(weight.shape)
-    learned = torch.is_grad_enabled() and any(t.requires_grad for t in (whole, inputs, outputs))
-    folded = Folded.apply(whole, inputs, outputs) if learned else (whole * inputs).mul_(outputs)
+def fold_values(
+    views: Views, weight: Tensor, inputs: Tensor | None, outputs: Tensor | None, *, additive: bool = False
+) -> Tensor:
+    """Likewise for factors of the nodes, with the shapes in which a weight, or a part of one, meets them."""
+    view, input_view, output_view = views
+    whole = weight if weight.shape == view else weight.reshape(view)
+    s = None if inputs is None else inputs.reshape(input_view)
+    r = None if outputs is None else outputs.reshape(output_view)
+    if s is None or r is None:
+        single = r if s is None else s
+        folded = whole if single is None else whole * single
+    elif additive:
+        folded = whole + s * r
+    elif torch.is_grad_enabled() and any(t.requires_grad for t in (whole, s, r)):
+        folded = Folded.apply(whole, s, r)
+    else:
+        folded = (whole * s).mul_(r)
     assert isinstance(folded, Tensor)
-    return folded.reshape(weight.shape)
+    return folded if folded.shape == weight.shape else folded.reshape(weight.shape)
 
 
 def folding_is_cheaper(form: Nodes, x: Tensor, weight: Tensor) -> bool:
@@ -53,7 +55,7 @@ def folding_is_cheaper(form: Nodes, x: Tensor, weight: Tensor) -> bool:
 
     Kernels always have; and the gradient for inputs that need none is saved.
     """
-    if not isinstance(form, Dense):
+    if type(form) is not Dense:
         return True
     return x.numel() * (1 + form.rows / form.columns) > weight.numel()
 

@@ -208,9 +208,9 @@ class FirstConvolution(Function):
 
 def is_first(form: Form, x: Tensor, weight: Tensor) -> bool:
     """Whether this is the cheaper way: on CPUs, for kernels over few channels of inputs without gradients."""
-    if x.requires_grad or not weight.requires_grad or not torch.is_grad_enabled() or x.device.type != "cpu":
+    if type(form) is not Convolution or form.groups > 1 or torch.is_autocast_enabled("cpu"):
         return False
-    if not isinstance(form, Convolution) or form.groups > 1 or torch.is_autocast_enabled("cpu"):
+    if x.requires_grad or not weight.requires_grad or not torch.is_grad_enabled() or x.device.type != "cpu":
         return False
     even = all(low == high for low, high in form.padding)
     return len(form.kernel) == 2 and even and weight[0].numel() * x[:, 0].numel() <= MOST

@@ -30,10 +30,12 @@ def asked(
         detached: whether no gradient is to be computed for parameters.
         training: as in `take`.
     """
-    given = dict(tensors or {})
-    named = dict(network.named_parameters())
+    given, named = dict(tensors or {}), None
     for name in names:
-        value = given.get(name, named[name])
+        value = given.get(name)
+        if value is None:
+            named = named or dict(network.named_parameters())
+            value = named[name]
         given[name] = Standin.of(value.detach() if detached else value, name, context)
     lease = take(network, given, detached=detached, training=training)
     vars(lease.module)["_compiled_call_impl"] = None  # compiled code would not ask

@@ -170,7 +170,8 @@ class NodeObjective(Objective):
             rows=rows_of(batch.inputs),
             additive=draft.method.additive,
         )
-        return asked(draft.network, context, context.names, training=training).outputs(inputs)
+        lease = asked(draft.network, context, context.names, draft.weights(), training=training)
+        return lease.outputs(inputs)
 
     def one_pass(self, index: int, batch: Batch, drawn: Drawn) -> Tensor:
         """Outputs of one pass, [n, ...]."""
@@ -178,7 +179,7 @@ class NodeObjective(Objective):
         weights, shared = draft.weights(), draft.shared
         per_row: dict[str, NodeFactors] = {}
         biases = self.biases(chosen, drawn)
-        tensors = {name: values[0] for name, values in biases.items() if values.ndim == 2}
+        tensors = weights | {name: values[0] for name, values in biases.items() if values.ndim == 2}
         for name in draft.uses:
             factors = self.factors(name, chosen, drawn)
             if name in shared:

@@ -161,18 +161,17 @@ class ImplicitObjective(NodeObjective):
         """Outputs of some rows, which belong to one component."""
         draft, weights = self.draft, self.draft.weights()
         per_row: dict[str, NodeFactors] = {}
-        folded: dict[str, Tensor] = {}
         for name in draft.uses:
             mean, std = draft.group("input_mean")[name][component], drawn.stds["input", name][component]
             noise = drawn.noise[name][index]
             if name in draft.shared:
                 values = torch.addcmul(mean, std, noise[component]).unsqueeze(0)
-                folded[name] = draft.folded(name, weights[name], NodeFactors(Factor(values)))
+                weights[name] = draft.folded(name, weights[name], NodeFactors(Factor(values)))
             else:
                 values = torch.addcmul(mean, std, noise[rows]).unsqueeze(0)
                 per_row[name] = NodeFactors(Factor(values, given=True))
         context = Factors(per_row, passes=1, rows=len(rows))
-        lease = asked(draft.network, context, context.names, folded, training=self.modes)
+        lease = asked(draft.network, context, context.names, weights, training=self.modes)
         return lease.outputs(take(batch.inputs, rows))
 
     def divergence(self, stds: Stds) -> Tensor:
