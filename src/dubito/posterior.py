@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from . import seeds, storage
 from .errors import DataError, DubitoError, NetworkError, require_count
 from .evaluation import evaluate
-from .inputs import Inputs, Place, checked_inputs, chunks, named_tensors, rows_of
+from .inputs import Inputs, Place, checked_inputs, chunks, named_tensors, rows_of, take
+from .layers import Survey, survey
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
 from .prediction import Prediction
@@ -87,6 +88,7 @@ class Posterior(nn.Module, ABC):
         self.structure = nn.ModuleDict(named)
         self.details = dict(details or {})
         self.history = list(history or [])
+        self._survey: Survey | None = None
         self.trainable = {name for name, p in network.named_parameters() if p.requires_grad}
         self.eval()
 
@@ -108,6 +110,17 @@ class Posterior(nn.Module, ABC):
     def group(self, key: str) -> NamedTensors:
         """One group of the structure."""
         return self.structure[key]  # pyright: ignore[reportReturnType]
+
+    def survey(self, inputs: Inputs) -> Survey:
+        """What the fit learned about the network; posteriors of older files learn it from these rows.
+
+        Args:
+            inputs: checked rows that the network reads.
+        """
+        if self._survey is None:
+            stored = self.details.get("survey")
+            self._survey = Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
+        return self._survey
 
     def train(self, mode: bool = True) -> Self:
         """A posterior predicts: it stays in evaluation mode whatever is asked."""

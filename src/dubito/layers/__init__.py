@@ -13,6 +13,6 @@ from .kinds import NoRule as NoRule
 from .kinds import kind as kind
 from .layout import Layout as Layout
 from .linear import Dense as Dense
+from .dry_run import survey as survey
 from .survey import Survey as Survey
 from .survey import Use as Use
-from .survey import survey as survey

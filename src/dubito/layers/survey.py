@@ -1,28 +1,14 @@
-"""The survey of a network: one dry run that tells how every parameter is used, where rows stand, and why not.
+"""The survey of a network: how every parameter is used, where rows stand, and why a parameter is not covered."""
 
-The network runs in evaluation mode on three rows and on the first of them alone; then the gradients that the recorded
-calls give for the first row are compared with autograd's, so that a parameter which is also used elsewhere, or where
-rows touch each other, is left out and not got wrong.
-"""
-
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.nn.modules.dropout import _DropoutNd
-
-from .. import seeds
 from ..errors import NetworkError
-from ..inputs import Inputs, Place, call, count_rows, map_tensors, named_tensors, take
-from . import reasons
 from .form import Form, Nodes
-from .kinds import Standin
-from .layout import Layout, candidates, decided
-from .record import BlockPart, Call, Part, Record, recorded
-from .shell import leased, original
+from .layout import Layout
+from .record import Call, Record
 
 
 @dataclass(frozen=True)
@@ -57,11 +43,6 @@ class Use:
     reads_input: bool = False
     size: float = 0.0
 
-    @property
-    def key(self) -> tuple[str | None, str | None, int]:
-        """What its calls have in common."""
-        return self.weight, self.bias, self.part
-
     def to_json(self) -> dict[str, Any]:
         """Plain values, for storage."""
         return {**asdict(self), "form": self.form.to_json(), "layout": self.layout.value}
@@ -90,7 +71,16 @@ class Survey:
 
     def of(self, parameter: str) -> list[Use]:
         """The uses of a parameter, as weight or as bias."""
-        return [use for use in self.uses if parameter in (use.weight, use.bias)]
+        return self._by_parameter.get(parameter, [])
+
+    @cached_property
+    def _by_parameter(self) -> dict[str, list[Use]]:
+        table: dict[str, list[Use]] = {}
+        for use in self.uses:
+            for name in (use.weight, use.bias):
+                if name is not None:
+                    table.setdefault(name, []).append(use)
+        return table
 
     def place(self, record: Record, call: Call) -> Layout:
         """Where a call of a recorded pass holds the rows.
@@ -98,33 +88,18 @@ class Survey:
         Raises:
             NetworkError: where the network uses the parameter otherwise than in the dry run.
         """
-        expected = self._expected(call)
-        if len(expected) > 1 or (expected and expected[0].index is not None):
-            numbers = dict.fromkeys(
-                each.number for each in record.uses[call.places[0]] if _key(each) == _key(call)
-            )
-            expected = expected[len(numbers) - 1 : len(numbers)]
-        if not expected or expected[0].form.signature != call.form.signature:
+        options = [use for use in self.of(call.places[0][0]) if _matches(use, call)]
+        if len({use.layout for use in options}) > 1:
+            alike = (other for other in record.uses[call.places[0]] if call_key(other) == call_key(call))
+            index = len({other.number for other in alike}) - 1
+            options = [use for use in options if use.index == index]
+        if not options:
             raise NetworkError(
                 f"the network must use {call.weight or call.bias!r} as it did on the rows it was surveyed with, but "
                 f"{call.function} now uses it in another way; fit with rows like those you predict, or predict with "
                 "draws of weights"
             )
-        return expected[0].layout
-
-    def _expected(self, call: Call) -> list[Use]:
-        return self._by_key.get(_key(call), [])
-
-    @property
-    def _by_key(self) -> dict[Any, list[Use]]:
-        if "index" not in self.__dict__:
-            table: dict[Any, list[Use]] = {}
-            for use in self.uses:
-                # A pass that watches fewer parameters sees only one of a pair.
-                for key in {use.key, (use.weight, None, use.part), (None, use.bias, use.part)}:
-                    table.setdefault(key, []).append(use)
-            self.__dict__["index"] = table
-        return self.__dict__["index"]
+        return options[0].layout
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for storage."""
@@ -143,253 +118,15 @@ class Survey:
         return cls(uses, values["reasons"], values["last"], dropouts)
 
 
-def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = None) -> Survey:
-    """Survey a network by a dry run on a few rows.
-
-    Args:
-        network: in evaluation mode; it is left as it is.
-        inputs: some rows, of which up to three are run.
-        names: the parameters of interest; None takes all that are floating-point.
-    """
-    network = original(network)
-    named = {name: p for name, p in network.named_parameters() if p.is_floating_point()}
-    names = list(named) if names is None else [name for name in named if name in set(names)]
-    scripted = _scripted(network)
-    watched = [name for name in names if name not in scripted]
-    rows = min(3, count_rows(inputs))
-    few = take(inputs, slice(rows)) if rows > 1 else map_tensors(lambda t: torch.cat([t, t]), inputs)
-    few, rows = map_tensors(Tensor.detach, few), max(rows, 2)
-    many = _Trial()
-    outputs = _run(network, few, watched, many)
-    one = _Trial()
-    with torch.no_grad():
-        _run(network, take(few, slice(1)), watched, one)
-    uses = _uses(many, one, rows, few)
-    unknown = {name: many.unread[name] for name in watched if name in many.unread}
-    for use in uses:
-        reason = reasons.of_layout(use.form, use.layout)
-        for name in (use.weight, use.bias):
-            if name is not None and reason is not None:
-                unknown.setdefault(name, reason)
-    for name in names:
-        parts = {use.parts for use in uses if name in (use.weight, use.bias)}
-        if name not in unknown and not parts:
-            unknown[name] = reasons.unread(name)
-        elif len(parts) > 1:
-            unknown.setdefault(name, reasons.PARTS)
-    unknown |= _misread(network, few, [n for n in watched if n not in unknown], uses, outputs)
-    dropouts = {
-        name: decided(candidates(tensor, one.dropouts[name], rows))
-        for name, tensor in many.dropouts.items()
-        if name in one.dropouts
-    }
-    ordered = {name: unknown[name] for name in names if name in unknown}
-    return Survey(tuple(uses), ordered, _last(many, outputs), dropouts)
+def _matches(use: Use, call: Call) -> bool:
+    """Whether a call may be this use; a pass that watches fewer parameters sees only one of weight and bias."""
+    same = call.weight in (None, use.weight) and call.bias in (None, use.bias) and call.part == use.part
+    return same and use.form.signature == call.form.signature
 
 
-# -- the dry run -------------------------------------------------------------------------------------------------
-
-
-class _Trial(Record):
-    """A pass that also keeps outputs, functions without a rule, and what dropout layers read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.unread: dict[str, str] = {}
-        self.outputs: list[tuple[Call, Tensor]] = []
-        self.dropouts: dict[str, Tensor] = {}
-
-    def seen(self, call: Call, output: Tensor) -> None:
-        if output.ndim == 2:
-            self.outputs.append((call, output.detach().clone()))  # later operations may change it in place
-
-    def without_rule(self, function: Any, standins: Sequence[Standin], reason: str | None) -> None:
-        for standin in standins:
-            self.unread.setdefault(standin.parameter, reason or reasons.no_rule(standin.parameter, function))
-
-
-def _run(network: nn.Module, inputs: Inputs, names: list[str], trial: _Trial) -> Tensor:
-    """Outputs of a recorded pass."""
-    device = Place.of(network).device
-    with (
-        recorded(network, names, trial) as shell,
-        _watched_dropouts(shell, trial),
-        seeds.forked(0, "survey", device=device),
-    ):
-        return call(shell, inputs).detach()
-
-
-@contextmanager
-def _watched_dropouts(shell: nn.Module, trial: _Trial) -> Iterator[None]:
-    handles = []
-
-    def hook(name: str):
-        def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
-            if args:
-                trial.dropouts.setdefault(name, args[0].detach())
-
-        return keep
-
-    try:
-        for name, module in shell.named_modules():
-            if isinstance(module, _DropoutNd):
-                handles.append(module.register_forward_pre_hook(hook(name)))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _scripted(network: nn.Module) -> set[str]:
-    """Parameters of scripted modules, whose code calls no torch function that Python sees."""
-    return {
-        f"{path}.{name}" if path else name
-        for path, module in network.named_modules()
-        if isinstance(module, torch.jit.ScriptModule)
-        for name, _ in module.named_parameters()
-    }
-
-
-def _key(call: Call) -> tuple[str | None, str | None, int]:
+def call_key(call: Call) -> tuple[str | None, str | None, int]:
+    """What the calls of one use have in common."""
     return call.weight, call.bias, call.part
-
-
-def _groups(trial: _Trial) -> dict[Any, list[list[Call]]]:
-    """The calls by what they use; those of one torch function call together."""
-    groups: dict[Any, dict[int, list[Call]]] = {}
-    for each in trial.calls:
-        groups.setdefault(_key(each), {}).setdefault(each.number, []).append(each)
-    return {key: list(numbers.values()) for key, numbers in groups.items()}
-
-
-def _uses(many: _Trial, one: _Trial, rows: int, inputs: Inputs) -> list[Use]:
-    single = _groups(one)
-    storages = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
-    if many.calls:  # inputs that the network only prepared
-        storages.add(many.calls[0].inputs.untyped_storage().data_ptr())
-    uses = []
-    for key, groups in _groups(many).items():
-        alone = single.get(key, [])
-        paired = zip(groups, alone if len(alone) == len(groups) else [[] for _ in groups], strict=True)
-        different = [_use(group, other, rows, storages) for group, other in paired]
-        alike = {(use.form, use.layout) for use in different}
-        if len(alike) == 1:
-            size = sum(use.size for use in different)
-            reading = any(use.reads_input for use in different)
-            uses.append(replace(different[0], calls=len(different), size=size, reads_input=reading))
-        else:
-            uses += [replace(use, index=index) for index, use in enumerate(different)]
-    return uses
-
-
-def _use(group: list[Call], alone: list[Call], rows: int, storages: set[int]) -> Use:
-    """One torch function's use, from its calls in the run of several rows and in that of one."""
-    first = group[0]
-    return Use(
-        first.weight,
-        first.bias,
-        first.form,
-        first.function,
-        _layout(group, alone, rows),
-        first.part,
-        first.parts,
-        steps=len(group) > 1,
-        reads_input=any(each.inputs.untyped_storage().data_ptr() in storages for each in group),
-        size=sum(each.inputs.numel() for each in group) / rows,
-    )
-
-
-def _layout(group: list[Call], alone: list[Call], rows: int) -> Layout:
-    if any(each.active is not None for each in group):  # sequences of different lengths, one for each row
-        lengths = {len(each.inputs) for each in group}, {len(each.inputs) for each in alone}
-        return Layout.ROWS if lengths == ({rows}, {1}) else Layout.UNKNOWN
-    if len(group) != len(alone):
-        return Layout.UNKNOWN
-    pairs = zip(group, alone, strict=True)
-    possible = [candidates(each.inputs, other.inputs, rows) for each, other in pairs]
-    return decided(set.intersection(*possible))
-
-
-def _last(many: _Trial, outputs: Tensor) -> str | None:
-    """The weight whose outputs [B, m] are the network's, but for an axis of size 1."""
-    for each, answer in many.outputs:
-        if answer.numel() == outputs.numel() and torch.equal(answer.reshape_as(outputs), outputs):
-            return each.weight
-    return None
-
-
-# -- gradients against autograd's --------------------------------------------------------------------------------
-
-
-def _misread(
-    network: nn.Module, inputs: Inputs, names: list[str], uses: list[Use], outputs: Tensor
-) -> dict[str, str]:
-    """Why some parameters' gradients for the first row are not what recorded calls rebuild of them."""
-    device = Place.of(network).device
-    rows = count_rows(inputs)
-    noise = torch.randn(
-        outputs.shape, generator=seeds.generator(0, "survey", device=outputs.device), dtype=outputs.dtype,
-        device=outputs.device,
-    )  # fmt: skip
-    noise[1:] = 0  # the first row alone
-    expected = _autograd(network, inputs, names, noise, device)
-    record = Record(Survey(tuple(uses), {}).place)
-    with (
-        torch.enable_grad(),
-        recorded(network, names, record) as shell,
-        seeds.forked(0, "survey", device=device),
-    ):
-        answer = call(shell, inputs)
-        if answer.requires_grad:
-            answer.backward(noise)
-    scale = max((float(g.norm()) for g in expected.values() if g is not None), default=0.0)
-    wrong = {}
-    with torch.no_grad():
-        for name in names:
-            parts = [part for part in record.uses if part[0] == name]
-            if not any(record.of(part) for part in parts):
-                wrong[name] = reasons.UNREACHED
-            elif not _agrees(record, name, parts, expected[name], rows, scale):
-                wrong[name] = reasons.MISREAD
-    return wrong
-
-
-def _autograd(
-    network: nn.Module, inputs: Inputs, names: list[str], noise: Tensor, device: torch.device
-) -> dict[str, Tensor | None]:
-    """The gradients of the first row's outputs, by parameter."""
-    named = dict(network.named_parameters())
-    leaves = {name: named[name].detach().requires_grad_() for name in names}
-    # cuDNN's recurrent layers have no backward pass in evaluation mode.
-    with (
-        torch.enable_grad(),
-        torch.backends.cudnn.flags(enabled=False),
-        leased(network, leaves, detached=True) as shell,
-        seeds.forked(0, "survey", device=device),
-    ):
-        outputs = call(shell, inputs)
-        if not outputs.requires_grad or not leaves:
-            return dict.fromkeys(names)
-        gradients = torch.autograd.grad(outputs, list(leaves.values()), noise, allow_unused=True)
-    return dict(zip(names, gradients, strict=True))
-
-
-def _agrees(
-    record: Record, name: str, parts: list[Part], truth: Tensor | None, rows: int, scale: float
-) -> bool:
-    rebuilt = [
-        BlockPart(name, None, None, part).gradients(record.of((name, part)), rows, slice(0, 1)).flatten()
-        for _, part in sorted(parts)
-        if record.of((name, part))
-    ]
-    gradient = torch.cat(rebuilt)
-    truth = torch.zeros_like(gradient) if truth is None else truth.flatten()
-    if gradient.shape != truth.shape:  # no gradient reaches one of its parts
-        return False
-    eps = torch.finfo(truth.dtype).eps
-    # Two ways to the same gradient differ by rounding; a missed use of the parameter is no rounding. Some
-    # gradients are zero but for rounding (an attention's key bias), so the largest of all sets the scale too.
-    return float((gradient - truth).norm()) <= 3 * eps**0.5 * float(truth.norm()) + 100 * eps * scale
 
 
 def has_nodes(use: Use) -> bool:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from ...curvature import Block, Curvature, Fisher, find_blocks, statistics
+from ...curvature import Block, Cover, Curvature, Fisher, cover, statistics
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
 from ...inputs import Inputs, Place, take
-from ...layers.trace import trace
+from ...layers import Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method, Prepared, probe
 from ...networks import Subset, resolve, with_flags
@@ -30,13 +30,17 @@ def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         network: in evaluation mode.
         inputs: a few rows.
     """
-    own = {path: list(module.parameters(recurse=False)) for path, module in network.named_modules()}
-    layers = [path for path, parameters in own.items() if any(p.requires_grad for p in parameters)]
-    visits = trace(network, inputs, layers)
-    if not visits:
-        raise NetworkError("last_layer needs a layer with trainable parameters that is called, found none")
-    wanted = {id(parameter) for parameter in own[list(visits)[-1]] if parameter.requires_grad}
-    return tuple(name for name, parameter in network.named_parameters() if id(parameter) in wanted)
+    return last_used(network, survey(network, inputs))
+
+
+def last_used(network: nn.Module, surveyed: Survey) -> tuple[str, ...]:
+    """The trainable parameters of the last use in a forward pass."""
+    named = dict(network.named_parameters())
+    for use in reversed(surveyed.uses):
+        names = {name for name in (use.weight, use.bias) if name is not None and named[name].requires_grad}
+        if names:
+            return tuple(name for name in named if name in names)
+    raise NetworkError("last_layer needs a layer with trainable parameters that is called, got none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,18 +84,21 @@ class Laplace(Method):
     def _fit(self, prepared: Prepared, training: Training | None) -> LaplacePosterior:
         network, likelihood, history = prepared.network, prepared.likelihood, []
         inputs = prepared.example.inputs
-        names = self._names(network, inputs)
-        blocks, taps, left_out = find_blocks(network, inputs, names)
+        surveyed = survey(network, inputs)
+        names = self._names(network, surveyed, inputs)
+        covered = cover(network, surveyed, names)
         # A curvature that cannot treat such outputs says so before any work starts.
         outputs = probe(network, take(inputs, slice(1)))
         targets = likelihood.check_targets(outputs, prepared.example.targets[:1])
         next(self.curvature.seeds(likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
-        self._warn(blocks, left_out)
+        self._warn(covered)
         if training is not None:
             trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5)._fit(prepared, training)
             network = with_flags(trained.network, trained.trainable)
             likelihood, history = trained.likelihood, trained.history
-            blocks, taps, _ = find_blocks(network, inputs, names)  # in the network that was trained
+            surveyed = survey(network, inputs)  # of the network that was trained
+            covered = cover(network, surveyed, names)
+        blocks = list(covered.blocks.values())
         batch_size = self.batch_size or prepared.source.batch_size or 128
         device = Place.of(network).device
         processes = prepared.run.processes or current((training or Training()).timeout, device)
@@ -104,7 +111,7 @@ class Laplace(Method):
             likelihood = look.point(residual_noise=True).likelihood
         found = statistics(
             network,
-            taps,
+            covered,
             prepared.source,
             likelihood,
             self.curvature,
@@ -122,6 +129,8 @@ class Laplace(Method):
         chosen = {block.name: structures[block.name].chosen(block, found[block.name]) for block in blocks}
         kept = {block: structures[block.name].keep(block, found.pop(block.name)) for block in blocks}
         details = {
+            "survey": surveyed.to_json(),
+            "points": dict(covered.left_out),
             "blocks": [block.to_json() for block in blocks],
             "facts": {
                 block.name: {**chosen[block.name], **structures[block.name].facts(block, own)}
@@ -142,13 +151,14 @@ class Laplace(Method):
             history=history,
         ).finished()
 
-    def _names(self, network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+    def _names(self, network: nn.Module, surveyed: Survey, inputs: Inputs) -> tuple[str, ...]:
         if self.subset is last_layer:
-            return last_layer(network, inputs)
+            return last_used(network, surveyed)
         return resolve(self.subset, network)  # pyright: ignore[reportArgumentType]
 
-    def _warn(self, blocks: list[Block], left_out: dict[str, str]) -> None:
+    def _warn(self, covered: Cover) -> None:
         """Name what is not covered as asked."""
+        blocks, left_out = covered.blocks.values(), covered.left_out
         if left_out:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             warnings.warn(

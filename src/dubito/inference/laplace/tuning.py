@@ -17,9 +17,9 @@ from ...curvature import Empirical
 from ...distributions import SparseInformationNormal, StructuredNormal
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning
-from ...inputs import Place, take
+from ...inputs import Place
 from ...sources import as_source
-from .linearised import Linearised, predictive
+from .linearised import predictive
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -228,7 +228,7 @@ def best_scale(
     with seeds.forked(0, "validation"):  # loaders draw from the global state
         for batch in source.batches(max_rows):
             inputs = posterior.readable(batch.inputs)
-            read = read or Linearised(posterior.network, posterior.blocks, take(inputs, slice(8)))
+            read = read or posterior.linearised(inputs)
             outputs, covariances = read(inputs, [*candidates, before.normals], max_rows)
             targets = posterior.likelihood.check_targets(outputs, batch.targets, rows)
             rows += len(targets)

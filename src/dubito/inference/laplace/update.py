@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import seeds
-from ...curvature import find_blocks, statistics
-from ...errors import DataError, NetworkError, require_count
+from ...curvature import statistics
+from ...errors import DataError, require_count
 from ...inputs import Place
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import probe
@@ -32,12 +32,6 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         count = num_data or source.num_data
         if count is None:
             raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
-        names = [name for block in posterior.blocks.values() for name in block.parameters]
-        found, taps, _ = find_blocks(network, example.inputs, names)
-        if {block.name: block for block in found} != posterior.blocks:
-            raise NetworkError(
-                "the update must find the layers that the fit found, but with these data it does not"
-            )
         batch_size = method.batch_size or source.batch_size or 128
         targets = likelihood.check_targets(outputs, example.targets)
         look = Look(likelihood, outputs, targets)
@@ -50,7 +44,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         needs["kronecker"] = needs["kronecker"] and not frozen  # the factors only gave the basis
         new = statistics(
             network,
-            taps,
+            posterior.cover(example.inputs),
             source,
             likelihood,
             method.curvature,
