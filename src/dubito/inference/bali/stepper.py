@@ -244,7 +244,14 @@ class BALIStepper(LayerwiseStepper):
         record = self.found.cover.record(inner=noise)
         with (
             torch.enable_grad(),
-            asking(network, record, self.found.cover.parameters, tensors, detached=True) as shell,
+            asking(
+                network,
+                record,
+                self.found.cover.parameters,
+                tensors,
+                detached=True,
+                training=self.objective.modes,
+            ) as shell,
         ):
             total = self.draft.likelihood.log_prob(call(shell, batch.inputs), batch.targets).sum()
             total.backward()
