@@ -119,7 +119,9 @@ class Posterior(nn.Module, ABC):
         """
         if self._survey is None:
             stored = self.details.get("survey")
-            self._survey = Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
+            self._survey = (
+                Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
+            )
         return self._survey
 
     def train(self, mode: bool = True) -> Self:

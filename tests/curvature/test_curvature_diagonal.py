@@ -36,10 +36,11 @@ def curvature(
     seed: int = 0,
 ) -> dict[str, Tensor]:
     names = tuple(name for name, _ in network.named_parameters())
-    blocks, taps, _ = find_blocks(network.eval(), inputs[:8], names)
+    covered = find_blocks(network.eval(), inputs[:8], names)
+    blocks = list(covered.blocks.values())
     built = likelihood.build(network(inputs[:2]).detach()).requires_grad_(False)
     source = as_source((inputs, targets), Place.of(network))
-    found = statistics(network, taps, source, built, kind, diagonal=True, batch_size=batch_size, seed=seed)
+    found = statistics(network, covered, source, built, kind, diagonal=True, batch_size=batch_size, seed=seed)
     sums: dict[str, Tensor] = {}
     for block in blocks:
         sums |= block.tensors(len(inputs) * found[block.name].diagonal)

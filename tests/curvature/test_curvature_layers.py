@@ -198,7 +198,8 @@ def test_biases_of_keys_and_values_are_left_out() -> None:
     network = Attending(False, add_bias_kv=True).double()
     left_out = ("attention.bias_k", "attention.bias_v")
     check_squares(network, normal(ROWS, 5, 8), left_out=left_out)
-    _, _, reasons = find_blocks(network, normal(3, 5, 8), (*left_out, "head.weight"))
+    covered = find_blocks(network, normal(3, 5, 8), (*left_out, "head.weight"))
+    reasons = covered.left_out
     assert reasons["attention.bias_k"] == "there is no rule for 'bias_k' of MultiheadAttention"
 
 
@@ -387,7 +388,9 @@ def test_a_weight_with_two_biases_has_none_as_its_column() -> None:
 
 def test_a_subset_decides_on_weights_and_biases_apart() -> None:
     network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    blocks, _, left_out = find_blocks(network, normal(3, 4), ("0.weight", "2.bias"))
+    covered = find_blocks(network, normal(3, 4), ("0.weight", "2.bias"))
+    blocks = list(covered.blocks.values())
+    left_out = covered.left_out
     assert [(b.name, b.bias, b.columns, b.kronecker) for b in blocks] == [
         ("0", None, 4, True),
         ("2.bias", None, 1, False),
@@ -417,7 +420,8 @@ class Odd(nn.Module):
 
 def test_reasons() -> None:
     network = Odd().double()
-    _, _, reasons = find_blocks(network, normal(3, 4), [name for name, _ in network.named_parameters()])
+    covered = find_blocks(network, normal(3, 4), [name for name, _ in network.named_parameters()])
+    reasons = covered.left_out
     assert list(reasons) == [
         "scale", "body.weight", "unused.weight", "unused.bias", "pair.weight", "pair.bias"
     ]  # fmt: skip
@@ -433,7 +437,8 @@ def test_weights_computed_from_others_are_left_out() -> None:
     ).double()
     left_out = [name for name, _ in network.named_parameters() if "parametrizations" in name]
     check_squares(network, normal(ROWS, 4), kronecker={"2"}, left_out=left_out)
-    _, _, reasons = find_blocks(network, normal(3, 4), [*left_out, "2.weight"])
+    covered = find_blocks(network, normal(3, 4), [*left_out, "2.weight"])
+    reasons = covered.left_out
     assert set(reasons.values()) == {"a parametrisation computes the weight from it"}
 
 

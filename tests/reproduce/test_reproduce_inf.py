@@ -55,9 +55,10 @@ def test_errors_without_the_matrix_are_those_of_the_matrix(kind: str):
         inputs = torch.randn(9, 1, 8, 8, dtype=torch.float64, generator=generator)
     targets = torch.arange(len(inputs)) % 3
     likelihood = Categorical().build(net(inputs))
-    blocks, taps, _ = find_blocks(net, inputs, list(dict(net.named_parameters())))
+    covered = find_blocks(net, inputs, list(dict(net.named_parameters())))
+    blocks = list(covered.blocks.values())
     means = statistics(
-        net, taps, TensorSource(Batch(inputs, targets)), likelihood, GGN(), kronecker=True, eigenvalues=True,
+        net, covered, TensorSource(Batch(inputs, targets)), likelihood, GGN(), kronecker=True, eigenvalues=True,
         diagonal=True, batch_size=4, seed=0,
     )  # fmt: skip
     assert len(blocks) == (3 if kind == "mlp" else 4)

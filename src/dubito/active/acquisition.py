@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import seeds
 from ..errors import ConfigError, DataError, require_count
 from ..inference.laplace import LaplacePosterior
-from ..inputs import Inputs, Place, checked_inputs, rows_of, take
+from ..inputs import Inputs, Place, checked_inputs, rows_of
 from ..likelihoods import Gaussian, Likelihood
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import (

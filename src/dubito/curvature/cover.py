@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..errors import NetworkError
+from ..inputs import Inputs
+from ..layers.dry_run import survey
 from ..layers.form import Product
 from ..layers.linear import Dense
 from ..layers.record import BlockPart, Record
@@ -47,18 +49,18 @@ class Cover:
         return Cover(self.survey, blocks, {name: self.parts[name] for name in blocks}, self.left_out)
 
 
-def cover(network: nn.Module, survey: Survey, names: Collection[str]) -> Cover:
+def cover(network: nn.Module, surveyed: Survey, names: Collection[str]) -> Cover:
     """The blocks that cover the named parameters.
 
     Args:
         network: that was surveyed.
-        survey: of it.
+        surveyed: its survey.
         names: the parameters wanted.
 
     Raises:
         NetworkError: if no parameter can be covered at all.
     """
-    left_out = {name: survey.reasons[name] for name in names if name in survey.reasons}
+    left_out = {name: surveyed.reasons[name] for name in names if name in surveyed.reasons}
     covered = [name for name in names if name not in left_out]
     if not covered:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
@@ -68,8 +70,8 @@ def cover(network: nn.Module, survey: Survey, names: Collection[str]) -> Cover:
     parts: dict[str, tuple[BlockPart, ...]] = {}
     biases: set[str] = set()
     for name in covered:
-        uses = survey.of(name)
-        bias = _bias(name, uses, survey, covered)
+        uses = surveyed.of(name)
+        bias = _bias(name, uses, surveyed, covered)
         block = _block(name, bias, uses, shapes[name])
         bias = bias if block.kronecker else None
         product = _product(name, uses) if block.kronecker else None
@@ -79,7 +81,12 @@ def cover(network: nn.Module, survey: Survey, names: Collection[str]) -> Cover:
         biases |= {bias} if bias else set()
     chosen = [name for name in blocks if name not in biases]
     by_name = {blocks[name].name: blocks[name] for name in chosen}
-    return Cover(survey, by_name, {blocks[name].name: parts[name] for name in chosen}, left_out)
+    return Cover(surveyed, by_name, {blocks[name].name: parts[name] for name in chosen}, left_out)
+
+
+def find_blocks(network: nn.Module, inputs: Inputs, names: Collection[str]) -> Cover:
+    """The blocks that cover the named parameters of a network, by a survey on a few rows of inputs."""
+    return cover(network, survey(network, inputs), names)
 
 
 def _product(name: str, uses: list[Use]) -> Product | None:
@@ -89,7 +96,7 @@ def _product(name: str, uses: list[Use]) -> Product | None:
     return form if alike and isinstance(form, Product) else None
 
 
-def _bias(name: str, uses: list[Use], survey: Survey, covered: Collection[str]) -> str | None:
+def _bias(name: str, uses: list[Use], surveyed: Survey, covered: Collection[str]) -> str | None:
     """The bias that can be the last column of a weight: both are used together, wherever the bias is used."""
     if any(use.weight != name for use in uses):
         return None
@@ -97,7 +104,7 @@ def _bias(name: str, uses: list[Use], survey: Survey, covered: Collection[str]) 
     bias = biases.pop() if len(biases) == 1 else None
     if bias is None or bias not in covered:
         return None
-    together = all(use.weight == name and use.bias == bias for use in survey.of(bias))
+    together = all(use.weight == name and use.bias == bias for use in surveyed.of(bias))
     return bias if together else None
 
 

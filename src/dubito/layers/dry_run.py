@@ -20,7 +20,7 @@ from . import reasons
 from .kinds import Standin
 from .layout import Layout, candidates, decided
 from .record import BlockPart, Call, Part, Record, recorded
-from .shell import leased, original
+from .shell import leased
 from .survey import Survey, Use, call_key
 
 
@@ -32,7 +32,7 @@ def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = N
         inputs: some rows, of which up to three are run.
         names: the parameters of interest; None takes all that are floating-point.
     """
-    network = original(network)
+    network = getattr(network, "_orig_mod", network)  # inside a compiled one
     named = {name: p for name, p in network.named_parameters() if p.is_floating_point()}
     names = list(named) if names is None else [name for name in named if name in set(names)]
     scripted = _scripted(network)

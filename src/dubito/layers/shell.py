@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NetworkError
-from .recurrent import note_order
 from ..inputs import Inputs, call
+from .recurrent import note_order
 
 #: Attributes of every module; what else stands on one is its author's.
 BASE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}

@@ -81,9 +81,10 @@ def errors(part: Part, settings: Network, seed: int, steps: int | None) -> dict[
     training = Training(iterations=steps or settings.iterations, batch_size=128, lr=settings.lr)
     point = MAP().fit(net, part, Gaussian(std=1.0), training=training, seed=seed, progress=False)
     network, likelihood = point.network.requires_grad_(True), point.likelihood
-    blocks, taps, _ = find_blocks(network, part.inputs[:8], list(dict(network.named_parameters())))
+    covered = find_blocks(network, part.inputs[:8], list(dict(network.named_parameters())))
+    blocks = list(covered.blocks.values())
     found = statistics(
-        network, taps, TensorSource(Batch(*part)), likelihood, GGN(),
+        network, covered, TensorSource(Batch(*part)), likelihood, GGN(),
         kronecker=True, eigenvalues=True, diagonal=True, batch_size=1024, seed=seed,
     )  # fmt: skip
     hidden = blocks[

@@ -108,10 +108,11 @@ def layer_errors(
 ) -> dict[str, dict[str, float]]:
     """Relative Frobenius errors of KFAC, EFB and guarded INF at full rank, where EFB is not exact."""
     network = network.requires_grad_(True)
-    blocks, taps, _ = find_blocks(network, inputs[:8], list(dict(network.named_parameters())))
+    covered = find_blocks(network, inputs[:8], list(dict(network.named_parameters())))
+    blocks = list(covered.blocks.values())
     source = TensorSource(Batch(inputs, targets))
     means = statistics(
-        network, taps, source, likelihood, GGN(), kronecker=True, eigenvalues=True, diagonal=True,
+        network, covered, source, likelihood, GGN(), kronecker=True, eigenvalues=True, diagonal=True,
         batch_size=256, seed=0,
     )  # fmt: skip
     found = {}

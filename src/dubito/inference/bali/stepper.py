@@ -239,7 +239,9 @@ class BALIStepper(LayerwiseStepper):
         for block in self.found.blocks:
             tensors |= block.tensors(weights[block.name])
         stream = seeds.generator(self.seed, "noise", number, index, "rows", device=self.device)
-        local = {block.weight: (self.layers[name], block.bias is not None) for name, block in self.local.items()}
+        local = {
+            block.weight: (self.layers[name], block.bias is not None) for name, block in self.local.items()
+        }
         noise = LayerNoise(local, batch, stream, silent=number == 0) if local else None
         record = self.found.cover.record(inner=noise)
         with (

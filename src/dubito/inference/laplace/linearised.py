@@ -6,7 +6,7 @@ and of the layer's inputs, and is never formed for all rows.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
