@@ -71,7 +71,7 @@ def test_a_grouped_convolution_is_a_matrix_per_group() -> None:
 
 
 def test_layers_too_wide_for_factors_keep_their_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.curvature.cover.LARGEST_SIDE", 4)
+    monkeypatch.setattr("dubito.curvature.covering.LARGEST_SIDE", 4)
     network, _ = NETWORKS["linear"]
     covered = find_blocks(network.double(), normal(3, 4), ("0.weight", "0.bias", "2.weight"))
     blocks = list(covered.blocks.values())

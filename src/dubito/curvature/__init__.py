@@ -2,9 +2,9 @@
 
 from .blocks import Block as Block
 from .blocks import Statistics as Statistics
-from .cover import Cover as Cover
-from .cover import cover as cover
-from .cover import find_blocks as find_blocks
+from .covering import Cover as Cover
+from .covering import cover as cover
+from .covering import find_blocks as find_blocks
 from .kinds import GGN as GGN
 from .kinds import Curvature as Curvature
 from .kinds import Empirical as Empirical

@@ -14,7 +14,7 @@ from ..layers.record import Call, Part, recorded
 from ..likelihoods import BuiltLikelihood
 from ..sources import OrderedSource, Source
 from .blocks import Block, Statistics
-from .cover import Cover
+from .covering import Cover
 from .kinds import Curvature
 from .labels import LabelNoise
 from .products import ProductSums

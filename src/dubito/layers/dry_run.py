@@ -60,13 +60,16 @@ def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = N
 def _unknown(names: list[str], uses: list[Use], many: "_Trial") -> dict[str, str]:
     """Why the rows' own gradients cannot be told for some parameters, as far as the uses say."""
     unknown = {name: many.unread[name] for name in names if name in many.unread}
+    uses_of: dict[str, list[Use]] = {}
     for use in uses:
         reason = reasons.of_layout(use.form, use.layout)
         for name in (use.weight, use.bias):
-            if name is not None and reason is not None:
-                unknown.setdefault(name, reason)
+            if name is not None:
+                uses_of.setdefault(name, []).append(use)
+                if reason is not None:
+                    unknown.setdefault(name, reason)
     for name in names:
-        parts = {use.parts for use in uses if name in (use.weight, use.bias)}
+        parts = {use.parts if name == use.weight else use.bias_parts for use in uses_of.get(name, ())}
         if name not in unknown and not parts:
             unknown[name] = reasons.unread(name)
         elif len(parts) > 1:
@@ -176,6 +179,8 @@ def _use(group: list[Call], alone: list[Call], rows: int, storages: set[int]) ->
         _layout(group, alone, rows),
         first.part,
         first.parts,
+        first.bias_part,
+        first.bias_parts,
         steps=len(group) > 1,
         reads_input=any(each.inputs.untyped_storage().data_ptr() in storages for each in group),
         size=sum(each.inputs.numel() for each in group) / rows,

@@ -23,6 +23,8 @@ class Use:
         layout: where its inputs and outputs hold the rows.
         part: which of the weight's equal parts along its first axis.
         parts: how many there are.
+        bias_part: likewise of the bias.
+        bias_parts: likewise.
         index: which of the function calls that use them, where these differ; None where all are alike.
         calls: how many there were.
         steps: whether one function call uses them several times, as recurrent layers do.
@@ -37,6 +39,8 @@ class Use:
     layout: Layout
     part: int = 0
     parts: int = 1
+    bias_part: int = 0
+    bias_parts: int = 1
     index: int | None = None
     calls: int = 1
     steps: bool = False
@@ -120,13 +124,14 @@ class Survey:
 
 def _matches(use: Use, call: Call) -> bool:
     """Whether a call may be this use; a pass that watches fewer parameters sees only one of weight and bias."""
-    same = call.weight in (None, use.weight) and call.bias in (None, use.bias) and call.part == use.part
-    return same and use.form.signature == call.form.signature
+    weight = call.weight is None or (call.weight, call.part) == (use.weight, use.part)
+    bias = call.bias is None or (call.bias, call.bias_part) == (use.bias, use.bias_part)
+    return weight and bias and use.form.signature == call.form.signature
 
 
-def call_key(call: Call) -> tuple[str | None, str | None, int]:
+def call_key(call: Call) -> tuple[object, ...]:
     """What the calls of one use have in common."""
-    return call.weight, call.bias, call.part
+    return call.weight, call.bias, call.part, call.bias_part
 
 
 def has_nodes(use: Use) -> bool:

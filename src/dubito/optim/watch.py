@@ -94,7 +94,7 @@ class Watch:
     def seen(self, form: Form, x: Tensor, weight: Any, bias: Any, output: Tensor) -> None:
         """Keep one use of a weight and a bias, whose outputs are part of a graph."""
         names = [tensor.parameter if isinstance(tensor, Standin) else None for tensor in (weight, bias)]
-        call = Call(form, names[0], names[1], 0, 1, 0, "", x.detach())
+        call = Call(form, names[0], names[1], 0, 1, 0, 1, 0, "", x.detach())
 
         def caught(gradient: Tensor) -> None:
             call.gradient = gradient

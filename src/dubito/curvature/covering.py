@@ -75,7 +75,7 @@ def cover(network: nn.Module, surveyed: Survey, names: Collection[str]) -> Cover
         block = _block(name, bias, uses, shapes[name])
         bias = bias if block.kronecker else None
         product = _product(name, uses) if block.kronecker else None
-        count = uses[0].parts
+        count = uses[0].parts if uses[0].weight == name else uses[0].bias_parts
         blocks[name] = block
         parts[name] = tuple(BlockPart(name, bias, product, part, count) for part in range(count))
         biases |= {bias} if bias else set()
@@ -104,7 +104,10 @@ def _bias(name: str, uses: list[Use], surveyed: Survey, covered: Collection[str]
     bias = biases.pop() if len(biases) == 1 else None
     if bias is None or bias not in covered:
         return None
-    together = all(use.weight == name and use.bias == bias for use in surveyed.of(bias))
+    together = all(
+        use.weight == name and use.bias == bias and (use.part, use.parts) == (use.bias_part, use.bias_parts)
+        for use in surveyed.of(bias)
+    )
     return bias if together else None
 
 
