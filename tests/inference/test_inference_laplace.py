@@ -405,7 +405,7 @@ def test_refusals() -> None:
         Laplace(subset=["head"]).fit(mlp(), data, Categorical())
     with pytest.raises(NetworkError, match="all have requires_grad=False"):
         Laplace().fit(mlp().requires_grad_(False), data, Categorical())
-    with pytest.raises(NetworkError, match="needs a layer it can tap, found none"):
+    with pytest.raises(NetworkError, match="needs a layer with a rule, got none"):
         Laplace(subset=["2.parametrizations"]).fit(parametrised(), data, Categorical())
     network = mlp()
     with torch.no_grad():

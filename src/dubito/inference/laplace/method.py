@@ -11,7 +11,7 @@ from ...curvature import Block, Cover, Curvature, Fisher, cover, statistics
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
 from ...inputs import Inputs, Place, take
-from ...layers import Survey, survey
+from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method, Prepared, probe
 from ...networks import Subset, resolve, with_flags
@@ -34,9 +34,10 @@ def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
 
 
 def last_used(network: nn.Module, surveyed: Survey) -> tuple[str, ...]:
-    """The trainable parameters of the last use in a forward pass."""
+    """The trainable parameters of the last layer in a forward pass that multiplies its inputs by a weight."""
     named = dict(network.named_parameters())
-    for use in reversed(surveyed.uses):
+    products = [use for use in surveyed.uses if isinstance(use.form, Product)]
+    for use in reversed(products or surveyed.uses):
         names = {name for name in (use.weight, use.bias) if name is not None and named[name].requires_grad}
         if names:
             return tuple(name for name in named if name in names)
