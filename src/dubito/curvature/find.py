@@ -14,7 +14,7 @@ from ..errors import NetworkError
 from ..inputs import Inputs, Place, call, count_rows, map_tensors, take
 from ..layers.opened import batch_axis
 from ..layers.ports import Role, Spec, is_opened, specs, tappable
-from ..layers.shell import leased
+from ..layers.shell import leased, seeded
 from ..layers.taps import Link, Port, Tap, tapped
 from ..layers.trace import Layout, trace, unnested
 from .blocks import Block, diagonal_block
@@ -179,7 +179,7 @@ def _first_arguments(network: nn.Module, inputs: Inputs, paths: list[str]) -> di
         for path in paths:
             module = shell.get_submodule(path)
             hooks.enter_context(module.register_forward_pre_hook(hook(path), with_kwargs=True))
-        with torch.no_grad(), unnested(shell), seeds.forked(0, "trace", device=Place.of(network).device):
+        with torch.no_grad(), unnested(shell), seeded(network, 0, "trace"):
             call(shell, few)
     return firsts
 
@@ -260,7 +260,7 @@ def _misread(network: nn.Module, taps: dict[str, tuple[Tap, ...]], inputs: Input
         torch.enable_grad(),
         torch.backends.cudnn.flags(enabled=False),
     ):
-        with unnested(shell), seeds.forked(0, "dry run", device=device):
+        with unnested(shell), seeded(network, 0, "dry run"):
             outputs = call(shell, few)
         if outputs.requires_grad:
             expected = torch.autograd.grad(outputs, wanted, seed(outputs), allow_unused=True)
@@ -271,7 +271,7 @@ def _misread(network: nn.Module, taps: dict[str, tuple[Tap, ...]], inputs: Input
         torch.enable_grad(),
         leased(network, detached=True) as shell,
         tapped(shell, ports.values()),
-        seeds.forked(0, "dry run", device=device),
+        seeded(network, 0, "dry run"),
     ):
         outputs = call(shell, few)
         if outputs.requires_grad:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ... import seeds
 from ...curvature import Block, Taps, find_blocks
 from ...errors import ConfigError, DubitoWarning, NetworkError
-from ...inputs import Inputs, Place, call
-from ...layers.shell import leased
+from ...inputs import Inputs, call
+from ...layers.shell import leased, seeded
 from ...layers.taps import Port, Tap
 from ...layers.trace import Layout, trace
 from ...networks import Subset, resolve, trainable
@@ -112,7 +112,7 @@ def _looked(network: nn.Module, inputs: Inputs, layers: Layers) -> tuple[Tensor,
             (path, *others) = paths[block.name]
             if not others and layers.plain(block) and block.groups == 1:
                 hooks.enter_context(shell.get_submodule(path).register_forward_hook(hook(block.name)))
-        with torch.no_grad(), seeds.forked(0, "outputs", device=Place.of(network).device):
+        with torch.no_grad(), seeded(network, 0, "outputs"):
             outputs = call(shell, inputs)
     return outputs, answers, reading
 

@@ -11,12 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ... import seeds
 from ...curvature import Block, find_blocks
 from ...distributions import DiagonalNormal, StructuredNormal
 from ...errors import ConfigError, NetworkError
-from ...inputs import Inputs, Place, call, map_tensors, rows_of, take
-from ...layers.shell import leased
+from ...inputs import Inputs, call, map_tensors, rows_of, take
+from ...layers.shell import leased, seeded
 from ...layers.taps import Call, Tap, by_row, tapped
 from ...layers.uses import Product
 from ...likelihoods import BuiltLikelihood, at_least_float
@@ -71,11 +70,10 @@ class Linearised:
         rows, start = rows_of(inputs), 0
         outputs: list[Tensor] = []
         covariances: list[list[Tensor]] = [[] for _ in posteriors]
-        device = Place.of(self.network).device
         with (
             leased(self.network, detached=True) as shell,
             tapped(shell, self.ports),
-            seeds.forked(0, "linearised", device=device),
+            seeded(self.network, 0, "linearised"),
         ):
             while start < rows:
                 own, caught = self._passes(
