@@ -349,11 +349,7 @@ def prepared(network: nn.Module, training: Training) -> Iterator[None]:
     if training.channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if training.compile:
-        # A function of ours around the call: PyTorch does not look into forward passes that are its own, such as
-        # that of nn.Sequential, when `network.compile()` asks for it.
-        network._compiled_call_impl = torch.compile(
-            lambda *args, **kwargs: network._call_impl(*args, **kwargs)
-        )
+        network.compile()  # each of its shells is compiled by itself
     try:
         yield
     finally:
