@@ -65,19 +65,20 @@ def same_from_threads(work: Callable[[int], Any], jobs: int = JOBS) -> None:
 
 
 def unchanged(posterior: nn.Module) -> Callable[[], None]:
-    """A check that a posterior is as it was: tensors, modes, flags, hooks, forward passes."""
-    state = copy.deepcopy(posterior.state_dict())
-    facts = [(m.training, len(m._forward_hooks), len(m._forward_pre_hooks), len(vars(m))) for m in posterior.modules()]
-    flags = [p.requires_grad for p in posterior.parameters()]
+    """A check that a posterior is as it was: tensors, and the network's modes, flags, hooks and attributes."""
+
+    def facts() -> list[Any]:
+        flags = [p.requires_grad for p in posterior.parameters()]
+        network = getattr(posterior, "network", posterior)
+        each = ((m.training, *m._forward_hooks, *m._forward_pre_hooks, *vars(m)) for m in network.modules())
+        return [*flags, *each]
+
+    state, before = copy.deepcopy(posterior.state_dict()), facts()
 
     def check() -> None:
         for name, tensor in posterior.state_dict().items():
             assert torch.equal(tensor, state[name]), name
-        assert flags == [p.requires_grad for p in posterior.parameters()]
-        assert facts == [
-            (m.training, len(m._forward_hooks), len(m._forward_pre_hooks), len(vars(m)))
-            for m in posterior.modules()
-        ]
+        assert facts() == before
 
     return check
 
@@ -95,7 +96,11 @@ def test_predictions_evaluations_draws_and_folds(method: str, network: str):
     check()
 
 
-OPTIONS = {"linearised": ("laplace",), "marginal": ("mean-field", "k-tied"), "per_example": ("rank1", "implicit", "batch-ensemble")}  # fmt: skip
+OPTIONS = {
+    "linearised": ("laplace",),
+    "marginal": ("mean-field", "k-tied"),
+    "per_example": ("rank1", "implicit", "batch-ensemble"),
+}
 PAIRS = [(m, option) for option, names in OPTIONS.items() for m in METHODS if m.startswith(names)]
 
 
