@@ -2,7 +2,8 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from . import seeds
 from .errors import ConfigError, DataError, DubitoError, NetworkError, require_count
 from .inputs import Batch, Inputs, Place, named_tensors, rows_of
+from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes, run
 from .objective import Objective
 from .posterior import Posterior
-from .sources import Source, TensorSource, as_source
+from .sources import Source, TensorSource, as_source, reading
 from .training import Run, Training, train
 
 
@@ -80,8 +82,7 @@ class Method(ABC):
             prepared = prepare(
                 net, data, likelihood, validation, num_data, checkpoint, seed, progress, training
             )
-            # What draws from the global state (loaders, networks) finds a derived one; the user's stays as it was.
-            with seeds.forked(seed, "fit", device=Place.of(prepared.network).device):
+            with undisturbed(prepared, "fit"):
                 return self._fit(prepared, training)
 
     @abstractmethod
@@ -151,7 +152,7 @@ def prepare(
     place = Place.of(network)
     source = as_source(data, place)
     watched = None if validation is None else as_source(validation, place, "validation")
-    with seeds.forked(seed, "example"):
+    with reading(source, seed, "example"):
         example = source.example()
     outputs = probe(network, example.inputs)
     seen = source.batch.targets if isinstance(source, TensorSource) else example.targets
@@ -175,11 +176,22 @@ def prepare(
     )
 
 
+@contextmanager
+def undisturbed(prepared: Prepared, *path: str) -> Iterator[None]:
+    """While open, sources and networks in evaluation mode that draw from the global state find a derived one.
+
+    Training passes see to theirs step by step.
+    """
+    seed, network = prepared.run.seed, prepared.network
+    with reading(prepared.source, seed, *path, device=Place.of(network).device), seeded(network, seed, *path):
+        yield
+
+
 def probe(network: nn.Module, inputs: Inputs) -> Tensor:
     """Outputs for a few rows, or an error that says what the network could not read or answered wrongly."""
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(inputs)}
     try:
-        with torch.no_grad(), seeds.forked(0, "probe", device=Place.of(network).device):
+        with torch.no_grad(), seeded(network, 0, "probe"):
             outputs = run(network, {}, inputs)
     except (DubitoError, torch.OutOfMemoryError):
         raise

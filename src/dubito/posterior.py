@@ -14,10 +14,11 @@ from .errors import DataError, DubitoError, NetworkError, require_count
 from .evaluation import evaluate
 from .inputs import Inputs, Place, checked_inputs, chunks, named_tensors, rows_of, take
 from .layers import Survey, survey
+from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
 from .prediction import Prediction
-from .sources import TensorSource, as_source
+from .sources import TensorSource, as_source, reading
 from .summary import Summary, SummaryRow
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
@@ -187,7 +188,7 @@ class Posterior(nn.Module, ABC):
         source = as_source(data, Place.of(self.network))
         batches = [source.batch] if isinstance(source, TensorSource) else source.batches(max_rows)
         predictions, targets, first_row = [], [], 0
-        with seeds.forked(seed, "evaluate"):  # loaders draw from the global state
+        with reading(source, seed, "evaluate"):
             for batch in batches:
                 shape = next(self._outputs(batch.inputs, 1, seed, 1, rows=1))
                 targets.append(self.likelihood.check_targets(shape, batch.targets, first_row))
@@ -235,7 +236,7 @@ class Posterior(nn.Module, ABC):
         for index in range(num_samples):
             with (
                 torch.set_grad_enabled(keep_graph),
-                seeds.forked(seed, "network", index, device=place.device),  # noise of the network's own
+                seeded(self.network, seed, "network", index),  # noise of the network's own
                 self.applied(index, self.generator(seed, index)) as function,
             ):
                 pieces = [self._read(function, piece) for piece in chunks(inputs, max_rows)]

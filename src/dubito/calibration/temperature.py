@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .. import seeds
 from ..errors import ConfigError, DubitoWarning, require_count
 from ..inputs import Inputs, Place, rows_of, take
 from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, GaussianLikelihood
 from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import Prediction, RealPrediction
-from ..sources import TensorSource, as_source
+from ..sources import TensorSource, as_source, reading
 from .tempered import (
     TemperedBernoulli,
     TemperedBernoulliLikelihood,
@@ -90,7 +89,7 @@ def _rows(posterior: Posterior, validation: Any, seed: int, max_rows: int) -> It
     source = as_source(validation, Place.of(posterior.network), "validation")
     batches = [source.batch] if isinstance(source, TensorSource) else source.batches(max_rows)
     first = 0
-    with seeds.forked(seed, "validation"):  # loaders draw from the global state
+    with reading(source, seed, "validation"):
         for batch in batches:
             shape = posterior.sample_outputs(take(batch.inputs, slice(1)), 1, seed=seed)[0]
             yield batch.inputs, posterior.likelihood.check_targets(shape, batch.targets, first)

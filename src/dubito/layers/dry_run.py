@@ -15,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import seeds
-from ..inputs import Inputs, Place, call, count_rows, map_tensors, named_tensors, take
+from ..inputs import Inputs, call, count_rows, map_tensors, named_tensors, take
 from . import reasons
 from .kinds import Standin
 from .layout import Layout, candidates, decided
 from .record import BlockPart, Call, Part, Record, recorded
-from .shell import leased
+from .shell import leased, seeded
 from .survey import Survey, Use, call_key
 
 
@@ -100,11 +100,10 @@ class _Trial(Record):
 
 def _run(network: nn.Module, inputs: Inputs, names: list[str], trial: _Trial) -> Tensor:
     """Outputs of a recorded pass."""
-    device = Place.of(network).device
     with (
         recorded(network, names, trial) as shell,
         _watched_dropouts(shell, trial),
-        seeds.forked(0, "survey", device=device),
+        seeded(network, 0, "survey"),
     ):
         return call(shell, inputs).detach()
 
@@ -213,19 +212,18 @@ def _misread(
     network: nn.Module, inputs: Inputs, names: list[str], uses: list[Use], outputs: Tensor
 ) -> dict[str, str]:
     """Why some parameters' gradients for the first row are not what recorded calls rebuild of them."""
-    device = Place.of(network).device
     rows = count_rows(inputs)
     noise = torch.randn(
         outputs.shape, generator=seeds.generator(0, "survey", device=outputs.device), dtype=outputs.dtype,
         device=outputs.device,
     )  # fmt: skip
     noise[1:] = 0  # the first row alone
-    expected = _autograd(network, inputs, names, noise, device)
+    expected = _autograd(network, inputs, names, noise)
     record = Record(Survey(tuple(uses), {}).place)
     with (
         torch.enable_grad(),
         recorded(network, names, record) as shell,
-        seeds.forked(0, "survey", device=device),
+        seeded(network, 0, "survey"),
     ):
         answer = call(shell, inputs)
         if answer.requires_grad:
@@ -243,7 +241,7 @@ def _misread(
 
 
 def _autograd(
-    network: nn.Module, inputs: Inputs, names: list[str], noise: Tensor, device: torch.device
+    network: nn.Module, inputs: Inputs, names: list[str], noise: Tensor
 ) -> dict[str, Tensor | None]:
     """The gradients of the first row's outputs, by parameter."""
     named = dict(network.named_parameters())
@@ -253,7 +251,7 @@ def _autograd(
         torch.enable_grad(),
         torch.backends.cudnn.flags(enabled=False),
         leased(network, leaves, detached=True) as shell,
-        seeds.forked(0, "survey", device=device),
+        seeded(network, 0, "survey"),
     ):
         outputs = call(shell, inputs)
         if not outputs.requires_grad or not leaves:

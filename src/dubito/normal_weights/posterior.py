@@ -12,7 +12,7 @@ from torch import Tensor
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
-from ..layers.shell import leased
+from ..layers.shell import leased, seeded
 from ..layers.weight_noise import (
     Moments,
     OwnSpread,
@@ -31,7 +31,7 @@ from ..networks import Subset, duplicate, run, with_flags
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import Prediction
 from ..priors import prior_std_of
-from ..seeds import derived, forked
+from ..seeds import derived
 from .ties import matrix_shape, tied_ranks
 
 #: The least standard deviation a truncation leaves: truncated matrices go below 0, where no logarithm is.
@@ -206,14 +206,14 @@ class NormalPosterior(Posterior):
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         spreads = {name: self.spread(name) for name in self.random if name not in placement.drawn}
         moments: Moments = {}
-        own, device = self.weights(), Place.of(self.network).device
+        own = self.weights()
         for index in range(num_samples):
             generator = self.generator(seed, index)
             weights = {name: self.spread(name).draw(own[name], generator) for name in placement.drawn}
             streams = RowStreams(derived(seed, "marginal", index), first, rows_of(inputs), total)
             with (
                 torch.no_grad(),
-                forked(seed, "network", index, device=device),  # noise of the network's own
+                seeded(self.network, seed, "network", index),  # noise of the network's own
                 leased(self.network) as shell,
                 local_noise(shell, placement.layers, spreads, streams, moments),
             ):

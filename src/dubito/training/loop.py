@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..inputs import Batch, Place, map_tensors
-from ..sources import OrderedSource, Source, split
+from ..layers.shell import seeded
+from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
 from .processes import Processes, current
 from .progress import Bar
@@ -109,7 +110,7 @@ class Loop:
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
         network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
-        with seeds.forked(self.run.seed, "training", device=self.device), prepared(network, self.training):
+        with prepared(network, self.training):
             if self.run.checkpoint is not None:
                 self._resume()
             shown = self.run.progress if self.processes.first else False
@@ -125,10 +126,10 @@ class Loop:
     # -- one epoch -----------------------------------------------------------------------------------------
 
     def _epoch(self, bar: Bar) -> None:
-        state = self.progress
+        state, network, modes = self.progress, self.objective.draft.network, self.objective.modes
         for passes, rows in self._steps():
-            seeds.reseed(seeds.derived(self.run.seed, "network", state.step), self.device)
-            record = self.stepper.step(state.step, passes, rows, self.interrupted)
+            with seeded(network, self.run.seed, "network", state.step, training=modes):
+                record = self.stepper.step(state.step, passes, rows, self.interrupted)
             self._account(record, len(passes), bar)
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
@@ -142,8 +143,8 @@ class Loop:
         while self.progress.step != self.training.iterations:
             # Samplers and datasets that draw from the global state find the same one in every process and after
             # every interruption.
-            seeds.reseed(seeds.derived(self.run.seed, "data", self.progress.step), self.device)
-            chunk = list(islice(passes, self.training.accumulate))
+            with reading(self.source, self.run.seed, "data", self.progress.step, device=self.device):
+                chunk = list(islice(passes, self.training.accumulate))
             if not chunk:
                 return
             yield [batch for batch, _ in chunk], sum(rows for _, rows in chunk)
@@ -227,10 +228,13 @@ class Loop:
         """
         assert self.run.validation is not None
         draft, total, rows = self.objective.draft, 0.0, 0
-        for batch in self.run.validation.batches(1024) if self.processes.first else ():
-            prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
-            total -= float(prediction.log_prob(batch.targets).sum())
-            rows += len(batch.targets)
+        with reading(
+            self.run.validation, self.run.seed, "validation", self.progress.epoch, device=self.device
+        ):
+            for batch in self.run.validation.batches(1024) if self.processes.first else ():
+                prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
+                total -= float(prediction.log_prob(batch.targets).sum())
+                rows += len(batch.targets)
         return self.processes.broadcast_json(total / max(rows, 1), self.device)
 
     # -- what may go wrong ---------------------------------------------------------------------------------
@@ -345,11 +349,7 @@ def prepared(network: nn.Module, training: Training) -> Iterator[None]:
     if training.channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if training.compile:
-        # A function of ours around the call: PyTorch does not look into forward passes that are its own, such as
-        # that of nn.Sequential, when `network.compile()` asks for it.
-        network._compiled_call_impl = torch.compile(
-            lambda *args, **kwargs: network._call_impl(*args, **kwargs)
-        )
+        network.compile()  # each of its shells is compiled by itself
     try:
         yield
     finally:

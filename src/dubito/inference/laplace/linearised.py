@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ... import seeds
 from ...curvature import Block, Cover
 from ...distributions import DiagonalNormal, StructuredNormal
 from ...errors import ConfigError
-from ...inputs import Inputs, Place, call, map_tensors, rows_of, take
+from ...inputs import Inputs, call, map_tensors, rows_of, take
 from ...layers.form import Product
 from ...layers.record import BlockPart, Call, Record, by_row, recorded
+from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, at_least_float
 from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
 from .spread import CHUNK, dense_spread, spreads
@@ -58,11 +58,10 @@ class Linearised:
         rows, start = rows_of(inputs), 0
         outputs: list[Tensor] = []
         covariances: list[list[Tensor]] = [[] for _ in posteriors]
-        device = Place.of(self.network).device
         record, step = self.cover.record(), self.step
         with (
             recorded(self.network, self.cover.parameters, record) as shell,
-            seeds.forked(0, "linearised", device=device),
+            seeded(self.network, 0, "linearised"),
         ):
             while start < rows:
                 part = take(inputs, slice(start, start + min(step, max_rows)))

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ... import seeds
 from ...curvature import Empirical
 from ...distributions import SparseInformationNormal, StructuredNormal
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning
 from ...inputs import Place
-from ...sources import as_source
+from ...sources import as_source, reading
 from .linearised import predictive
 
 if TYPE_CHECKING:
@@ -225,7 +224,7 @@ def best_scale(
     candidates = [_Rescaled(posterior, scale * posterior.num_data) for scale in scales]
     judges = [posterior.likelihood] * len(scales) + [before.likelihood]
     nll, read, rows = [0.0 for _ in judges], None, 0
-    with seeds.forked(0, "validation"):  # loaders draw from the global state
+    with reading(source, 0, "validation"):
         for batch in source.batches(max_rows):
             inputs = posterior.readable(batch.inputs)
             read = read or posterior.linearised(inputs)

@@ -8,9 +8,10 @@ from ... import seeds
 from ...curvature import statistics
 from ...errors import DataError, require_count
 from ...inputs import Place
+from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import probe
-from ...sources import as_source
+from ...sources import as_source, reading
 from .point import Look
 
 if TYPE_CHECKING:
@@ -23,8 +24,13 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         require_count(num_data=num_data)
     network, method, details = posterior.network, posterior.method, posterior.details
     likelihood = at_fit(posterior)
-    with torch.inference_mode(False), seeds.forked(seed, "update", device=Place.of(network).device):
+    with torch.inference_mode(False):
         source = as_source(data, Place.of(network))
+    with (
+        torch.inference_mode(False),
+        reading(source, seed, "update", device=Place.of(network).device),
+        seeded(network, seed, "update"),
+    ):
         example = source.example()
         outputs = probe(network, example.inputs)
         likelihood.check_outputs(outputs)
