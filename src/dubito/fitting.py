@@ -76,7 +76,7 @@ class Prepared(Start):
     example: Batch
 
 
-def start(net: nn.Module, likelihood: Likelihood, num_data: int, seed: int) -> Start:
+def prepare_start(net: nn.Module, likelihood: Likelihood, num_data: int, seed: int) -> Start:
     """The start of a training loop of the user's own, whose data come later."""
     require_count(num_data=num_data)
     seeds.derived(seed)  # refuses what is no seed

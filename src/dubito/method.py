@@ -10,7 +10,7 @@ from torch import nn
 
 from . import seeds
 from .errors import ConfigError
-from .fitting import Prepared, Start, prepare, start
+from .fitting import Prepared, Start, prepare, prepare_start
 from .inputs import Place
 from .likelihoods import Likelihood
 from .objective import Objective
@@ -95,7 +95,7 @@ class TrainedMethod(Method):
             num_data: the number of training rows.
             seed: of the start: the one that `fit` with this seed has.
         """
-        return self.objective(start(net, likelihood, num_data, seed))
+        return self.objective(prepare_start(net, likelihood, num_data, seed))
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
         objective = self.objective(prepared)

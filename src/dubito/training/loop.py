@@ -23,7 +23,7 @@ from ..networks import training_mode
 from ..processes import current
 from ..sources import OrderedSource, Source, split
 from . import checkpoint
-from .contract import Record, Trainable
+from .contract import ObjectiveLike, Record
 from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training
@@ -59,7 +59,7 @@ class Progress:
     done: bool = False
 
 
-def train(objective: Trainable, source: Source, training: Training, run: Run) -> list[dict[str, float]]:
+def train(objective: ObjectiveLike, source: Source, training: Training, run: Run) -> list[dict[str, float]]:
     """Train an objective in place; returns one record per epoch.
 
     The same seed, data and settings give the same result, also when the run was interrupted and started again
@@ -73,7 +73,7 @@ def train(objective: Trainable, source: Source, training: Training, run: Run) ->
 class Loop:
     """One run; see `train`."""
 
-    def __init__(self, objective: Trainable, source: Source, training: Training, run: Run) -> None:
+    def __init__(self, objective: ObjectiveLike, source: Source, training: Training, run: Run) -> None:
         self.objective, self.source, self.training, self.run = objective, source, training, run
         self.device = Place.of(objective.draft).device
         self.processes = run.processes or current(training.timeout, self.device)

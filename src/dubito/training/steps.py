@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import seeds
 from ..inputs import Batch, Place
 from ..processes import Processes
-from .contract import Record, Stepper, Trainable
+from .contract import ObjectiveLike, Record, Stepper
 from .plan import Plan
 from .settings import Training
 
@@ -27,7 +27,7 @@ class GradientStepper(Stepper):
     """
 
     def __init__(
-        self, objective: Trainable, training: Training, plan: Plan, processes: Processes, seed: int
+        self, objective: ObjectiveLike, training: Training, plan: Plan, processes: Processes, seed: int
     ) -> None:
         self.objective, self.training, self.plan = objective, training, plan
         self.processes, self.seed = processes, seed

@@ -94,17 +94,17 @@ class Laplace(Method):
         curvatures, point = self._measured(prepared, taps, look, training)
         point.warn_if_constant()
         structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
-        facts, kept = {}, {}
+        facts, stored = {}, {}
         for block in blocks:
             structure, curvature = structures[block.name], curvatures.pop(block.name)
             chosen = structure.chosen(block, curvature)
-            kept[block.weight] = structure.keep(block, curvature)
-            facts[block.name] = {**chosen, **structure.facts(block, kept[block.weight])}
+            stored[block.weight] = structure.keep(block, curvature)
+            facts[block.name] = {**chosen, **structure.facts(block, stored[block.weight])}
         return LaplacePosterior(
             prepared.network,
             point.likelihood,
             method=self if self.subset is None else replace(self, subset=names),
-            structure=by_kind(kept),
+            structure=by_kind(stored),
             details={
                 "blocks": [block.to_json() for block in blocks],
                 "facts": facts,
