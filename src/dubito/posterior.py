@@ -226,21 +226,20 @@ class Posterior(nn.Module, ABC):
 
     def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""
-        self.check_forms(options, self.method)
+        self.check_form(options, self.method)
         default = "sampled" if options.linearised is False else self.default_form
-        form = next(iter(options.forms), default)
-        return partial(getattr(self, f"{form}_prediction"), options=options)
+        return partial(getattr(self, f"{options.form or default}_prediction"), options=options)
 
     @classmethod
-    def check_forms(cls, options: PredictionOptions, method: object) -> None:
-        """Refuse forms that the posteriors of a method lack, naming the methods whose posteriors have them."""
-        for form in options.forms:
-            if not cls.has_form(form):
-                makers = sorted(name for name, kind in Posterior.makers.items() if kind.has_form(form))
-                raise ConfigError(
-                    f"{form}=True is for posteriors of {', '.join(makers)}, got one of "
-                    f"{type(method).__name__}; leave it out, or fit one of those"
-                )
+    def check_form(cls, options: PredictionOptions, method: object) -> None:
+        """Refuse a form that the posteriors of a method lack, naming the methods whose posteriors have it."""
+        form = options.form
+        if form is not None and not cls.has_form(form):
+            makers = sorted(name for name, kind in Posterior.makers.items() if kind.has_form(form))
+            raise ConfigError(
+                f"{form}=True is for posteriors of {', '.join(makers)}, got one of {type(method).__name__}; "
+                "leave it out, or fit one of those"
+            )
 
     @classmethod
     def has_form(cls, form: str) -> bool:

@@ -148,7 +148,10 @@ class NormalPosterior(Posterior):
     @property
     def _shared(self) -> Shared | None:
         """The innermost `sharing` of this posterior that this thread has open."""
-        return next((shared for shared in reversed(OPEN.get()) if shared.posterior is self), None)
+        for shared in reversed(OPEN.get()):
+            if shared.posterior is self:
+                return shared
+        return None
 
     def holds(self, name: str) -> str:
         if name not in self.random:
