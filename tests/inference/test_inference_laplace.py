@@ -427,7 +427,7 @@ def test_impossible_curvatures_are_refused_before_training(monkeypatch: pytest.M
     def never(*args: object) -> None:
         raise AssertionError("training started")
 
-    monkeypatch.setattr(laplace_method.MAP, "_fit", never)
+    monkeypatch.setattr(laplace_method.MAP, "fit_prepared", never)
     data = (normal(20, 1, 3, 3), torch.zeros(20, 3, 3, dtype=torch.long))
     with pytest.raises(ConfigError, match="use Fisher"):
         Laplace(curvature=GGN()).fit(nn.Conv2d(1, 2, 1).double(), data, Categorical(), training=QUICK)

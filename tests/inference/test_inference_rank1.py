@@ -22,6 +22,7 @@ from dubito import (
     factors,
     models,
 )
+from dubito.fitting import Run, Start
 from dubito.inputs import Batch
 from dubito.metrics import disagreement
 from dubito.networks import run
@@ -101,7 +102,8 @@ METHODS = {
 
 def bound(method, network: nn.Module, inputs: Tensor, likelihood=None, seed: int = 0):
     """An objective that has seen a batch."""
-    built = method._objective(network, (likelihood or Categorical()).build(None), 50, {}, seed=seed)
+    judge = (likelihood or Categorical()).build(None)
+    built = method.objective(Start(network=network, likelihood=judge, num_data=50, run=Run(seed=seed)))
     built.bind(inputs)
     return built
 

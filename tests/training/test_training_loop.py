@@ -41,7 +41,7 @@ from dubito.training import (
     Run,
     Step,
 )
-from dubito.training.steps import plan_run
+from dubito.training.plan import plan_run
 
 SEED = 3
 

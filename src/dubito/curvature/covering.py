@@ -11,7 +11,7 @@ from ..layers.dry_run import survey
 from ..layers.form import Product
 from ..layers.linear import Dense
 from ..layers.record import BlockPart, Record
-from ..layers.survey import Survey, Use
+from ..layers.uses import Survey, Use
 from .blocks import Block, diagonal_block
 
 #: The largest side of a Kronecker factor: a wider one would not fit into memory nor be decomposed in time.

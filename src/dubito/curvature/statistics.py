@@ -21,7 +21,7 @@ from .products import ProductSums
 from .sums import DiagonalSums, Sums, Wanted
 
 if TYPE_CHECKING:
-    from ..training.processes import Processes
+    from ..processes import Processes
 
 #: The sums of the parts of every block, by block name.
 BlockSums = dict[str, list[DiagonalSums | ProductSums]]

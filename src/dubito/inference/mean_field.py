@@ -1,12 +1,9 @@
 """Mean field: an independent Normal for every weight."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import nn
-
+from ..fitting import Start
 from ..layers.weight_noise import Estimator, Reparameterised, check_estimator
-from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
 from ..normal_weights import NormalObjective, NormalPosterior, check_stds, initial_raw_std
@@ -41,23 +38,21 @@ class MeanField(TrainedMethod):
         check_stds(self.initial_std, self.initial_spread, self.max_std)
         check_estimator(self.estimator)
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> NormalObjective:
-        names = resolve(self.subset, network)
-        weights = dict(network.named_parameters())
+    def objective(self, start: Start) -> NormalObjective:
+        names = resolve(self.subset, start.network)
+        weights = dict(start.network.named_parameters())
         raw_std = {
-            name: initial_raw_std(weights[name], self.initial_std, self.initial_spread, seed, name)
+            name: initial_raw_std(weights[name], self.initial_std, self.initial_spread, start.seed, name)
             for name in names
         }
         method = self if self.subset is None else replace(self, subset=names)
-        draft = NormalPosterior(network, likelihood, method=method, structure={"raw_std": raw_std})
+        draft = NormalPosterior(
+            start.network, start.likelihood, method=method, structure={"raw_std": raw_std}
+        )
         return NormalObjective(
-            draft, estimator=self.estimator, max_std=self.max_std, num_data=num_data, modes=modes
+            draft,
+            estimator=self.estimator,
+            max_std=self.max_std,
+            num_data=start.num_data,
+            modes=start.modes,
         )

@@ -14,5 +14,5 @@ from .kinds import NoRule as NoRule
 from .kinds import kind as kind
 from .layout import Layout as Layout
 from .linear import Dense as Dense
-from .survey import Survey as Survey
-from .survey import Use as Use
+from .uses import Survey as Survey
+from .uses import Use as Use

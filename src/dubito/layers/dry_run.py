@@ -21,7 +21,7 @@ from .kinds import Standin
 from .layout import Layout, candidates, decided
 from .record import BlockPart, Call, Part, Record, recorded
 from .shell import leased, seeded
-from .survey import Survey, Use, call_key
+from .uses import Survey, Use, call_key
 
 
 def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = None) -> Survey:

@@ -108,7 +108,7 @@ class Shell:
             if isinstance(module, nn.RNNBase):
                 module.register_forward_pre_hook(note_order)
             if "_orig_mod" in module._modules:  # compiled for other modules than these: hand the call on
-                vars(module)["forward"] = module._modules["_orig_mod"].__call__
+                vars(module)["forward"] = module._modules["_orig_mod"].__call__  # pyright: ignore
         self.facts = [_facts(module) for module in modules]
         #: Modules whose forward pass is not PyTorch's and may assign to `self`.
         self.assigning = [n for n, m in enumerate(modules) if not type(m).__module__.startswith("torch.")]

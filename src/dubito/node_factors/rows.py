@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .. import seeds
+from ..fitting import read
 from ..inputs import Inputs, rows_of
 from ..layers.node_noise import Sides, factors_on
 from ..layers.shell import leased, seeded
@@ -52,7 +53,7 @@ def row_draws(
             leased(posterior.network) as shell,
             factors_on(shell, own, placed, passes=1, rows=rows, additive=additive),
         ):
-            outputs = posterior._read(partial(run, shell, weights), inputs)
+            outputs = read(partial(run, shell, weights), inputs)
         yield outputs
 
 

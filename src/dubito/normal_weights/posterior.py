@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
+from ..fitting import read
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
 from ..layers.shell import leased, seeded
 from ..layers.weight_noise import (
@@ -27,9 +29,9 @@ from ..layers.weight_noise import (
     place,
     summed,
 )
-from ..networks import Subset, duplicate, run, with_flags
+from ..networks import Subset, duplicate, run
 from ..posterior import MAX_ROWS, Posterior
-from ..prediction import Prediction
+from ..prediction import Prediction, PredictionOptions
 from ..priors import prior_std_of
 from ..seeds import derived
 from .ties import matrix_shape, tied_ranks
@@ -43,16 +45,22 @@ class Shared:
     """What `NormalPosterior.sharing` keeps.
 
     Attributes:
+        posterior: whose it is.
         weights: the means by parameter name.
         spreads: likewise.
         kls: divergences of several parameters, computed with their draws.
         drawn: the names of those.
     """
 
+    posterior: "NormalPosterior"
     weights: dict[str, Tensor]
     spreads: dict[str, Spread] = field(default_factory=dict)
     kls: list[Tensor] = field(default_factory=list)
     drawn: set[str] = field(default_factory=set)
+
+
+#: What the present thread has open, the innermost last: others, and other posteriors, do not see it.
+OPEN: ContextVar[tuple[Shared, ...]] = ContextVar("shared", default=())
 
 
 class NormalPosterior(Posterior):
@@ -67,18 +75,18 @@ class NormalPosterior(Posterior):
         super().__init__(*args, **kwargs)
         keys = [key for key in ("raw_std", "log_u", "u") if key in self.structure]
         self._forms = {name: key for key in keys for name in self.group(key).names}
-        self._shared: Shared | None = None
         self.random = tuple(name for name in self.weights() if name in self._forms)
 
     # -- the distribution ----------------------------------------------------------------------------------
 
     def spread(self, name: str) -> Spread:
         """The standard deviations of one parameter, in the form they are kept in."""
-        if self._shared is None:
+        shared = self._shared
+        if shared is None:
             return self._spread(name)
-        if name not in self._shared.spreads:
-            self._shared.spreads[name] = self._spread(name)
-        return self._shared.spreads[name]
+        if name not in shared.spreads:
+            shared.spreads[name] = self._spread(name)
+        return shared.spreads[name]
 
     def _spread(self, name: str) -> Spread:
         form = self._forms[name]
@@ -91,7 +99,8 @@ class NormalPosterior(Posterior):
         return TruncatedSpread(u, v, floor, shape)
 
     def weights(self) -> dict[str, Tensor]:
-        return super().weights() if self._shared is None else dict(self._shared.weights)
+        shared = self._shared
+        return super().weights() if shared is None else dict(shared.weights)
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         weights = self.weights()
@@ -112,9 +121,9 @@ class NormalPosterior(Posterior):
                 assert isinstance(spread, TrainedSpread)
                 terms.append(spread.draw_term(mean, prior_std_of(prior_std, mean), generator, centred))
             kl, draws = summed(terms) if terms else (None, [])
-        if self._shared is not None and kl is not None:
-            self._shared.kls.append(kl)
-            self._shared.drawn.update(names)
+        if (shared := self._shared) is not None and kl is not None:
+            shared.kls.append(kl)
+            shared.drawn.update(names)
         return dict(zip(names, draws, strict=True))
 
     def kl(self) -> Tensor:
@@ -130,12 +139,20 @@ class NormalPosterior(Posterior):
 
     @contextmanager
     def sharing(self) -> Iterator[None]:
-        """While open, and while no parameter changes, what was computed once serves all that ask for it."""
-        outer, self._shared = self._shared, Shared(self.weights())
+        """While open, and while no parameter changes, what was computed once serves all of this thread that ask."""
+        token = OPEN.set((*OPEN.get(), Shared(self, self.weights())))
         try:
             yield
         finally:
-            self._shared = outer
+            OPEN.reset(token)
+
+    @property
+    def _shared(self) -> Shared | None:
+        """The innermost `sharing` of this posterior that this thread has open."""
+        for shared in reversed(OPEN.get()):
+            if shared.posterior is self:
+                return shared
+        return None
 
     def holds(self, name: str) -> str:
         if name not in self.random:
@@ -163,41 +180,23 @@ class NormalPosterior(Posterior):
                 inputs, num_samples, seed=seed, max_rows=max_rows, keep_graph=keep_graph
             )
 
-    def predict(
-        self,
-        inputs: Inputs,
-        num_samples: int = 32,
-        *,
-        seed: int = 0,
-        max_rows: int = MAX_ROWS,
-        marginal: bool = False,
-    ) -> Prediction:
-        """The prediction for some rows, averaged over draws.
-
-        Args:
-            inputs: what the network reads.
-            num_samples: draws in all.
-            seed: the same seed, dtype and device give the same draws.
-            max_rows: rows that go through the network at once.
-            marginal: draw the outputs of layers anew for each row (as `LocalReparameterised` does in training)
-                instead of one function for all rows: cheaper for networks of few layers, right for each row by
-                itself where layers are dense, and an approximation for convolutions.
-        """
+    def sampled_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
         with self.sharing():
-            if not marginal:
-                return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
-            return self._marginal(inputs, num_samples, seed, max_rows)
+            return super().sampled_prediction(inputs, options)
 
     @torch.no_grad()
-    def _marginal(self, inputs: Inputs, num_samples: int, seed: int, max_rows: int) -> Prediction:
-        require_count(num_samples=num_samples, max_rows=max_rows)
+    def marginal_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
+        """Averaged over draws of the outputs of layers, anew for each row."""
         inputs = checked_inputs(inputs, Place.of(self.network))
         placement = place(self.network, self.random, None, inputs)
         predictions, first, total = [], 0, rows_of(inputs)
-        for piece in chunks(inputs, max_rows):
-            draws = self._marginal_draws(piece, placement, num_samples, seed, first, total)
-            predictions.append(self.likelihood.predictive(draws))
-            first += rows_of(piece)
+        with self.sharing():
+            for piece in chunks(inputs, options.max_rows):
+                draws = self._marginal_draws(
+                    piece, placement, options.num_samples, options.seed, first, total
+                )
+                predictions.append(self.likelihood.predictive(draws))
+                first += rows_of(piece)
         return type(predictions[0]).cat(predictions)
 
     def _marginal_draws(
@@ -217,7 +216,7 @@ class NormalPosterior(Posterior):
                 leased(self.network) as shell,
                 local_noise(shell, placement.layers, spreads, streams, moments),
             ):
-                outputs = self._read(partial(run, shell, weights), inputs)
+                outputs = read(partial(run, shell, weights), inputs)
             yield outputs
 
     # -- low rank ------------------------------------------------------------------------------------------
@@ -257,12 +256,13 @@ class NormalPosterior(Posterior):
             structure[key] = structure.get(key, {}) | {name: pair[side] for name, pair in factors.items()}
         floors = {**self.details.get("floors", {}), **dict.fromkeys(ranks, floor)}
         return NormalPosterior(
-            with_flags(duplicate(self.network), self.trainable),
+            duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,
             structure=structure,
             details={**self.details, "floors": floors},
             history=self.history,
+            trainable=self.trainable,
         ).finished()
 
 

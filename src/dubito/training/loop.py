@@ -1,7 +1,6 @@
 """The one training loop: order, progress, validation, checkpoints and processes around a method's steps."""
 
 import math
-import os
 import signal
 import statistics
 import threading
@@ -11,46 +10,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import seeds
 from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
+from ..fitting import Run
 from ..inputs import Batch, Place, map_tensors
 from ..layers.shell import seeded
+from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
-from .processes import Processes, current
+from .contract import ObjectiveLike, Record
+from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training
-from .steps import Plan, Record, plan_run
-
-if TYPE_CHECKING:
-    from ..objective import Objective
 
 #: A gradient norm this many times the usual one is reported.
 EXPLOSION = 1e3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What surrounds a training run.
-
-    Attributes:
-        seed: of data order and noise.
-        progress: show a bar; None on terminals only.
-        checkpoint: a file to go on from.
-        validation: rows that watch over training.
-        processes: the processes that share the run; None asks `torchrun`.
-    """
-
-    seed: int = 0
-    progress: bool | None = None
-    checkpoint: str | os.PathLike[str] | None = None
-    validation: Source | None = None
-    processes: Processes | None = None
 
 
 @dataclass
@@ -80,7 +59,7 @@ class Progress:
     done: bool = False
 
 
-def train(objective: "Objective", source: Source, training: Training, run: Run) -> list[dict[str, float]]:
+def train(objective: ObjectiveLike, source: Source, training: Training, run: Run) -> list[dict[str, float]]:
     """Train an objective in place; returns one record per epoch.
 
     The same seed, data and settings give the same result, also when the run was interrupted and started again
@@ -94,7 +73,7 @@ def train(objective: "Objective", source: Source, training: Training, run: Run) 
 class Loop:
     """One run; see `train`."""
 
-    def __init__(self, objective: "Objective", source: Source, training: Training, run: Run) -> None:
+    def __init__(self, objective: ObjectiveLike, source: Source, training: Training, run: Run) -> None:
         self.objective, self.source, self.training, self.run = objective, source, training, run
         self.device = Place.of(objective.draft).device
         self.processes = run.processes or current(training.timeout, self.device)

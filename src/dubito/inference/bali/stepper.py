@@ -208,9 +208,8 @@ class BALIStepper(LayerwiseStepper):
         rate = self.learn(number, seen, weights)
         norm = None
         if self.points is not None:
-            norm = self.points._norm(number)
-            self.points._set_rates(number)
-            self.points.optimizer.step()
+            norm = self.points.norm(number)
+            self.points.descend(number)
         nll = seen.nll / rows
         return Record(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, norm, stop)
 

@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from ... import optim
 from ...errors import require_count, require_fraction, require_positive
+from ...fitting import Prepared
 from ...inputs import Inputs
 from ...layers.shell import seeded
-from ...method import Method, Prepared
+from ...method import Method
 from ...networks import resolve, run, trainable
 from ...optim.watch import Watch
 from ...training import Training, train
@@ -37,7 +38,7 @@ class NaturalGradient(Method):
         settings = {item.name: getattr(self, item.name) for item in fields(self)}
         return type(self).optimizer_type(params, num_data=num_data, **settings)
 
-    def _fit(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
         network = prepared.network
         resolve(None, network)  # refuses a network whose parameters are all frozen
         structure, factored = self._structure(network, prepared.example.inputs)

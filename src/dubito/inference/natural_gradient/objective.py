@@ -116,8 +116,7 @@ class NaturalStepper(Stepper):
         lr = self._set_rates(number)
         self.optimizer.step()
         if self.beside is not None:
-            self.beside._set_rates(number)
-            self.beside.optimizer.step()
+            self.beside.descend(number)
         self.objective.commit()
         return Record(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)
 
