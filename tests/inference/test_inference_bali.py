@@ -148,7 +148,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch, sampling: str)
     )
     method, training = replace(SET, sampling=sampling, momentum=0.3), Training(iterations=9, batch_size=16)
     data = table()
-    with pytest.warns(DubitoWarning, match=r"1\.weight.*no matrix"):
+    with pytest.warns(DubitoWarning, match=r"1\.weight: it multiplies no inputs"):
         whole = method.fit(net, data, Gaussian(), training=training)
     step = BALIStepper.step
 

@@ -61,7 +61,7 @@ def cover(network: nn.Module, surveyed: Survey, names: Collection[str]) -> Cover
         NetworkError: if no parameter can be covered at all.
     """
     left_out = {name: surveyed.reasons[name] for name in names if name in surveyed.reasons}
-    covered = [name for name in names if name not in left_out]
+    covered = [name for name in names if name not in left_out and surveyed.of(name)]
     if not covered:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
         raise NetworkError(f"the curvature needs a layer with a rule, got none ({reasons})")

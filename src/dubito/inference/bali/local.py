@@ -46,7 +46,7 @@ class LayerNoise(Context):
     ) -> Tensor:
         outputs = super().use(form, x, weight, bias, active=active)
         name = name_of(weight)
-        if name not in self.layers:
+        if name is None or name not in self.layers:
             return outputs
         assert isinstance(form, Product)
         shape = (self.total, form.groups, outputs[0].numel() // (form.groups * form.rows), form.rows)
