@@ -174,6 +174,14 @@ class Shell:
             if copied.training is not source.training:
                 copied.training = source.training
 
+    def forget_graphs(self) -> None:
+        """Detach what a forward pass left on its modules: a shell must not keep alive the graph it waits for."""
+        for number in self.assigning:
+            for values in (vars(self.modules[number]), *_containers(self.modules[number])):
+                for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+                    if isinstance(value, Tensor) and value.grad_fn is not None:
+                        values[key] = value.detach()
+
     def write_back(self, modules: list[nn.Module], given: Mapping[str, Tensor]) -> None:
         """Hand the network the buffers and plain values that a forward pass assigned to its modules."""
         places = {place for name in given for place in self.plan.places[name]}
@@ -181,7 +189,7 @@ class Shell:
             source = self.plan.sources[number]
             for key, tensor in self.slots[number].items():
                 if tensor is not source[key] and (number, key) not in places:
-                    source[key] = tensor
+                    source[key] = tensor if tensor is None else tensor.detach()
         for number in self.assigning:
             there, (_, hooks, values) = vars(modules[number]), self.facts[number]
             for key, value in vars(self.modules[number]).items():
@@ -194,6 +202,11 @@ def _facts(module: nn.Module) -> tuple[int, tuple[int, ...], dict[str, Any]]:
     """How many attributes a module has, which hooks, and its plain values."""
     values = {k: v for k, v in vars(module).items() if k not in BASE and isinstance(v, VALUES)}
     return len(vars(module)), _hooks(module), values
+
+
+def _containers(module: nn.Module) -> list[Any]:
+    """The lists and dicts that stand on a module."""
+    return [v for k, v in vars(module).items() if k not in BASE and isinstance(v, list | dict)]
 
 
 def _hooks(module: nn.Module) -> tuple[int, ...]:
