@@ -197,9 +197,10 @@ def seeded(
     modes: Any = tuple(module.training for module in modules)
     if training is not None:
         modes = "training", *sorted(name for name, mode in training.items() if not mode)
-    noisy, device = pool.noisy.get(modes), Place.of(network).device
+    noisy = pool.noisy.get(modes)
     if noisy is False:
         return nullcontext()
+    device = Place.of(network).device
     if noisy:
         return seeds.forked(seed, *path, device=device)
     return _watched(pool.noisy, modes, seeds.forked(seed, *path, device=device), device)

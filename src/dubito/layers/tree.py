@@ -50,6 +50,7 @@ class Plan:
                     self.edges.append((parent, key, index[id(child)]))
         self.sources: list[Any] = [slots for _, *both in self.facts for slots in both]
         self.tensors: list[int] = []
+        self.filled: list[int] = []  # slots that hold something
         self.places: dict[str, list[tuple[int, str]]] = {}  # by a tensor's first name: slots, key
 
     def modules(self, network: nn.Module) -> list[nn.Module] | None:
@@ -81,6 +82,7 @@ class Plan:
             for key, tensor in slots.items():
                 if tensor is not None:
                     places.setdefault(first[id(tensor)], []).append((number, key))
+        self.filled = [number for number, slots in enumerate(self.sources) if slots]
         self.places, self.tensors = places, tensors
 
 
@@ -117,7 +119,9 @@ class Shell:
         """Take over plain values that were changed on the network; False where more than that was changed."""
         for copied, source, (size, hooks, values) in zip(self.modules, modules, self.facts, strict=True):
             there = source.__dict__
-            if len(there) != size or _hooks(source) != hooks:
+            if len(there) != size:
+                return False
+            if (hooks or there["_forward_hooks"] or there["_forward_pre_hooks"]) and _hooks(source) != hooks:
                 return False
             for key, value in values.items():
                 if there.get(key, self) is not value:
@@ -129,12 +133,12 @@ class Shell:
     def fill(self, given: Mapping[str, Tensor], detached: bool) -> None:
         """Put the given tensors into their slots, and the network's current ones into all others."""
         slots, sources, places = self.slots, self.plan.sources, self.plan.places
-        for filled, source in zip(slots, sources, strict=True):
-            if type(filled) is dict:
-                filled.update(source)
+        for number in self.plan.filled:
+            if type(slots[number]) is dict:
+                slots[number].update(sources[number])
             else:  # of a scripted module
-                for key, tensor in source.items():
-                    filled[key] = tensor
+                for key, tensor in sources[number].items():
+                    slots[number][key] = tensor
         self.detached = detached
         if detached:
             others = {name: sources[n][key] for name, ((n, key), *_) in places.items() if name not in given}
@@ -210,5 +214,4 @@ def _containers(module: nn.Module) -> list[Any]:
 
 
 def _hooks(module: nn.Module) -> tuple[int, ...]:
-    before, after = module._forward_pre_hooks, module._forward_hooks
-    return (*before, *after) if before or after else ()
+    return (*module._forward_pre_hooks, *module._forward_hooks)
