@@ -18,6 +18,9 @@ from .. import seeds
 from ..inputs import Inputs, Place, call
 from .tree import Plan, Shell
 
+#: Graphs of one network that may wait for their backward pass, each with a shell.
+MOST_KEPT = 16
+
 
 class Lease:
     """A shell in the hands of one caller.
@@ -26,10 +29,10 @@ class Lease:
         module: what to call.
     """
 
-    def __init__(self, shell: Shell, idle: list[Shell] | None, sources: list[nn.Module] | None) -> None:
-        self.module = shell.module
+    def __init__(self, shell: Shell, pool: "_Pool | None", sources: list[nn.Module] | None) -> None:
+        self.module: nn.Module = shell.module
         self._shell: Shell | None = shell
-        self._idle, self._sources = idle, sources
+        self._pool, self._sources = pool, sources
         self._given: Mapping[str, Tensor] = {}
         self._changes: ExitStack | None = None
 
@@ -52,6 +55,8 @@ class Lease:
     def outputs(self, inputs: Inputs) -> Tensor:
         """A last pass; with it the lease ends, once the graph of its outputs is gone."""
         outputs = call(self.module, inputs)
+        if outputs.grad_fn is not None and self._shell is not None:
+            self._shell.forget_graphs()
         self.write_back()
         self.keep_for(outputs)
         return outputs
@@ -60,17 +65,22 @@ class Lease:
         """Stay until the graph of these outputs is gone: checkpointed parts run again in the backward pass."""
         if outputs.grad_fn is None:
             self.release()
-        else:
+        elif self._pool is not None:
             outputs.grad_fn.metadata["lease"] = self  # pyright: ignore[reportIndexIssue]
+            self._pool.keep(self)
 
     def release(self) -> None:
         """Give the shell back, without the tensors of this pass; a second time nothing happens."""
         shell, self._shell = self._shell, None
         if self._changes is not None:
             self._changes.close()
-        if shell is not None and self._idle is not None:
+        if shell is not None and self._pool is not None:
             shell.fill({}, False)
-            self._idle.append(shell)
+            self._pool.idle.append(shell)
+
+    def abandon(self) -> None:
+        """Leave the shell, as it is, to those who may still hold it; it is never given to others."""
+        self._shell, self._changes, self.module = None, None, nn.Identity()
 
     def __del__(self) -> None:
         self.release()
@@ -82,8 +92,21 @@ class _Pool:
     def __init__(self, network: nn.Module) -> None:
         self.plan = Plan(network)
         self.idle: list[Shell] = []
+        self.kept: list[weakref.ref[Lease]] = []
         #: Whether a pass draws from the global state, by the modes of the modules.
         self.noisy: dict[Any, bool] = {}
+
+    def keep(self, lease: Lease) -> None:
+        """Remember a lease that ends with a graph; of too many the oldest is abandoned.
+
+        A network that keeps its outputs in places of its own keeps their graph, and the graph keeps the lease.
+        """
+        self.kept.append(weakref.ref(lease))
+        if len(self.kept) > MOST_KEPT:
+            self.kept = [each for each in self.kept if each() is not None]
+            oldest = self.kept[0]() if len(self.kept) > MOST_KEPT else None
+            if oldest is not None:
+                oldest.abandon()
 
     def waiting(self, modules: list[nn.Module]) -> Shell | None:
         """A shell that is like the network."""
@@ -92,8 +115,7 @@ class _Pool:
                 shell = self.idle.pop()
             except IndexError:
                 return None
-            like = shell.follow(modules)
-            if like:
+            if shell.follow(modules):
                 return shell
             self.noisy = {}
 
@@ -122,11 +144,11 @@ def take(
         training: a training pass: all modules are in training mode but those that are False here, by name. None
             takes the network's modes.
     """
-    shell, idle, sources = _shells.get(id(network)), None, None
+    shell, pool, sources = _shells.get(id(network)), None, None
     if shell is None:
         pool, modules = _pool(network)
         pool.plan.locate(network)
-        shell, idle = pool.waiting(modules), pool.idle
+        shell = pool.waiting(modules)
         if shell is None:
             with _building:
                 shell = Shell(network, pool.plan, modules)
@@ -135,7 +157,7 @@ def take(
         sources = modules if training is not None else None
     else:
         detached = detached or shell.detached
-    lease = Lease(shell, idle, sources)
+    lease = Lease(shell, pool, sources)
     lease.fill(tensors or {}, detached=detached)
     return lease
 
@@ -175,9 +197,10 @@ def seeded(
     modes: Any = tuple(module.training for module in modules)
     if training is not None:
         modes = "training", *sorted(name for name, mode in training.items() if not mode)
-    noisy, device = pool.noisy.get(modes), Place.of(network).device
+    noisy = pool.noisy.get(modes)
     if noisy is False:
         return nullcontext()
+    device = Place.of(network).device
     if noisy:
         return seeds.forked(seed, *path, device=device)
     return _watched(pool.noisy, modes, seeds.forked(seed, *path, device=device), device)

@@ -51,6 +51,7 @@ class Plan:
                     self.edges.append((parent, key, index[id(child)]))
         self.sources: list[Any] = [slots for _, *both in self.facts for slots in both]
         self.tensors: list[int] = []
+        self.filled: list[int] = []  # slots that hold something
         self.places: dict[str, list[tuple[int, str]]] = {}  # by a tensor's first name: slots, key
 
     def modules(self, network: nn.Module) -> list[nn.Module] | None:
@@ -82,6 +83,7 @@ class Plan:
             for key, tensor in slots.items():
                 if tensor is not None:
                     places.setdefault(first[id(tensor)], []).append((number, key))
+        self.filled = [number for number, slots in enumerate(self.sources) if slots]
         self.places, self.tensors = places, tensors
 
 
@@ -120,7 +122,9 @@ class Shell:
         """Take over plain values that were changed on the network; False where more than that was changed."""
         for copied, source, (size, hooks, values) in zip(self.modules, modules, self.facts, strict=True):
             there = source.__dict__
-            if len(there) != size or _hooks(source) != hooks:
+            if len(there) != size:
+                return False
+            if (hooks or there["_forward_hooks"] or there["_forward_pre_hooks"]) and _hooks(source) != hooks:
                 return False
             for key, value in values.items():
                 if there.get(key, self) is not value:
@@ -132,12 +136,12 @@ class Shell:
     def fill(self, given: Mapping[str, Tensor], detached: bool) -> None:
         """Put the given tensors into their slots, and the network's current ones into all others."""
         slots, sources, places = self.slots, self.plan.sources, self.plan.places
-        for filled, source in zip(slots, sources, strict=True):
-            if type(filled) is dict:
-                filled.update(source)
+        for number in self.plan.filled:
+            if type(slots[number]) is dict:
+                slots[number].update(sources[number])
             else:  # of a scripted module
-                for key, tensor in source.items():
-                    filled[key] = tensor
+                for key, tensor in sources[number].items():
+                    slots[number][key] = tensor
         self.detached = detached
         if detached:
             others = {name: sources[n][key] for name, ((n, key), *_) in places.items() if name not in given}
@@ -177,6 +181,14 @@ class Shell:
             if copied.training is not source.training:
                 copied.training = source.training
 
+    def forget_graphs(self) -> None:
+        """Detach what a forward pass left on its modules: a shell must not keep alive the graph it waits for."""
+        for number in self.assigning:
+            for values in (vars(self.modules[number]), *_containers(self.modules[number])):
+                for key, value in values.items() if isinstance(values, dict) else enumerate(values):
+                    if isinstance(value, Tensor) and value.grad_fn is not None:
+                        values[key] = value.detach()
+
     def write_back(self, modules: list[nn.Module], given: Mapping[str, Tensor]) -> None:
         """Hand the network the buffers and plain values that a forward pass assigned to its modules."""
         places = {place for name in given for place in self.plan.places[name]}
@@ -184,7 +196,7 @@ class Shell:
             source = self.plan.sources[number]
             for key, tensor in self.slots[number].items():
                 if tensor is not source[key] and (number, key) not in places:
-                    source[key] = tensor
+                    source[key] = tensor if tensor is None else tensor.detach()
         for number in self.assigning:
             there, (_, hooks, values) = vars(modules[number]), self.facts[number]
             for key, value in vars(self.modules[number]).items():
@@ -199,6 +211,10 @@ def _facts(module: nn.Module) -> tuple[int, tuple[int, ...], dict[str, Any]]:
     return len(vars(module)), _hooks(module), values
 
 
+def _containers(module: nn.Module) -> list[Any]:
+    """The lists and dicts that stand on a module."""
+    return [v for k, v in vars(module).items() if k not in BASE and isinstance(v, list | dict)]
+
+
 def _hooks(module: nn.Module) -> tuple[int, ...]:
-    before, after = module._forward_pre_hooks, module._forward_hooks
-    return (*before, *after) if before or after else ()
+    return (*module._forward_pre_hooks, *module._forward_hooks)

@@ -62,6 +62,7 @@ class GradientStepper(Stepper):
             self.scaler.scale(loss.total if share == 1 else loss.total * share).backward()
             terms = torch.stack([loss.total.detach(), loss.nll.detach(), loss.kl.detach().to(loss.nll)])
             sums.append(terms * len(batch.targets))
+            del loss  # and with its graph the lease on a shell, which the next pass takes again
         total = torch.stack(sums).sum(0) if sums else torch.zeros(3, device=self.device)
         total, stop = self._combine(total, stop)
         self.scaler.unscale_(self.optimizer)
