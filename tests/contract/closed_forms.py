@@ -240,63 +240,69 @@ def fixed_point(update: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
     raise AssertionError(f"no fixed point: {current} goes to {update(current)}")
 
 
-def batch_squares() -> Moments:
-    """w ~ N(μ, 1/N diag(f + γ)⁻¹) with f the mean square of the gradient of the batch's mean, γ = 1 / (N τ²).
+def tempered_mean(weight: float) -> Tensor:
+    """Where the gradients of the likelihood and of `weight` times the log-prior cancel: both act at the mean."""
+    eye = torch.eye(len(PROBLEM.precision), dtype=torch.float64)
+    return torch.linalg.solve(PROBLEM.data_precision + weight / PROBLEM.prior_std**2 * eye, PROBLEM.projected)
+
+
+def batch_squares(weight: float) -> Moments:
+    """w ~ N(μ, λ/N diag(f + γ)⁻¹) with f the mean square of the gradient of the batch's mean, γ = λ / (N τ²).
 
     All rows are one batch here, so the gradient at a draw is −H (w − w_LS) / N with H the likelihood's precision:
     f = (H (μ − w_LS) / N)² + H² v / N² where v are the variances, a fixed point that lies far above the posterior's
-    variances (f is of the order of 1/√N of the Fisher information). Gradients vanish on average where the prior's do
-    their part: at the posterior's mean.
+    variances (f is of the order of 1/√N of the Fisher information).
     """
-    hessian, mean = PROBLEM.data_precision, PROBLEM.posterior.mean
+    hessian, mean = PROBLEM.data_precision, tempered_mean(weight)
     bias = (hessian @ (mean - PROBLEM.least_squares) / ROWS) ** 2
-    gamma = 1 / (ROWS * PROBLEM.prior_std**2)
+    gamma = weight / (ROWS * PROBLEM.prior_std**2)
 
     def update(variances: Tensor) -> Tensor:
         fisher = bias + hessian**2 @ variances / ROWS**2
-        return 1 / (ROWS * (fisher + gamma))
+        return weight / (ROWS * (fisher + gamma))
 
     return Moments(mean, torch.diag(fixed_point(update, 1 / PROBLEM.precision.diagonal())))
 
 
-def row_squares() -> Moments:
-    """As `batch_squares` with f the mean over rows of their own squared gradients, averaged over draws.
+def row_squares(weight: float) -> Moments:
+    """w ~ N(μ, 1/N diag(f + γ)⁻¹) with λ f the mean over rows of their own squared gradients, averaged over draws.
 
-    ∂ log p(y_i | w) / ∂w_oj = x_ij (y_io − f_io) / σ_o², and E (y_io − f_io)² = residual² + x_iᵀ V_o x_i.
+    ∂ log p(y_i | w) / ∂w_oj = x_ij (y_io − f_io) / σ_o², and E (y_io − f_io)² = residual² + x_iᵀ V_o x_i. What was
+    seen is forgotten at λ times the rate at which new squares come in   [BALI, Alg. 4].
     """
-    mean, gamma = PROBLEM.posterior.mean, 1 / (ROWS * PROBLEM.prior_std**2)
+    mean, gamma = tempered_mean(weight), weight / (ROWS * PROBLEM.prior_std**2)
     residuals = PROBLEM.targets - PROBLEM.design @ matrix_of(mean).T
     squares = PROBLEM.design**2
 
     def update(variances: Tensor) -> Tensor:
         expected = residuals**2 + squares @ matrix_of(variances).T  # [N, m]
-        fisher = flat((expected / PROBLEM.stds**4).T @ squares / ROWS)
+        fisher = flat((expected / PROBLEM.stds**4).T @ squares / ROWS) / weight
         return 1 / (ROWS * (fisher + gamma))
 
     return Moments(mean, torch.diag(fixed_point(update, 1 / PROBLEM.precision.diagonal())))
 
 
-def noisy_kfac() -> Moments:
-    """MN(M, R / N, Σ) with R⁻¹ = A + π √γ I and Σ⁻¹ = G + √γ / π I   [BALI, Alg. 5 with λ/N in the draw].
+def noisy_kfac(weight: float) -> Moments:
+    """MN(M, λ/N R, Σ) with R⁻¹ = A + π √γ I and Σ⁻¹ = G + √γ / π I   [BALI, Alg. 5 with λ/N in the draw].
 
     A is the mean of x xᵀ, G that of g gᵀ for the outputs' gradients g = (y − f) / σ² at draws, in which
-    E (y − f)(y − f)ᵀ = r rᵀ + (xᵀ R x / N) Σ; π² is the ratio of their mean traces.
+    E (y − f)(y − f)ᵀ = r rᵀ + (λ/N xᵀ R x) Σ; π² is the ratio of their mean traces, γ = λ / (N τ²).
     """
-    mean, root = PROBLEM.posterior.mean, (1 / (ROWS * PROBLEM.prior_std**2)) ** 0.5
+    mean, root = tempered_mean(weight), (weight / (ROWS * PROBLEM.prior_std**2)) ** 0.5
     residuals = PROBLEM.targets - PROBLEM.design @ matrix_of(mean).T
-    inputs = PROBLEM.gram / ROWS
+    inputs, scatter = PROBLEM.gram / ROWS, residuals.T @ residuals / ROWS
     scale = torch.diag(PROBLEM.stds**-2)
-    outputs = scale @ (residuals.T @ residuals / ROWS) @ scale
-    for _ in range(200):
+    outputs = scale @ scatter @ scale
+    for _ in range(500):
         balance = (inputs.diagonal().mean() / outputs.diagonal().mean()).sqrt()
         columns = torch.linalg.inv(inputs + balance * root * torch.eye(FEATURES + 1, dtype=torch.float64))
         rows = torch.linalg.inv(outputs + root / balance * torch.eye(OUTPUTS, dtype=torch.float64))
-        spread = (inputs * columns).sum() / ROWS
-        following = scale @ (residuals.T @ residuals / ROWS + spread * rows) @ scale
+        following = scale @ (scatter + weight / ROWS * (inputs * columns).sum() * rows) @ scale
         if torch.allclose(following, outputs, rtol=1e-12, atol=0):
-            break
+            covariance = torch.kron(rows.contiguous(), (weight / ROWS * columns).contiguous())
+            return Moments(mean, flat_square(covariance))
         outputs = following
-    return Moments(mean, flat_square(torch.kron(rows.contiguous(), (columns / ROWS).contiguous())))
+    raise AssertionError(f"no fixed point: {outputs}")
 
 
 # -- BALI ------------------------------------------------------------------------------------------------------

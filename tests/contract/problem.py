@@ -24,7 +24,7 @@ class Moments:
 class Problem:
     """y = W x + b + ε with ε_o ~ N(0, σ_o²) and all weights a priori N(0, τ²)."""
 
-    prior_std: float = 0.8
+    prior_std: float = 0.2
     noise: tuple[float, ...] = (0.5, 0.8)
 
     @cached_property

@@ -6,7 +6,7 @@ draws, and how closely it must come: the posterior itself, or the optimum of the
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -114,6 +114,9 @@ def laplace(structure: Any, expected: Callable[[], Moments], why: str) -> Declar
     )
 
 
+# Tolerances of 0.15: what the noise of gradients leaves after 2,000 steps, or moving averages of squares never lose.
+#: The weight λ of the divergence where a method has one: other than 1, so that it is seen.
+TEMPERED = 0.5
 #: Momentum ends at the optimum of a quadratic to rounding.
 MOMENTUM = Training(iterations=400, batch_size=ROWS, lr=0.05, optimizer=SGD(momentum=0.9))
 
@@ -129,9 +132,9 @@ DECLARED: Mapping[str, Declared] = {
         method=MCDropout(rate=forms.DROPOUT_RATE, prior_std=STD),
         expected=forms.dropout,
         why="Bernoulli factors around the optimum of the loss they are trained with",
-        training=steps(1500, 0.05),
+        training=steps(2000, 0.02),
         network=behind_fixed_features,
-        bias=0.1,
+        bias=0.15,
         spread=0.1,
     ),
     "deep-ensemble": Declared(
@@ -161,16 +164,16 @@ DECLARED: Mapping[str, Declared] = {
         expected=forms.mean_field,
         why="variances one over the diagonal of the precision",
         training=steps(2000, 0.01),
-        bias=0.1,
-        spread=0.1,
+        bias=0.15,
+        spread=0.15,
     ),
     "k-tied": Declared(
         method=KTied(rank=1, prior_std=STD, initial_std=0.05, tied=("weight",)),
         expected=forms.tied_mean_field,
         why="the best standard deviations that are products of a row's and a column's",
         training=steps(2000, 0.01),
-        bias=0.1,
-        spread=0.1,
+        bias=0.15,
+        spread=0.15,
     ),
     "batch-ensemble": Declared(
         method=BatchEnsemble(components=2),
@@ -186,8 +189,8 @@ DECLARED: Mapping[str, Declared] = {
         expected=forms.rank1,
         why="the optimum of the evidence bound over points W, b and Normal factors on both sides",
         training=steps(2000, 0.02),
-        bias=0.1,
-        spread=0.1,
+        bias=0.15,
+        spread=0.15,
     ),
     "implicit": Declared(
         method=Implicit(
@@ -196,8 +199,8 @@ DECLARED: Mapping[str, Declared] = {
         expected=forms.implicit,
         why="the optimum of the evidence bound over points W, b and Normal factors on the inputs",
         training=steps(2000, 0.02),
-        bias=0.1,
-        spread=0.1,
+        bias=0.15,
+        spread=0.15,
     ),
     "bali": Declared(
         method=BALI(
@@ -213,36 +216,36 @@ DECLARED: Mapping[str, Declared] = {
         spread=ROUNDING,
     ),
     "noisy-adam": Declared(
-        method=NoisyAdam(prior_std=STD, initial_std=0.2),
-        expected=forms.batch_squares,
+        method=NoisyAdam(prior_std=STD, initial_std=0.1, kl_weight=TEMPERED),
+        expected=partial(forms.batch_squares, TEMPERED),
         why="squares of the batch's mean gradient in place of the Fisher information",
         training=steps(4000, 0.01),
         bias=0.15,
         spread=0.15,
     ),
     "vadam": Declared(
-        method=Vadam(prior_std=STD, initial_std=0.2),
-        expected=forms.batch_squares,
+        method=Vadam(prior_std=STD, initial_std=0.1),
+        expected=partial(forms.batch_squares, 1.0),
         why="squares of the batch's mean gradient in place of the Fisher information",
         training=steps(4000, 0.01),
         bias=0.15,
         spread=0.15,
     ),
     "vogn": Declared(
-        method=VOGN(prior_std=STD, betas=(0.9, 0.01)),
-        expected=forms.row_squares,
+        method=VOGN(prior_std=STD, betas=(0.9, 0.01), kl_weight=TEMPERED),
+        expected=partial(forms.row_squares, TEMPERED),
         why="squares of each row's gradient at draws in place of the Fisher information",
-        training=steps(1500, 0.01),
-        bias=0.1,
+        training=steps(1500, 0.03),
+        bias=0.15,
         spread=0.1,
     ),
     "noisy-kfac": Declared(
-        method=NoisyKFAC(prior_std=STD),
-        expected=forms.noisy_kfac,
+        method=NoisyKFAC(prior_std=STD, kl_weight=TEMPERED),
+        expected=partial(forms.noisy_kfac, TEMPERED),
         why="the empirical Fisher at draws, a Kronecker product, with factored damping for the prior",
         training=steps(1500, 0.05),
-        bias=0.1,
-        spread=0.1,
+        bias=0.15,
+        spread=0.15,
     ),
     "laplace-diag": laplace(Diagonal(), forms.laplace_diagonal, "the diagonal of the precision"),
     "laplace-kfac": laplace(
