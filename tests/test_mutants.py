@@ -5,6 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
 from mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).resolve().parents[1]
