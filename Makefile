@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test mutants lint docs clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,6 +15,10 @@ demo: .venv/ready
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -rs
+
+# Plants bugs in a copy of the tree, one at a time, and runs the test that must notice: `make mutants ONLY=laplace`.
+mutants: .venv/ready
+	$(BIN)/python -m tests.mutants $(ONLY)
 
 lint: .venv/ready
 	$(BIN)/ruff format --check src tests benchmarks

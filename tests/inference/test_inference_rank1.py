@@ -199,6 +199,25 @@ def test_start():
         assert set(mean.unique().tolist()) <= {-1.0, 1.0}
 
 
+@pytest.mark.parametrize(
+    "method", [Rank1(components=K), BatchEnsemble(components=K)], ids=["rank-1", "batch ensemble"]
+)
+def test_components_sides_layers_and_seeds_start_apart(method):
+    net = nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50)).double()
+    still, data = Training(epochs=1, lr=1e-12), (normal(8, 50), labels(8))
+    starts = []
+    for seed in (0, 1):
+        posterior = method.fit(net, data, Categorical(), training=still, seed=seed)
+        for side in ("input_mean", "output_mean"):
+            starts += [mean for _, mean in posterior.group(side).items()]
+    rows = torch.cat(starts) - 1  # 2 seeds × 2 sides × 2 layers × K components
+    assert rows.shape == (8 * K, 50)
+    std = method.initial.std
+    assert rows.std().item() == pytest.approx(std, rel=5 / (2 * rows.numel()) ** 0.5)
+    correlations = torch.corrcoef(rows) - torch.eye(8 * K)
+    assert correlations.abs().max() < 5 / 50**0.5
+
+
 def test_bounded_draws_stay_within_their_bound():
     built = bound(
         Rank1(components=1, family=factors.Cauchy(), bound=2.0, on="input", initial_rate=0.5),
