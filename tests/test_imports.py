@@ -33,7 +33,6 @@ BEYOND = (
     ("compare",),
     ("plot",),
     ("report",),
-    ("reproduce",),
     ("cli",),
     ("__main__",),
 )
