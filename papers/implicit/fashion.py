@@ -172,7 +172,12 @@ Run = Callable[[Cell, Clothes, Any, int | None], Outcome]
 
 
 def experiment(
-    name: str, settings: Mapping[tuple[str, str], Judged], run: Run, *, beside: float = 20.0
+    name: str,
+    settings: Mapping[tuple[str, str], Judged],
+    run: Run,
+    *,
+    beside: float = 20.0,
+    shared: bool = True,
 ) -> Experiment:
     """An experiment at both scales.
 
@@ -181,6 +186,7 @@ def experiment(
         settings: those of the paper's scale by data and method.
         run: from a cell, its images and settings to its outcome.
         beside: CPU-seconds of all but the training.
+        shared: whether cells of a seed have trainings in common.
     """
     fewer = {key: small(each) for key, each in settings.items()}
     return Experiment(
@@ -193,7 +199,13 @@ def experiment(
         load=load_cell,
         generate=generate_cell,
         run=partial(each_cell, run),
+        shares=shared_work if shared else None,
     )
+
+
+def shared_work(cell: Cell) -> tuple:
+    """Trainings that several figures look at."""
+    return (cell.seed,)
 
 
 def each_cell(

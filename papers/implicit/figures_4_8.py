@@ -83,6 +83,7 @@ TABLES = (
                 )
             },
             run_width,
+            shared=False,
         ),
         metrics=(
             Metric(name="error", title="error (%)", lower_is_better=True),

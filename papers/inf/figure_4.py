@@ -94,6 +94,11 @@ def generate_cell(cell: Cell) -> Points:
 _references: dict[tuple, tuple[tuple[Tensor, Tensor, dict[str, float]], list]] = {}
 
 
+def shared_work(cell: Cell) -> tuple:
+    """HMC's chains."""
+    return cell.split, cell.seed
+
+
 def run_cells(
     cells: Sequence[Cell], data: Sequence[Points], settings: Toy, steps: int | None
 ) -> list[Outcome]:
@@ -209,6 +214,7 @@ EXPERIMENT = Experiment(
     load=load_cell,
     generate=generate_cell,
     run=run_cells,
+    shares=shared_work,
 )
 TABLES = (
     Table(

@@ -64,6 +64,11 @@ def generate_cell(cell: Cell) -> Part:
 _errors: dict[tuple, tuple[dict[str, dict[str, float]], list]] = {}
 
 
+def shared_work(cell: Cell) -> tuple:
+    """The errors of all structures."""
+    return cell.data, cell.split, cell.seed
+
+
 def run_cells(
     cells: Sequence[Cell], data: Sequence[Part], settings: Network, steps: int | None
 ) -> list[Outcome]:
@@ -172,6 +177,7 @@ EXPERIMENT = Experiment(
     load=load_cell,
     generate=generate_cell,
     run=run_cells,
+    shares=shared_work,
 )
 TOY = Experiment(
     paper="inf",
@@ -180,6 +186,7 @@ TOY = Experiment(
     load=load_cell,
     generate=generate_cell,
     run=run_cells,
+    shares=shared_work,
 )
 
 #: Table 1 as printed: errors of diagonals, then of off-diagonals.

@@ -75,6 +75,11 @@ def generate_cell(cell: Cell) -> Split:
     return Split(Part(inputs[:60], targets[:60]), Part(inputs[60:], targets[60:]), scaling)
 
 
+def shared_work(cell: Cell) -> tuple:
+    """The point estimate."""
+    return cell.data, cell.split, cell.seed
+
+
 def run_cells(
     cells: Sequence[Cell], data: Sequence[Split], settings: Fit, steps: int | None
 ) -> list[Outcome]:
@@ -137,6 +142,7 @@ EXPERIMENT = Experiment(
     load=load_cell,
     generate=generate_cell,
     run=run_cells,
+    shares=shared_work,
 )
 PAIRS = (("laplace-inf", "map"), ("laplace-inf", "laplace-diag"), ("laplace-inf", "laplace-kfac"))
 TABLES = (

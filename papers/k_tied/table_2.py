@@ -32,6 +32,11 @@ class Truncation:
     regime: Regime = Regime()
 
 
+def shared_work(cell: Cell) -> tuple:
+    """The trained mean field."""
+    return (cell.seed,)
+
+
 def truncated(
     cells: Sequence[Cell], data: Sequence[Digits], settings: Truncation, steps: int | None
 ) -> list[Outcome]:
@@ -104,6 +109,7 @@ TRUNCATION = Experiment(
     load=mnist.load_cell,
     generate=mnist.generate_cell,
     run=truncated,
+    shares=shared_work,
     revision=mnist.REVISION,
 )
 SPECTRUM = Experiment(
@@ -122,6 +128,7 @@ SPECTRUM = Experiment(
     load=mnist.load_cell,
     generate=mnist.generate_cell,
     run=spectra,
+    shares=shared_work,
     revision=mnist.REVISION,
 )
 

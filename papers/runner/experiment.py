@@ -1,6 +1,6 @@
 """What a reproduction is made of: cells to run, scales to run them at, tables to read from them."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -138,6 +138,8 @@ class Experiment:
             as many draws.
         together: how many splits one call of `run` may train side by side, where networks are so small that
             this is much cheaper; the results of each are kept on their own.
+        shares: what costly work (a training, chains) cells have in common, whatever their method or data: a queue runs
+            those of one key one after the other, on one worker.
         revision: to be raised when a change of the code changes the numbers, so that old results no longer count.
     """
 
@@ -148,6 +150,7 @@ class Experiment:
     generate: Callable[[Cell], Any]
     run: Callable[[Sequence[Cell], Sequence[Any], Any, int | None], Sequence[Outcome]]
     together: int = 1
+    shares: Callable[[Cell], Hashable] | None = None
     revision: int = 1
 
     def __post_init__(self) -> None:

@@ -158,7 +158,7 @@ def test_sizes_are_the_figures():
 
 
 def test_a_whole_training_serves_all_figures(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fashion, "trained_folder", lambda: tmp_path / "trained")
+    monkeypatch.setattr("papers.runner.trained.cache_folder", lambda: tmp_path / "data")
     first = fashion.trained(SHORT, CLOTHES, 0, None)
     monkeypatch.setattr("dubito.training.steps.GradientStepper.step", lambda *_: pytest.fail("trained again"))
     again = fashion.trained(SHORT, CLOTHES, 0, None)

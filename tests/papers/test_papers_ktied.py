@@ -49,7 +49,7 @@ def test_metrics_are_those_of_draws_written_out():
 
 
 def test_a_whole_training_is_kept_and_found_again(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mnist, "cache_folder", lambda: tmp_path / "dubito" / "data")
+    monkeypatch.setattr("papers.runner.trained.cache_folder", lambda: tmp_path / "dubito" / "data")
     first = mnist.trained(SHORT, DIGITS, 0, None)
     (kept,) = (tmp_path / "dubito" / "trained").iterdir()
     written = kept.stat().st_mtime_ns
@@ -59,14 +59,14 @@ def test_a_whole_training_is_kept_and_found_again(tmp_path, monkeypatch: pytest.
         assert torch.equal(tensor, again.stored()[name])
     assert kept.stat().st_mtime_ns == written
     monkeypatch.undo()
-    monkeypatch.setattr(mnist, "cache_folder", lambda: tmp_path / "dubito" / "data")
+    monkeypatch.setattr("papers.runner.trained.cache_folder", lambda: tmp_path / "dubito" / "data")
     mnist.trained(replace(SHORT, rank=1), DIGITS, 0, None)
     mnist.trained(SHORT, DIGITS, 1, None)
     assert len(list(kept.parent.iterdir())) == 3
 
 
 def test_rehearsals_keep_nothing(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(mnist, "cache_folder", lambda: tmp_path / "dubito" / "data")
+    monkeypatch.setattr("papers.runner.trained.cache_folder", lambda: tmp_path / "dubito" / "data")
     mnist.trained(SHORT, DIGITS, 0, steps=1)
     assert list(tmp_path.iterdir()) == []
 
