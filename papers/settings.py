@@ -193,7 +193,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
     Training: {
         "epochs": None,
         "iterations": None,
-        "batch_size": None,
+        "batch_size": 128,
         "lr": 1e-3,
         "variational_lr": None,
         "optimizer": Adam(betas=(0.9, 0.999), eps=1e-8),
