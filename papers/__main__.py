@@ -13,10 +13,9 @@ from rich.markup import escape
 from dubito.errors import DubitoError, require_count
 
 from . import index
-from .runner.queue import Queue, ranked
+from .runner.queue import Queue, ranked, workers
 from .runner.queue.line import Line, listing, summary
 from .runner.queue.loop import FOLDER
-from .runner.queue.workers import NICENESS
 from .runner.show import duration
 from .runner.store import PAPERS, Results
 from .runner.tables import tables
@@ -64,7 +63,7 @@ def runs(options: argparse.Namespace) -> int:
         return 0
     if options.retry:
         shutil.rmtree(results.folder / FOLDER / "failed", ignore_errors=True)
-    os.nice(NICENESS)
+    os.nice(workers.NICENESS)
     os.environ["OMP_NUM_THREADS"] = "1"  # for the workers, one of which has a core
     with Line(console) as line:
         queue = Queue(groups, index.TABLES, results, jobs=jobs, report=line.report, tick=line.tick)

@@ -7,8 +7,10 @@ from papers_queue import MODULES
 
 from papers import index
 from papers.__main__ import main
+from papers.runner.queue import workers
 
 if __name__ == "__main__":
     folder, table, jobs = sys.argv[1:]
+    workers.NICENESS = 0
     index.TABLES = {name: module for name, module in MODULES.items() if name == table}
     sys.exit(main(["runs", "--results", str(Path(folder)), "--jobs", jobs]))

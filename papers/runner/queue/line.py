@@ -9,8 +9,8 @@ from rich.table import Table as Shown
 
 from ..jobs import Finished
 from ..show import duration, line
-from .loop import Ended, State
 from .ranking import Group
+from .state import Ended, State
 
 
 def listing(groups: Sequence[Group]) -> Shown:

@@ -1,11 +1,8 @@
 """The queue itself: hands tasks to workers, keeps what comes back, replaces workers that die, stops when asked."""
 
-import signal
 import time
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -16,48 +13,14 @@ from ..store import Results, Spent
 from .claims import Claims
 from .failures import ATTEMPTS, Failures
 from .ranking import Group, Task, tasks
+from .state import Ended, State
+from .stopping import stop_signals
 from .workers import Died, Worker
 
 #: Locks and marks of failed cells, below the folder of results.
 FOLDER = ".runs"
 #: Seconds between two looks at the clock and at signals.
 TICK = 0.5
-
-
-@dataclass
-class Ended:
-    """What became of a queue.
-
-    Attributes:
-        finished: cells with a result.
-        rows: rows of tables that were closed.
-        failed: cells that failed for good, with the reason.
-        elsewhere: cells that another queue was running.
-        stopped: whether it was asked to stop.
-    """
-
-    finished: int = 0
-    rows: int = 0
-    failed: dict[str, str] = field(default_factory=dict)
-    elsewhere: int = 0
-    stopped: bool = False
-
-
-@dataclass
-class State:
-    """What runs and what is left.
-
-    Attributes:
-        running: tasks, each with the seconds since it started.
-        cells: cells that wait.
-        rows: rows that are not closed.
-        seconds: expected until all is done.
-    """
-
-    running: Sequence[tuple[Task, float]]
-    cells: int
-    rows: int
-    seconds: float
 
 
 class Queue:
@@ -97,7 +60,7 @@ class Queue:
 
     def run(self) -> Ended:
         """Run what is there; a signal to stop ends it with what is finished kept."""
-        with _stop_signals() as asked:
+        with stop_signals() as asked:
             try:
                 while not asked():
                     self._hand_out()
@@ -203,7 +166,8 @@ class Queue:
                 worker.end()
                 self._died(task, str(error))
             else:
-                if finished is None:  # it has started
+                if finished is None:  # it has started, and imported what it needs
+                    self.running[worker] = self.running[worker][0], time.monotonic()
                     continue
                 task, start = self.running.pop(worker)
                 self.wall += time.monotonic() - start
@@ -256,18 +220,3 @@ class Queue:
         for worker in workers:
             worker.end()
         self.claims.release_all()
-
-
-@contextmanager
-def _stop_signals() -> Iterator[Callable[[], bool]]:
-    """While open, Ctrl-C and SIGTERM ask the queue to stop, and interrupt nothing that is being written."""
-    asked: list[int] = []
-    before = {
-        number: signal.signal(number, lambda received, _: asked.append(received))
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
-        yield lambda: bool(asked)
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

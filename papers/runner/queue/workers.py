@@ -31,7 +31,7 @@ class Worker:
     def __init__(self) -> None:
         context = multiprocessing.get_context("spawn")  # forked processes would share the queue's locks
         self.connection, other = context.Pipe()
-        self.process = context.Process(target=serve, args=(other,))
+        self.process = context.Process(target=serve, args=(other, NICENESS))
         self.process.start()
         self.ready = False
         self.shared: set[Hashable] = set()  # what it has in memory
@@ -76,10 +76,15 @@ def ending(code: int | None) -> str:
     return f"its process ended with code {code}"
 
 
-def serve(connection: Connection) -> None:
-    """Run tasks until the queue closes the connection or asks for an end."""
+def serve(connection: Connection, niceness: int) -> None:
+    """Run tasks until the queue closes the connection or asks for an end.
+
+    Args:
+        connection: to the queue.
+        niceness: of this process.
+    """
     os.setpgrp()  # a terminal's Ctrl-C reaches the queue, which asks once
-    os.nice(NICENESS)
+    os.nice(niceness)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
         connection.send(None)
