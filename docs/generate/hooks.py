@@ -32,7 +32,7 @@ def on_page_markdown(markdown, page, config, files):
         markdown = markdown.replace("<!-- patient differences -->", patient_differences())
     # On GitHub pictures lie beside their papers, on the site beside the pages.
     return PICTURE.sub(
-        lambda link: f"({'../' * page.url.count('/')}pictures/{link[1]}/{link[2]}.png)", markdown
+        lambda link: f"({'../' * page.file.src_uri.count('/')}pictures/{link[1]}/{link[2]}.png)", markdown
     )
 
 

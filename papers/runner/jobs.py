@@ -66,7 +66,7 @@ def run(
     try:
         for batch in shared.each(work, tasks, jobs=jobs, backend=backend, scheduler=scheduler):
             for finished in batch:
-                finished = kept(experiment, scale, finished, results)
+                finished = written(experiment, scale, finished, results)
                 done += 1
                 if finished.failure is not None:
                     failures.append(finished)
@@ -113,7 +113,7 @@ def work(experiment: Experiment, scale: str, cells: Sequence[Cell]) -> list[Fini
     ]
 
 
-def kept(experiment: Experiment, scale: str, finished: Finished, results: Results) -> Finished:
+def written(experiment: Experiment, scale: str, finished: Finished, results: Results) -> Finished:
     """A job whose outcome was written, or which failed because that was not possible."""
     if finished.outcome is None:
         return finished

@@ -114,8 +114,8 @@ def fit(method: Method, net: nn.Module, data: Any, likelihood: Any, **options: A
         likelihood: of the targets.
         options: of `method.fit`.
     """
-    kept = {name: options.get(name) for name in ("training", "seed")}
-    record(method, net, data, likelihood, validation=_shapes(options.get("validation")), **kept)
+    run = {name: options.get(name) for name in ("training", "seed")}
+    record(method, net, data, likelihood, validation=_shapes(options.get("validation")), **run)
     return method.fit(net, data, likelihood, **options)
 
 

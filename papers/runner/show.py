@@ -75,10 +75,10 @@ def line(finished: Finished) -> str:
 
 def comparison(table: Table, scale: str, results: Results, cells: tuple[Cell, ...]) -> Shown:
     """Our numbers beside the paper's, as far as they were run."""
-    stored = [results.kept(table.experiment, scale, cell) for cell in cells]
+    stored = [results.stored(table.experiment, scale, cell) for cell in cells]
     finished, every = sum(map(bool, stored)), len(table.experiment.scales[scale].cells)
     caption = f"{table.paper}. {finished} finished jobs of {every}; ours ± standard error over runs"
-    if early := sum(not one.recorded for one in stored if one is not None):
+    if early := sum(not result.recorded for result in stored if result is not None):
         caption += f"; {early} of them were stored before the settings of all fits and the commit were kept"
     if not table.experiment.scales[scale].smaller:
         caption += f"; the paper's ±: {table.plus_minus}"

@@ -38,7 +38,7 @@ class Spent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class Stored:
     """A stored result.
 
     Attributes:
@@ -70,10 +70,10 @@ class Results:
 
     def read(self, experiment: Experiment, scale: str, cell: Cell) -> Outcome | None:
         """A cell's outcome; None where it was not run, or not with these settings."""
-        kept = self.kept(experiment, scale, cell)
-        return None if kept is None else kept.outcome
+        result = self.stored(experiment, scale, cell)
+        return None if result is None else result.outcome
 
-    def kept(self, experiment: Experiment, scale: str, cell: Cell) -> "Kept | None":
+    def stored(self, experiment: Experiment, scale: str, cell: Cell) -> Stored | None:
         """A cell's outcome and what is known of its run; None where it was not run, or not with these settings."""
         path = self.path(experiment, scale, cell)
         try:
@@ -93,7 +93,7 @@ class Results:
             if content["settings_sha256"] != experiment.digest(scale, cell):
                 return None
             metrics = {str(name): float(value) for name, value in content["metrics"].items()}
-            return Kept(
+            return Stored(
                 outcome=Outcome(metrics=metrics, details=dict(content["details"])),
                 cpu_seconds=float(content["cpu_seconds"]),
                 recorded=content.get("fits") is not None,

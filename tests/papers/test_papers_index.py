@@ -19,12 +19,12 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_index_names_every_table_of_every_module_once():
-    found = {}
+    names = {}
     for path in sorted((ROOT / "papers").rglob("*.py")):
         if "TABLES = (" in path.read_text() and path.name != "index.py":
             name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
-            found |= {table.name: name for table in import_module(name).TABLES}
-    assert found == index.TABLES
+            names |= {table.name: name for table in import_module(name).TABLES}
+    assert names == index.TABLES
     assert list(tables()) == list(index.TABLES)
     assert all(table.name == name for name, table in tables().items())
     assert all(t.experiment.paper == index.TABLES[name].split(".")[1] for name, t in tables().items())
@@ -52,8 +52,8 @@ def experiments(modules: set[str]) -> set[str]:
 
 
 def test_looking_up_one_table_imports_one_table():
-    found = experiments(loaded("bali-table-1", "--show", "--json"))
-    assert found == {"papers.bali", "papers.bali.uci"} | {
+    names = experiments(loaded("bali-table-1", "--show", "--json"))
+    assert names == {"papers.bali", "papers.bali.uci"} | {
         f"papers.bali.uci.{name}" for name in ("baselines", "dropout", "layerwise", "printed", "tables_1_7")
     }
     assert experiments(loaded("inf-table-3", "--show")) == {"papers.inf", "papers.inf.table_3"}

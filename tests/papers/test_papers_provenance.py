@@ -100,8 +100,8 @@ def test_results_stored_before_are_read_and_shown_as_such(tmp_path):
     outcome = Outcome(metrics={"error": 1.0, "score": 0.0})
     results.write(made, "paper", Cell("alpha", "one", 0), outcome, spent)
     results.write(made, "paper", Cell("alpha", "one", 1), outcome, spent, Provenance(fits=[], commit=None))
-    kept = [results.kept(made, "paper", Cell("alpha", "one", split)) for split in (0, 1)]
-    assert [one.recorded for one in kept if one] == [False, True]
+    stored = [results.stored(made, "paper", Cell("alpha", "one", split)) for split in (0, 1)]
+    assert [result.recorded for result in stored if result] == [False, True]
     console = Console(width=200, record=True)
     console.print(show.comparison(table(made), "paper", results, made.scales["paper"].cells))
     said = " ".join(console.export_text().split())

@@ -169,7 +169,7 @@ def test_a_worker_that_dies_is_replaced_and_its_cell_tried_once_more(toys):
     assert ended.finished == 1  # the other, at its second try
     starts = [line.split()[2] for line in traced(toys) if line.startswith("start")]
     assert sorted(starts) == ["dies", "dies", "dies-once", "dies-once"]
-    assert [one.failure for one in reported].count("its process was ended by SIGKILL") == 3
+    assert [finished.failure for finished in reported].count("its process was ended by SIGKILL") == 3
     assert left_behind(toys) == []
     assert ending(3) == "its process ended with code 3"
 
@@ -247,7 +247,7 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda one: one.name)
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda stop: stop.name)
 def test_a_queue_is_stopped_at_any_time_and_taken_up_again(toys, stop):
     with started(toys, 2) as process:
         try:

@@ -47,7 +47,7 @@ def calls_with_defaults(text: str) -> list[str]:
         kind.__name__: {field.name for field in fields(kind)}
         for kind in (active.ActiveLearning, active.Selection, active.OutputVariance, active.Random)
     }
-    found = []
+    calls = []
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.Call):
             continue
@@ -55,8 +55,8 @@ def calls_with_defaults(text: str) -> list[str]:
         if name.startswith(("nn.", "torch.")) or name.rpartition(".")[2] not in known:
             continue
         if {keyword.arg for keyword in node.keywords} < known[name.rpartition(".")[2]]:
-            found.append(ast.unparse(node))
-    return found
+            calls.append(ast.unparse(node))
+    return calls
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PAPERS)))
@@ -77,7 +77,7 @@ def methods_in(value) -> list[Method]:
     if isinstance(value, Method):
         return [value]
     if is_dataclass(value) and not isinstance(value, type):
-        return [one for field in fields(value) for one in methods_in(getattr(value, field.name))]
+        return [method for field in fields(value) for method in methods_in(getattr(value, field.name))]
     return []
 
 

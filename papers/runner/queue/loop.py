@@ -7,7 +7,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 
 from ..experiment import Cell
-from ..jobs import Finished, kept
+from ..jobs import Finished, written
 from ..provenance import commit
 from ..store import Results, Spent
 from .claims import Claims
@@ -142,7 +142,7 @@ class Queue:
         return None
 
     def _wanted(self, group: Group, cell: Cell) -> bool:
-        if self.results.kept(group.experiment, group.scale, cell) is not None:
+        if self.results.stored(group.experiment, group.scale, cell) is not None:
             self._closed(group, cell)
             return False
         digest = group.experiment.digest(group.scale, cell)
@@ -172,12 +172,12 @@ class Queue:
                 task, start = self.running.pop(worker)
                 self.wall += time.monotonic() - start
                 self.idle.append(worker)
-                for one in finished:
-                    self._keep(task.group, one)
+                for ending in finished:
+                    self._keep(task.group, ending)
             self.claims.release([self._name(task.group, cell) for cell in task.cells])
 
     def _keep(self, group: Group, finished: Finished) -> None:
-        finished = kept(group.experiment, group.scale, finished, self.results)
+        finished = written(group.experiment, group.scale, finished, self.results)
         if finished.failure is not None:
             self._mark(group, finished.cell, finished.failure)
         else:

@@ -81,8 +81,8 @@ class Task:
 
 
 def _span(numbers: Iterable[int]) -> str:
-    found = sorted(set(numbers))
-    return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
+    ordered = sorted(set(numbers))
+    return str(ordered[0]) if len(ordered) == 1 else f"{ordered[0]}-{ordered[-1]}"
 
 
 def ranked(
@@ -135,9 +135,9 @@ def _groups(readers: list[Table], scale: str, results: Results, only: str | None
         if only and not any(_matches(f"{table.name} {scale} {data} {method}", only) for table in readers):
             continue
         cells = experiment.scales[scale].select(data=[data], methods=[method])
-        kept = {cell: results.kept(experiment, scale, cell) for cell in cells}
-        seconds = shared or [one.cpu_seconds for one in kept.values() if one is not None]
-        waiting = tuple(cell for cell, one in kept.items() if one is None)
+        stored = {cell: results.stored(experiment, scale, cell) for cell in cells}
+        seconds = shared or [result.cpu_seconds for result in stored.values() if result is not None]
+        waiting = tuple(cell for cell, result in stored.items() if result is None)
         if waiting:
             groups.append(
                 Group(
@@ -158,8 +158,8 @@ def _groups(readers: list[Table], scale: str, results: Results, only: str | None
 
 
 def _measured(experiment: Experiment, scale: str, results: Results) -> list[float]:
-    kept = [results.kept(experiment, scale, cell) for cell in experiment.scales[scale].cells]
-    return [one.cpu_seconds for one in kept if one is not None]
+    stored = [results.stored(experiment, scale, cell) for cell in experiment.scales[scale].cells]
+    return [result.cpu_seconds for result in stored if result is not None]
 
 
 def _matches(words: str, pattern: str) -> bool:

@@ -96,7 +96,7 @@ def serve(connection: Connection, niceness: int) -> None:
 def _run(module: str, table: str, scale: str, cells: tuple[Cell, ...]) -> list[Finished]:
     try:
         tables: Sequence[Any] = import_module(module).TABLES
-        experiment = next(one.experiment for one in tables if one.name == table)
+        experiment = next(entry.experiment for entry in tables if entry.name == table)
         return work(experiment, scale, cells)
     except Interrupted:
         raise

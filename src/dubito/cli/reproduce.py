@@ -36,7 +36,10 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
 
 
 def _table_names() -> list[str]:
-    return list(runner().tables())
+    try:
+        return list(runner().tables())
+    except ConfigError:  # no checkout: nothing to complete
+        return []
 
 
 def run(options: argparse.Namespace) -> int:
