@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test mutants lint docs clean
+.PHONY: demo test mutants lint docs runs clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -21,9 +21,13 @@ mutants: .venv/ready
 	$(BIN)/python -m tests.mutants $(ONLY)
 
 lint: .venv/ready
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src papers tests benchmarks
+	$(BIN)/ruff check src papers tests benchmarks
 	$(BIN)/pyright
+
+# The papers' cells that were not run yet; stop and start it at any time. RUNS="--only bali --jobs 1" for a part.
+runs: .venv/ready
+	$(BIN)/python -m papers runs $(RUNS)
 
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -34,7 +34,6 @@ BEYOND = (
     ("compare",),
     ("plot",),
     ("report",),
-    ("reproduce",),
     ("cli",),
     ("__main__",),
 )
