@@ -26,7 +26,7 @@ from dubito.optim import VOGN, NoisyAdam, NoisyKFAC, NoisyOptimizer, Vadam
 from dubito.training import Processes
 from dubito.training.plan import plan_run
 
-RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "bali.json"
+RESULTS = Path(__file__).parent / "results" / "bali.json"
 ROWS, STEPS = 2048, 4
 #: A step in steps of Adam; CPU-seconds per 1,000 iterations and split; one by one over side by side.
 BARS = {"BALI": 3.0, "yacht": 0.5, "power": 1.5, "yacht, one by one": 3.0}

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import dubito
 from dubito import MAP, BatchEnsemble, Categorical, ConfigError, DataError, Gaussian, Laplace, NetworkError
 from dubito.calibration import temperature_scaled
-from dubito.fitting import Prepared, Run, Start, checked_rows, prepare, prepare_more, read, start
+from dubito.fitting import Prepared, Run, Start, checked_rows, prepare, prepare_more, prepare_start, read
 from dubito.inference.swag import SWAGPosterior
 from dubito.networks import duplicate
 from dubito.posterior import Posterior
@@ -157,11 +157,11 @@ def test_more_data_keep_network_and_likelihood(laplace):
 
 
 def test_a_start_without_data():
-    begun = start(net(), Categorical(), 16, 3)
+    begun = prepare_start(net(), Categorical(), 16, 3)
     assert begun.seed == 3 and begun.run == Run(seed=3) and begun.num_data == 16
     for arguments, message in (((0, 3), "num_data"), ((16, "3"), "seed")):
         with pytest.raises(ConfigError, match=message):
-            start(net(), Categorical(), *arguments)  # pyright: ignore
+            prepare_start(net(), Categorical(), *arguments)  # pyright: ignore
 
 
 @pytest.mark.parametrize("whole", [True, False])

@@ -17,7 +17,8 @@ CORE = (
     ("seeds", "processes"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
     ("inputs", "evaluation", "factors"),
-    ("sources", "networks", "likelihoods", "layers"),
+    ("sources", "likelihoods", "layers"),
+    ("networks",),
     ("fitting",),
     ("curvature", "posterior"),
     ("training", "optim"),
@@ -33,7 +34,6 @@ BEYOND = (
     ("compare",),
     ("plot",),
     ("report",),
-    ("reproduce",),
     ("cli",),
     ("__main__",),
 )

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import seeds
+from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
 from .inputs import Batch, Inputs, Place, named_tensors, rows_of, take
+from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
-from .networks import copied, frozen_modes, run
+from .networks import copied, frozen_modes
 from .processes import Processes
-from .sources import Source, TensorSource, as_source
+from .sources import Source, TensorSource, as_source, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +77,7 @@ class Prepared(Start):
     example: Batch
 
 
-def start(net: nn.Module, likelihood: Likelihood, num_data: int, seed: int) -> Start:
+def prepare_start(net: nn.Module, likelihood: Likelihood, num_data: int, seed: int) -> Start:
     """The start of a training loop of the user's own, whose data come later."""
     require_count(num_data=num_data)
     seeds.derived(seed)  # refuses what is no seed
@@ -134,9 +135,12 @@ def _prepared(
     if num_data is not None:
         require_count(num_data=num_data)
     source = as_source(data, Place.of(network))
-    with seeds.forked(run.seed, "example"):  # loaders draw from the global state
+    with reading(source, run.seed, "example"):
         example = source.example()
-        watched = None if run.validation is None else run.validation.example(1)
+    watched = None
+    if run.validation is not None:
+        with reading(run.validation, run.seed, "example"):
+            watched = run.validation.example(1)
     outputs = probe(network, example.inputs)
     if watched is not None:
         probe(network, watched.inputs)
@@ -187,13 +191,24 @@ def checked_rows(
     first = 0
     for number in count():
         # Loaders draw from the global state; a lone reading must not leave it changed between batches.
-        with nullcontext() if held else seeds.forked(seed, name, number):
+        with reading(source, seed, name, number):
             batch = next(batches, None)
         if batch is None:
             return
         outputs = _answered(network, take(batch.inputs, slice(1)))
         yield batch._replace(targets=likelihood.check_targets(outputs, batch.targets, first))
         first += len(batch.targets)
+
+
+@contextmanager
+def undisturbed(prepared: Prepared, *path: str) -> Iterator[None]:
+    """While open, sources and networks in evaluation mode that draw from the global state find a derived one.
+
+    Training passes see to theirs step by step.
+    """
+    seed, network = prepared.seed, prepared.network
+    with reading(prepared.source, seed, *path, device=Place.of(network).device), seeded(network, seed, *path):
+        yield
 
 
 def probe(network: nn.Module, inputs: Inputs) -> Tensor:
@@ -205,8 +220,8 @@ def probe(network: nn.Module, inputs: Inputs) -> Tensor:
 
 
 def _answered(network: nn.Module, inputs: Inputs) -> Tensor:
-    with torch.no_grad(), seeds.forked(0, "probe", device=Place.of(network).device):
-        return read(partial(run, network, {}), inputs)
+    with torch.no_grad(), seeded(network, 0, "probe"):
+        return read(partial(networks.run, network, {}), inputs)
 
 
 def read(function: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:

@@ -8,10 +8,8 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from . import seeds
 from .errors import ConfigError
-from .fitting import Prepared, Start, prepare, start
-from .inputs import Place
+from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
 from .likelihoods import Likelihood
 from .objective import Objective
 from .posterior import Posterior
@@ -68,8 +66,7 @@ class Method(ABC):
                 seed=seed,
                 progress=progress,
             )
-            # What draws from the global state (loaders, networks) finds a derived one; the user's stays as it was.
-            with seeds.forked(seed, "fit", device=Place.of(prepared.network).device):
+            with undisturbed(prepared, "fit"):
                 return self.fit_prepared(prepared, training)
 
     @abstractmethod
@@ -95,7 +92,7 @@ class TrainedMethod(Method):
             num_data: the number of training rows.
             seed: of the start: the one that `fit` with this seed has.
         """
-        return self.objective(start(net, likelihood, num_data, seed))
+        return self.objective(prepare_start(net, likelihood, num_data, seed))
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
         objective = self.objective(prepared)

@@ -14,7 +14,9 @@ from . import seeds, storage
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
 from .fitting import checked_rows, read
-from .inputs import Inputs, Place, checked_inputs, chunks
+from .inputs import Inputs, Place, checked_inputs, chunks, take
+from .layers import Survey, survey
+from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
 from .prediction import Prediction, PredictionOptions
@@ -93,6 +95,7 @@ class Posterior(nn.Module, ABC):
         self.structure = nn.ModuleDict(named)
         self.details = dict(details or {})
         self.history = list(history or [])
+        self._survey: Survey | None = None
         self.trainable = flagged(network) if trainable is None else set(trainable)
         if trainable is None and not self.trainable:
             raise NetworkError(
@@ -120,6 +123,19 @@ class Posterior(nn.Module, ABC):
     def group(self, key: str) -> NamedTensors:
         """One group of the structure."""
         return self.structure[key]  # pyright: ignore[reportReturnType]
+
+    def survey(self, inputs: Inputs) -> Survey:
+        """What the fit learned about the network; posteriors of older files learn it from these rows.
+
+        Args:
+            inputs: checked rows that the network reads.
+        """
+        if self._survey is None:
+            stored = self.details.get("survey")
+            self._survey = (
+                Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
+            )
+        return self._survey
 
     def train(self, mode: bool = True) -> Self:
         """A posterior predicts: it stays in evaluation mode whatever is asked."""
@@ -228,21 +244,20 @@ class Posterior(nn.Module, ABC):
 
     def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""
-        self.check_forms(options, self.method)
+        self.check_form(options, self.method)
         default = "sampled" if options.linearised is False else self.default_form
-        form = next(iter(options.forms), default)
-        return partial(getattr(self, f"{form}_prediction"), options=options)
+        return partial(getattr(self, f"{options.form or default}_prediction"), options=options)
 
     @classmethod
-    def check_forms(cls, options: PredictionOptions, method: object) -> None:
-        """Refuse forms that the posteriors of a method lack, naming the methods whose posteriors have them."""
-        for form in options.forms:
-            if not cls.has_form(form):
-                makers = sorted(name for name, kind in Posterior.makers.items() if kind.has_form(form))
-                raise ConfigError(
-                    f"{form}=True is for posteriors of {', '.join(makers)}, got one of "
-                    f"{type(method).__name__}; leave it out, or fit one of those"
-                )
+    def check_form(cls, options: PredictionOptions, method: object) -> None:
+        """Refuse a form that the posteriors of a method lack, naming the methods whose posteriors have it."""
+        form = options.form
+        if form is not None and not cls.has_form(form):
+            makers = sorted(name for name, kind in Posterior.makers.items() if kind.has_form(form))
+            raise ConfigError(
+                f"{form}=True is for posteriors of {', '.join(makers)}, got one of {type(method).__name__}; "
+                "leave it out, or fit one of those"
+            )
 
     @classmethod
     def has_form(cls, form: str) -> bool:
@@ -298,7 +313,7 @@ class Posterior(nn.Module, ABC):
         for index in range(num_samples):
             with (
                 torch.set_grad_enabled(keep_graph),
-                seeds.forked(seed, "network", index, device=place.device),  # noise of the network's own
+                seeded(self.network, seed, "network", index),  # noise of the network's own
                 self.applied(index, self.generator(seed, index)) as function,
             ):
                 pieces = [read(function, piece) for piece in chunks(inputs, max_rows)]

@@ -199,6 +199,25 @@ def test_start():
         assert set(mean.unique().tolist()) <= {-1.0, 1.0}
 
 
+@pytest.mark.parametrize(
+    "method", [Rank1(components=K), BatchEnsemble(components=K)], ids=["rank-1", "batch ensemble"]
+)
+def test_components_sides_layers_and_seeds_start_apart(method):
+    net = nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50)).double()
+    still, data = Training(epochs=1, lr=1e-12), (normal(8, 50), labels(8))
+    starts = []
+    for seed in (0, 1):
+        posterior = method.fit(net, data, Categorical(), training=still, seed=seed)
+        for side in ("input_mean", "output_mean"):
+            starts += [mean for _, mean in posterior.group(side).items()]
+    rows = torch.cat(starts) - 1  # 2 seeds × 2 sides × 2 layers × K components
+    assert rows.shape == (8 * K, 50)
+    std = method.initial.std
+    assert rows.std().item() == pytest.approx(std, rel=5 / (2 * rows.numel()) ** 0.5)
+    correlations = torch.corrcoef(rows) - torch.eye(8 * K)
+    assert correlations.abs().max() < 5 / 50**0.5
+
+
 def test_bounded_draws_stay_within_their_bound():
     built = bound(
         Rank1(components=1, family=factors.Cauchy(), bound=2.0, on="input", initial_rate=0.5),
@@ -317,7 +336,9 @@ def test_layers_whose_rows_cannot_be_told_apart_are_named():
     assert "one draw per component and batch in training" in holds["body.weight"]
     assert "per component and batch" not in holds["stem.weight"]
     assert holds["body.weight"].startswith("2 × Normal on 4 inputs and Normal on 5 outputs")
-    assert holds["norm.weight"].startswith("point (it multiplies no inputs") and holds["head.bias"] == "2 points"
+    assert (
+        holds["norm.weight"].startswith("point (it multiplies no inputs") and holds["head.bias"] == "2 points"
+    )
     assert posterior.predict(x, 4, per_example=True).probs.shape == (24, 3)
     with pytest.raises(ConfigError, match="body.weight"):
         fitted(Rank1(components=2, arrangement="tile"), TimeMajor().double(), normal(24, 3, 4))
@@ -326,7 +347,10 @@ def test_layers_whose_rows_cannot_be_told_apart_are_named():
 def test_attention_has_factors_per_row():
     posterior, x = fitted(Rank1(components=2, arrangement="tile"), Attending().double(), normal(24, 3, 4))
     assert posterior.shared == set()
-    assert posterior.holds("block.self_attn.in_proj_weight") == "2 × Normal on 12 inputs and Normal on 12 outputs"
+    assert (
+        posterior.holds("block.self_attn.in_proj_weight")
+        == "2 × Normal on 12 inputs and Normal on 12 outputs"
+    )
     assert posterior.predict(x, 4, per_example=True).probs.shape == (24, 3)
 
 
@@ -344,9 +368,12 @@ class Scaled(nn.Module):
 
 def test_a_fit_says_which_matrices_stay_points():
     net, data = Scaled().double(), (normal(24, 4), labels(24))
-    with pytest.warns(DubitoWarning, match="Rank1 leaves 1 of 4 parameters as points .table: there is no rule for einsum"):
+    with pytest.warns(
+        DubitoWarning,
+        match="Rank1 leaves 1 of 4 parameters as points .table: there is no rule for the way einsum uses it",
+    ):
         posterior = Rank1(components=2).fit(net, data, Categorical(), training=QUICK)
-    assert posterior.holds("table") == "point (there is no rule for einsum)"
+    assert posterior.holds("table") == "point (there is no rule for the way einsum uses it)"
     assert posterior.holds("plain") == "2 × Normal on 4 inputs and Normal on 5 outputs"
     chosen = Rank1(components=2, subset=["plain"]).fit(net, data, Categorical(), training=QUICK)  # no warning
     assert chosen.holds("head.weight") == "point (not in the subset)"

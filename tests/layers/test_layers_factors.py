@@ -100,7 +100,10 @@ class Conv1D(nn.Module):
 
     def __init__(self, outputs: int, inputs: int) -> None:
         super().__init__()
-        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.zeros(outputs))
+        self.weight, self.bias = (
+            nn.Parameter(torch.randn(inputs, outputs)),
+            nn.Parameter(torch.zeros(outputs)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
@@ -207,7 +210,9 @@ NETWORKS = {
     "gru cell": (lambda: Cells(nn.GRUCell(4, 6)), normal(ROWS, 3, 4)),
     "rnn cell": (lambda: Cells(nn.RNNCell(4, 6)), normal(ROWS, 3, 4)),
 }
-pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:LSTM with projections is not supported with oneDNN:UserWarning"
+)
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
@@ -285,9 +290,7 @@ def placed(network, inputs, uses, given, biases, bound, positive, chosen: slice)
 
     factors = {key: NodeFactors(factor(key, "in"), factor(key, "out")) for key in uses}
     own = {name: values[chosen] for name, values in biases.items()}
-    return answered(
-        network, Factors(factors, own, passes=chosen.stop - chosen.start, rows=ROWS), inputs
-    )
+    return answered(network, Factors(factors, own, passes=chosen.stop - chosen.start, rows=ROWS), inputs)
 
 
 @every_network

@@ -175,7 +175,9 @@ def test_cells_fold_both_kernels() -> None:
     assert {name: use.input_shape for name, use in uses.items()} == {"weight_ih": (3,), "weight_hh": (4,)}
     x, h, c = normal(2, 3), normal(2, 4, seed=1), normal(2, 4, seed=2)
     s, t = normal(3, seed=3), normal(4, seed=4)
-    weights = {key: folded(uses[key], getattr(cell, key), v) for key, v in (("weight_ih", s), ("weight_hh", t))}
+    weights = {
+        key: folded(uses[key], getattr(cell, key), v) for key, v in (("weight_ih", s), ("weight_hh", t))
+    }
     close(functional_call(cell, weights, (x, (h, c)))[0], cell(x * s, (h * t, c))[0])
 
 
@@ -256,7 +258,13 @@ def test_a_shared_weight_has_a_use_in_each_of_its_modules() -> None:
 @pytest.mark.parametrize(
     ("plain", "other", "weight", "inputs", "alike"),
     [
-        (nn.Conv2d(5, 5, 3), nn.ConvTranspose2d(5, 5, 3), "weight", (normal(5, 4, 4), normal(5, 3, 3)), False),
+        (
+            nn.Conv2d(5, 5, 3),
+            nn.ConvTranspose2d(5, 5, 3),
+            "weight",
+            (normal(5, 4, 4), normal(5, 3, 3)),
+            False,
+        ),
         (nn.Linear(3, 4), nn.LSTM(3, 1, batch_first=True), "weight_ih_l0", (normal(3), normal(2, 3)), True),
         (nn.Conv1d(4, 6, 3, groups=2), nn.Conv1d(2, 6, 3), "weight", (normal(4, 5), normal(2, 5)), False),
         (nn.Linear(4, 3), nn.Embedding(3, 4), "weight", (normal(4), torch.zeros(2).long()), False),
@@ -340,7 +348,11 @@ SITES = {
         "weight",
         {"shape": [5], "view": [5, 3], "factor_view": [5, 1], "outputs": [3]},
     ),
-    "dense": (nn.Linear(5, 3), "weight", {"shape": [5], "view": [3, 5], "factor_view": [1, 5], "outputs": [3]}),
+    "dense": (
+        nn.Linear(5, 3),
+        "weight",
+        {"shape": [5], "view": [3, 5], "factor_view": [1, 5], "outputs": [3]},
+    ),
 }
 
 

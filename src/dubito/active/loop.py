@@ -91,7 +91,7 @@ class ActiveLearning:
         """
         self.acquisition.check(settings_of(likelihood))
         settings = {"num_samples": self.num_samples, "seed": seed, "max_rows": MAX_ROWS, **(options or {})}
-        self.method.posterior_type.check_forms(PredictionOptions(**settings), self.method)
+        self.method.posterior_type.check_form(PredictionOptions(**settings), self.method)
         network = copied(net).eval()
         place = Place.of(network)
         source = as_source(pool, place, "pool")

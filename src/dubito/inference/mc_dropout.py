@@ -112,7 +112,7 @@ class MCDropoutObjective(Objective):
             "points": points,
             "survey": found.to_json(),
         }
-        reasons.warn_points("MCDropout", points, draft.network)
+        reasons.warn_points(draft.method, points, draft.network)
 
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
         draft, rate, inputs = self.draft, self.draft.method.rate, batch.inputs

@@ -6,7 +6,7 @@ from torch import nn
 
 from .kinds import DECLARATIONS, Declared
 from .layout import Layout
-from .survey import Use
+from .uses import Use
 
 
 def declared(network: nn.Module) -> list[Use]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .kernels import Bounds, Scaled, ScaledDraw, product
+from .kernels import Bounds, Scaled, ScaledDraw
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .form import Nodes
 from .kernels import Folded
 from .layout import Layout
 from .linear import Dense
-from .survey import Use
+from .uses import Use
 
 Views = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 

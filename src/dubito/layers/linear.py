@@ -36,6 +36,10 @@ class Dense(Product):
     def output_view(self) -> tuple[int, ...]:
         return (1, self.rows) if self.turned else (self.rows, 1)
 
+    @property
+    def signature(self) -> tuple[object, ...]:
+        return (*super().signature, self.turned)
+
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight.mT if self.turned else weight, bias)
 
@@ -87,7 +91,7 @@ def addmm(
     alpha: float = 1,
     out: Any = None,
 ) -> Any:
-    """bias + x W, as the layers of GPT-2 write it."""
+    """Bias + x W, as the layers of GPT-2 write it."""
     if beta != 1 or alpha != 1 or out is not None or not isinstance(mat2, Standin):
         return NotImplemented
     if isinstance(input, Standin) and input.ndim > 1:
@@ -97,7 +101,7 @@ def addmm(
 
 @kind(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def matmul(at: Context, input: Tensor, other: Tensor) -> Any:
-    """x W with a matrix W that is a parameter."""
+    """X W with a matrix W that is a parameter."""
     if not isinstance(other, Standin) or other.ndim != 2 or input.ndim < 2:
         return NotImplemented
     return product(at, input, other, turned=True)
@@ -124,7 +128,8 @@ class Pairwise(Form):
         return x[..., : self.first], x[..., self.first :]
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.bilinear(*(part.contiguous() for part in self.split(x)), weight, bias)
+        left, right = self.split(x)
+        return F.bilinear(left.contiguous(), right.contiguous(), weight, bias)
 
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:
         left, right = (part.reshape(len(x), -1, part.shape[-1]) for part in self.split(x))

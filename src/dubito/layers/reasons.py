@@ -36,7 +36,7 @@ def no_rule(name: str, function: Any) -> str:
     """Why a parameter that a function without a rule reads is left out."""
     if "parametrizations" in name.split("."):
         return PARAMETRISED
-    return NO_RULE + getattr(function, "__name__", str(function))
+    return f"{NO_RULE}the way {getattr(function, '__name__', function)} uses it"
 
 
 def unread(name: str) -> str:
@@ -53,11 +53,13 @@ def of_layout(form: Form, layout: Layout) -> str | None:
     return ROWS_AS_CHANNELS if layout is Layout.SECOND and not form.trailing else None
 
 
-def warn_points(method: str, points: Mapping[str, str], network: nn.Module, *, stacklevel: int = 3) -> None:
+def warn_points(
+    method: object, points: Mapping[str, str], network: nn.Module, *, stacklevel: int = 3
+) -> None:
     """One warning that names the matrices that stay points though the method would treat them.
 
     Args:
-        method: its name.
+        method: its settings.
         points: why parameters stay points, by name.
         network: whose parameters they are.
         stacklevel: as in `warnings.warn`.
@@ -66,9 +68,9 @@ def warn_points(method: str, points: Mapping[str, str], network: nn.Module, *, s
     named = {name: why for name, why in points.items() if shapes[name] > 1 and why not in EXPECTED}
     if named:
         listed = "; ".join(f"{name}: {why}" for name, why in named.items())
+        remedy = "; name those to treat by subset= to silence this" if hasattr(method, "subset") else ""
         warnings.warn(
-            f"{method} leaves {len(named)} of {len(shapes)} parameters as points ({listed}); subset= names those to "
-            "treat and silences this",
+            f"{type(method).__name__} leaves {len(named)} of {len(shapes)} parameters as points ({listed}){remedy}",
             DubitoWarning,
             stacklevel=stacklevel,
         )

@@ -15,6 +15,7 @@ from ..layers.factor import NodeFactors
 from ..layers.factors import Factors
 from ..layers.kernels import Patches
 from ..layers.passes import asked
+from ..layers.shell import seeded
 from ..likelihoods import at_least_float
 from ..objective import Loss, Objective
 from ..posterior import Posterior
@@ -115,7 +116,7 @@ class NodeObjective(Objective):
             embeddings=self.embeddings,
         )
         draft.details |= {"shared": shared, "points": points, "survey": found.to_json()}
-        reasons.warn_points(type(draft.method).__name__, points, draft.network)
+        reasons.warn_points(draft.method, points, draft.network)
         sizes = [use.size for use in found.uses if use.weight in draft.uses]
         self.row_size, self.largest = sum(sizes), max(sizes, default=0.0)
         rows_first = all(use.layout is Layout.ROWS for use in found.uses if use.weight in draft.uses)
@@ -130,11 +131,14 @@ class NodeObjective(Objective):
         batch = Batch(few, torch.zeros(2))
         stream = torch.Generator(Place.of(self.draft.network).device).manual_seed(0)
         drawn = self.drawn(batch, stream)
-        try:
-            late = self._tiled(batch, drawn, late=True, training=None)
-        except (RuntimeError, ValueError, IndexError):  # rows that were repeated meet rows that were not
-            return False
-        early = self._tiled(batch, drawn, late=False, training=None)
+        network = self.draft.network
+        with seeded(network, 0, "parts late"):
+            try:
+                late = self._tiled(batch, drawn, late=True, training=None)
+            except (RuntimeError, ValueError, IndexError):  # rows that were repeated meet rows that were not
+                return False
+        with seeded(network, 0, "parts late"):
+            early = self._tiled(batch, drawn, late=False, training=None)
         return late.shape == early.shape and torch.allclose(late, early, rtol=1e-3, atol=1e-5)
 
     def tiles(self, batch: Batch) -> bool:

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from .. import seeds
 from ..fitting import read
-from ..inputs import Inputs, Place, call, rows_of
+from ..inputs import Inputs, call, rows_of
 from ..layers.factor import NodeFactors
 from ..layers.factors import Factors
 from ..layers.passes import asking
+from ..layers.shell import seeded
 
 if TYPE_CHECKING:
     from .posterior import NodePosterior, Noise
@@ -27,8 +28,7 @@ def row_draws(
 ) -> Iterator[Tensor]:
     """Outputs of rows from number `first` on, draw by draw; weights that rows share have one draw for all."""
     stds, bound, rows = posterior.stds(), posterior.method.bound, rows_of(inputs)
-    device, additive = Place.of(posterior.network).device, posterior.method.additive
-    shared = posterior.shared
+    additive, shared = posterior.method.additive, posterior.shared
     for index in range(num_samples):
         component = index % posterior.num_components
         chosen = slice(component, component + 1)
@@ -49,7 +49,7 @@ def row_draws(
         context = Factors(per_row, passes=1, rows=rows, additive=additive)
         with (
             torch.no_grad(),
-            seeds.forked(seed, "network", index, device=device),
+            seeded(posterior.network, seed, "network", index),
             asking(posterior.network, context, context.names, weights) as shell,
         ):
             outputs = read(partial(call, shell), inputs)

@@ -61,13 +61,6 @@ def reading_inputs(network: nn.Module, survey: Survey) -> set[str]:
     return {str(use.weight) for use in known if use.weight in weights or use.bias in biases}
 
 
-def _only_nodes(survey: Survey | None, name: str) -> bool:
-    assert survey is not None
-    uses = survey.of(name)
-    alike = all(use.weight == name and isinstance(use.form, Nodes) for use in uses)
-    return alike and not survey.reasons.get(name, "").startswith(reasons.NO_RULE)
-
-
 def shared_weights(
     uses: Mapping[str, Use],
     survey: Survey,
@@ -105,9 +98,7 @@ def shared_weights(
     return shared
 
 
-def bias_names(
-    network: nn.Module, weights: Collection[str], survey: Survey | None = None
-) -> tuple[str, ...]:
+def bias_names(network: nn.Module, weights: Collection[str], survey: Survey | None = None) -> tuple[str, ...]:
     """The trainable biases of the layers whose weights carry factors."""
     known = [*declared(network), *(survey.uses if survey is not None else ())]
     learned = {name for name, parameter in network.named_parameters() if parameter.requires_grad}

@@ -14,7 +14,7 @@ from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
 from ..fitting import read
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
-from ..layers.shell import leased
+from ..layers.shell import leased, seeded
 from ..layers.weight_noise import (
     Moments,
     OwnSpread,
@@ -33,7 +33,7 @@ from ..networks import Subset, duplicate, run
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import Prediction, PredictionOptions
 from ..priors import prior_std_of
-from ..seeds import derived, forked
+from ..seeds import derived
 from .ties import matrix_shape, tied_ranks
 
 #: The least standard deviation a truncation leaves: truncated matrices go below 0, where no logarithm is.
@@ -149,7 +149,10 @@ class NormalPosterior(Posterior):
     @property
     def _shared(self) -> Shared | None:
         """The innermost `sharing` of this posterior that this thread has open."""
-        return next((shared for shared in reversed(OPEN.get()) if shared.posterior is self), None)
+        for shared in reversed(OPEN.get()):
+            if shared.posterior is self:
+                return shared
+        return None
 
     def holds(self, name: str) -> str:
         if name not in self.random:
@@ -202,14 +205,14 @@ class NormalPosterior(Posterior):
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         spreads = {name: self.spread(name) for name in self.random if name not in placement.drawn}
         moments: Moments = {}
-        own, device = self.weights(), Place.of(self.network).device
+        own = self.weights()
         for index in range(num_samples):
             generator = self.generator(seed, index)
             weights = {name: self.spread(name).draw(own[name], generator) for name in placement.drawn}
             streams = RowStreams(derived(seed, "marginal", index), first, rows_of(inputs), total)
             with (
                 torch.no_grad(),
-                forked(seed, "network", index, device=device),  # noise of the network's own
+                seeded(self.network, seed, "network", index),  # noise of the network's own
                 leased(self.network) as shell,
                 local_noise(shell, placement.layers, spreads, streams, moments),
             ):

@@ -30,14 +30,22 @@ class PredictionOptions:
 
     def __post_init__(self) -> None:
         require_count(num_samples=self.num_samples, max_rows=self.max_rows)
+        if not (self.linearised is None and self.marginal is False and self.per_example is False):
+            self._check_forms()
+
+    def _check_forms(self) -> None:
         for form in FORMS:
             value = getattr(self, form)
             if not isinstance(value, bool) and not (form == "linearised" and value is None):
                 raise ConfigError(f"{form} must be True or False, got {value!r}")
-        if len(self.forms) > 1:
-            raise ConfigError(f"a prediction has one form, got {' and '.join(self.forms)}; choose one")
+        asked = [form for form in FORMS if getattr(self, form)]
+        if len(asked) > 1:
+            raise ConfigError(f"a prediction has one form, got {' and '.join(asked)}; choose one")
 
     @property
-    def forms(self) -> tuple[str, ...]:
-        """The forms that are asked for."""
-        return tuple(form for form in FORMS if getattr(self, form))
+    def form(self) -> str | None:
+        """The form that is asked for; None leaves it to the posterior, or to draws where `linearised` is False."""
+        for form in FORMS:
+            if getattr(self, form):
+                return form
+        return None

@@ -4,9 +4,9 @@ from ..fitting import Run as Run
 from ..processes import Processes as Processes
 from ..processes import current as current
 from .contract import Loss as Loss
+from .contract import ObjectiveLike as ObjectiveLike
 from .contract import Record as Record
 from .contract import Stepper as Stepper
-from .contract import Trainable as Trainable
 from .loop import train as train
 from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..errors import StorageError
-from .contract import Trainable
+from .contract import ObjectiveLike
 from .settings import Training
 
 KIND = "checkpoint"
 
 
 def fingerprint(
-    objective: Trainable, training: Training, seed: int, data: str, validation: str | None
+    objective: ObjectiveLike, training: Training, seed: int, data: str, validation: str | None
 ) -> dict[str, Any]:
     """What makes two runs the same run; the number of processes and the first weights do not.
 

@@ -74,7 +74,7 @@ class Stepper(ABC):
         """Take back what `state` gave."""
 
 
-class Trainable(Protocol):
+class ObjectiveLike(Protocol):
     """What the loop needs of an objective; `dubito.objective.Objective` says what each part is."""
 
     num_data: int

@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import seeds
 from ..inputs import Batch, Place
 from ..processes import Processes
-from .contract import Record, Stepper, Trainable
+from .contract import ObjectiveLike, Record, Stepper
 from .plan import Plan
 from .settings import Training
 
@@ -27,7 +27,7 @@ class GradientStepper(Stepper):
     """
 
     def __init__(
-        self, objective: Trainable, training: Training, plan: Plan, processes: Processes, seed: int
+        self, objective: ObjectiveLike, training: Training, plan: Plan, processes: Processes, seed: int
     ) -> None:
         self.objective, self.training, self.plan = objective, training, plan
         self.processes, self.seed = processes, seed
@@ -62,6 +62,7 @@ class GradientStepper(Stepper):
             self.scaler.scale(loss.total if share == 1 else loss.total * share).backward()
             terms = torch.stack([loss.total.detach(), loss.nll.detach(), loss.kl.detach().to(loss.nll)])
             sums.append(terms * len(batch.targets))
+            del loss  # and with its graph the lease on a shell, which the next pass takes again
         total = torch.stack(sums).sum(0) if sums else torch.zeros(3, device=self.device)
         total, stop = self._combine(total, stop)
         self.scaler.unscale_(self.optimizer)

@@ -11,8 +11,8 @@ from torch import nn
 
 from ... import seeds
 from ...errors import ConfigError, DataError
-from ...fitting import Prepared, Run, prepare
-from ...inputs import Batch, Place, map_tensors, named_tensors
+from ...fitting import Prepared, Run, prepare, undisturbed
+from ...inputs import Batch, map_tensors, named_tensors
 from ...likelihoods import Likelihood
 from ...sources import TensorSource
 from ...training import Training, train
@@ -61,7 +61,7 @@ def fit_many(
         for place, numbers in enumerate(groups.values()):
             run = Run(seed=seed, progress=progress, checkpoint=suffixed(checkpoint, f"group-{place}"))
             group = [each[number] for number in numbers]
-            with seeds.forked(seed, "fit", device=Place.of(group[0].network).device):
+            with undisturbed(replace(group[0], run=run), "fit"):
                 posteriors = _fit_group(method, group, training, run)
             fitted |= dict(zip(numbers, posteriors, strict=True))
     return [fitted[number] for number in range(len(data))]

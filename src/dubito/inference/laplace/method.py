@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ...curvature import Block, Curvature, Fisher, Statistics, Taps, find_blocks, statistics
+from ...curvature import Block, Cover, Curvature, Fisher, Statistics, cover, statistics
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
 from ...fitting import Prepared, probe
 from ...inputs import Inputs, Place, take
-from ...layers.trace import trace
+from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method
 from ...networks import Subset, resolve, with_flags
@@ -31,13 +31,18 @@ def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         network: in evaluation mode.
         inputs: a few rows.
     """
-    own = {path: list(module.parameters(recurse=False)) for path, module in network.named_modules()}
-    layers = [path for path, parameters in own.items() if any(p.requires_grad for p in parameters)]
-    visits = trace(network, inputs, layers)
-    if not visits:
-        raise NetworkError("last_layer needs a layer with trainable parameters that is called, found none")
-    wanted = {id(parameter) for parameter in own[list(visits)[-1]] if parameter.requires_grad}
-    return tuple(name for name, parameter in network.named_parameters() if id(parameter) in wanted)
+    return last_used(network, survey(network, inputs))
+
+
+def last_used(network: nn.Module, surveyed: Survey) -> tuple[str, ...]:
+    """The trainable parameters of the last layer in a forward pass that multiplies its inputs by a weight."""
+    named = dict(network.named_parameters())
+    products = [use for use in surveyed.uses if isinstance(use.form, Product)]
+    for use in reversed(products or surveyed.uses):
+        names = {name for name in (use.weight, use.bias) if name is not None and named[name].requires_grad}
+        if names:
+            return tuple(name for name in named if name in names)
+    raise NetworkError("last_layer needs a layer with trainable parameters that is called, got none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,32 +85,37 @@ class Laplace(Method):
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> LaplacePosterior:
         inputs, history = prepared.example.inputs, []
-        names = self._names(prepared.network, inputs)
-        blocks, taps, left_out = find_blocks(prepared.network, inputs, names)
+        surveyed = survey(prepared.network, inputs)
+        names = self._names(prepared.network, surveyed, inputs)
+        covered = cover(prepared.network, surveyed, names)
         outputs, targets = self._checked_example(prepared)
-        self._warn(blocks, left_out)
+        self._warn(covered)
         if training is not None:
             trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5).fit_prepared(prepared, training)
             network = with_flags(trained.network, trained.trainable)
             prepared = replace(prepared, network=network, likelihood=trained.likelihood)
             history = trained.history
-            blocks, taps, _ = find_blocks(network, inputs, names)  # in the network that was trained
+            surveyed = survey(network, inputs)  # of the network that was trained
+            covered = cover(network, surveyed, names)
+        blocks = list(covered.blocks.values())
         look = Look(prepared.likelihood, outputs, targets)
-        curvatures, point = self._measured(prepared, taps, look, training)
+        curvatures, point = self._measured(prepared, covered, look, training)
         point.warn_if_constant()
         structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
-        facts, kept = {}, {}
+        facts, stored = {}, {}
         for block in blocks:
             structure, curvature = structures[block.name], curvatures.pop(block.name)
             chosen = structure.chosen(block, curvature)
-            kept[block.weight] = structure.keep(block, curvature)
-            facts[block.name] = {**chosen, **structure.facts(block, kept[block.weight])}
+            stored[block.weight] = structure.keep(block, curvature)
+            facts[block.name] = {**chosen, **structure.facts(block, stored[block.weight])}
         return LaplacePosterior(
             prepared.network,
             point.likelihood,
             method=self if self.subset is None else replace(self, subset=names),
-            structure=by_kind(kept),
+            structure=by_kind(stored),
             details={
+                "survey": surveyed.to_json(),
+                "points": dict(covered.left_out),
                 "blocks": [block.to_json() for block in blocks],
                 "facts": facts,
                 "num_data": float(prepared.num_data),
@@ -125,7 +135,7 @@ class Laplace(Method):
         return outputs, targets
 
     def _measured(
-        self, prepared: Prepared, taps: Taps, look: Look, training: Training | None
+        self, prepared: Prepared, covered: Cover, look: Look, training: Training | None
     ) -> tuple[dict[str, Statistics], Point]:
         """The curvature of all blocks, and what the network says about the data."""
         network, likelihood, source = prepared.network, prepared.likelihood, prepared.source
@@ -140,7 +150,7 @@ class Laplace(Method):
             likelihood = look.point(residual_noise=True).likelihood
         curvatures = statistics(
             network,
-            taps,
+            covered,
             source,
             likelihood,
             self.curvature,
@@ -154,13 +164,14 @@ class Laplace(Method):
             look.join(processes, device)
         return curvatures, look.point(residual_noise=residual)
 
-    def _names(self, network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+    def _names(self, network: nn.Module, surveyed: Survey, inputs: Inputs) -> tuple[str, ...]:
         if self.subset is last_layer:
-            return last_layer(network, inputs)
+            return last_used(network, surveyed)
         return resolve(self.subset, network)  # pyright: ignore[reportArgumentType]
 
-    def _warn(self, blocks: list[Block], left_out: dict[str, str]) -> None:
+    def _warn(self, covered: Cover) -> None:
         """Name what is not covered as asked."""
+        blocks, left_out = covered.blocks.values(), covered.left_out
         if left_out:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             warnings.warn(

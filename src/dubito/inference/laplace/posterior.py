@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from ...curvature import Block
+from ...curvature import Block, Cover, cover
 from ...distributions import GroupedNormal, StructuredNormal
-from ...errors import ConfigError, require_count, require_positive, unknown_name
+from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
 from ...fitting import read
 from ...inputs import Inputs, Place, checked_inputs, map_tensors, take
 from ...likelihoods import GaussianLikelihood, at_least_float
@@ -44,6 +44,7 @@ class LaplacePosterior(Posterior):
         self._of_weight = {block.weight: block for block in self.blocks.values()}
         self._of_bias = {block.bias: block for block in self.blocks.values() if block.bias is not None}
         self._built: dict[str, tuple[Any, tuple[StructuredNormal, ...]]] = {}
+        self._cover: Cover | None = None
 
     # -- the distribution ----------------------------------------------------------------------------------
 
@@ -164,9 +165,30 @@ class LaplacePosterior(Posterior):
         """In closed form, of the network as linear in its weights around their mean."""
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             inputs = self.readable(inputs)
-            linear = Linearised(self.network, self.blocks, take(inputs, slice(8)))
-            outputs, (covariance,) = linear(inputs, [self.normals], options.max_rows)
+            outputs, (covariance,) = self.linearised(inputs)(inputs, [self.normals], options.max_rows)
             return predictive(self.likelihood, outputs, covariance)
+
+    def linearised(self, inputs: Inputs) -> Linearised:
+        """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
+        return Linearised(self.network, self.cover(inputs))
+
+    def cover(self, inputs: Inputs) -> Cover:
+        """The posterior's blocks in its network.
+
+        Args:
+            inputs: checked rows, from which a posterior of an older file learns how its network uses them.
+        """
+        if self._cover is None:
+            names = [name for block in self.blocks.values() for name in block.parameters]
+            covered = cover(self.network, self.survey(inputs), names)
+            if dict(covered.blocks) != self.blocks:
+                reasons = "; ".join(f"{name}: {reason}" for name, reason in covered.left_out.items())
+                raise NetworkError(
+                    "the network must use its layers as in the fit, but with these inputs they look different "
+                    f"({reasons or 'other blocks'}); predict with draws instead"
+                )
+            self._cover = covered
+        return self._cover
 
     def readable(self, inputs: Inputs) -> Inputs:
         """The inputs, checked, of which the network can read the first row, and fit for gradients."""

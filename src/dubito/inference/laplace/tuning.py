@@ -17,8 +17,7 @@ from ...distributions import SparseInformationNormal, StructuredNormal
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning
 from ...fitting import checked_rows
-from ...inputs import take
-from .linearised import Linearised, predictive
+from .linearised import predictive
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -229,7 +228,7 @@ def best_scale(
     nll, read, rows = [0.0 for _ in judges], None, 0
     for batch in batches:
         inputs = posterior.readable(batch.inputs)
-        read = read or Linearised(network, posterior.blocks, take(inputs, slice(8)))
+        read = read or posterior.linearised(inputs)
         outputs, covariances = read(inputs, [*candidates, before.normals], max_rows)
         rows += len(batch.targets)
         for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):

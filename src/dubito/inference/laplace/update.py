@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import seeds
-from ...curvature import find_blocks, statistics
-from ...errors import NetworkError
+from ...curvature import statistics
 from ...fitting import prepare_more, probe
 from ...inputs import Place
+from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
+from ...sources import reading
 from .point import Look
 
 if TYPE_CHECKING:
@@ -20,14 +21,13 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
     """See `LaplacePosterior.update`."""
     network, method, details = posterior.network, posterior.method, posterior.details
     likelihood = at_fit(posterior)
-    with torch.inference_mode(False), seeds.forked(seed, "update", device=Place.of(network).device):
+    with torch.inference_mode(False):
         more = prepare_more(network, data, likelihood, num_data=num_data, seed=seed)
-        names = [name for block in posterior.blocks.values() for name in block.parameters]
-        found, taps, _ = find_blocks(network, more.example.inputs, names)
-        if {block.name: block for block in found} != posterior.blocks:
-            raise NetworkError(
-                "the update must find the layers that the fit found, but with these data it does not"
-            )
+    with (
+        torch.inference_mode(False),
+        reading(more.source, seed, "update", device=Place.of(network).device),
+        seeded(network, seed, "update"),
+    ):
         look = Look(likelihood, probe(network, more.example.inputs), more.example.targets)
         bases = {
             name: posterior.structure_of(block).basis(posterior.kept(block))
@@ -38,7 +38,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         needs["kronecker"] = needs["kronecker"] and not frozen  # the factors only gave the basis
         new = statistics(
             network,
-            taps,
+            posterior.cover(more.example.inputs),
             more.source,
             likelihood,
             method.curvature,
