@@ -81,9 +81,9 @@ MUTANTS = (
         "the mode of the noise has twice the outputs in its denominator",
     ),
     mutant(
-        "inference/batch_ensemble.py",
-        "initial_std=0.0, seed=seed",
-        "initial_std=0.0, seed=0",
+        "node_factors/components.py",
+        "seed=start.seed",
+        "seed=0",
         "inference/test_inference_rank1.py::test_components_sides_layers_and_seeds_start_apart",
         "every seed starts its factors alike",
     ),
@@ -194,10 +194,10 @@ MUTANTS = (
         "the divergence counts half of the columns' determinant",
     ),
     mutant(
-        "factors.py",
+        "node_factors/laws.py",
         "self.law(2 * mean, 2 * std)",
         "self.law(2 * mean, std)",
-        "test_factors.py::test_divergence_and_draws_against_monte_carlo",
+        "test_node_factors_laws.py::test_divergence_and_draws_against_monte_carlo",
         "the square of a log-Normal keeps its scale",
     ),
     mutant(

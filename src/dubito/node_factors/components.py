@@ -145,9 +145,10 @@ class ComponentObjective(NodeObjective):
         return bounds
 
     def factors(self, name: str, chosen: slice, drawn: Any) -> NodeFactors:
-        noise = drawn.noise[name]
+        inputs, outputs = drawn.noise[name]
         if name in self.draft.shared:
-            noise = tuple(None if values is None else values[chosen] for values in noise)
+            inputs, outputs = (None if values is None else values[chosen] for values in (inputs, outputs))
+        noise = inputs, outputs
         return self.draft.factors(name, chosen, noise, drawn.stds, drawn.bounds[name], drawn.flips[name])
 
     def biases(self, chosen: slice, drawn: Any) -> dict[str, Tensor]:
