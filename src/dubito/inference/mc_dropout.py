@@ -126,8 +126,10 @@ class MCDropoutObjective(Objective):
             if name in shared:
                 weights[name] = dropped(use, weight, rate, generator)
             else:
-                whole = bernoulli_factors((total, *use.input_shape), rate, weight, generator)
-                per_row[name] = NodeFactors(Factor(whole[None, batch.first : batch.first + rows], given=True))
+                factors = bernoulli_factors((1, total, *use.input_shape), rate, weight, generator)
+                if rows < total:
+                    factors = factors[:, batch.first : batch.first + rows]
+                per_row[name] = NodeFactors(Factor(factors, given=True))
         context = Factors(per_row, passes=1, rows=rows)
         lease = asked(draft.network, context, context.names, weights, training=self.modes)
         return lease.outputs(inputs)

@@ -86,9 +86,12 @@ class Factor:
         """
         passes = self.mean.shape[0]
         if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
-            shape = [1] * x.ndim
-            shape[0], shape[axis] = rows, x.shape[axis]
-            return x * self.mean.to(x.dtype).view(shape)
+            factors = self.mean[0].to(x.dtype)
+            if x.ndim > 2:
+                shape = [1] * x.ndim
+                shape[0], shape[axis] = rows, x.shape[axis]
+                factors = factors.reshape(shape)
+            return x * factors
         blocks = as_blocks(x, passes, rows, axis)
         added = None if bias is None else bias.reshape(*(*bias.shape[:-1], 1, 1)[:2], 1, bias.shape[-1], 1)
         if self.per_row and not self.positive and not self.given:
