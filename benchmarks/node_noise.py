@@ -79,7 +79,6 @@ def step(parameters: list, loss: Callable[[], Tensor]) -> Callable[[], None]:
 def method_step(method: TrainedMethod, net: nn.Module, batch: Batch) -> Callable[[], None]:
     built = method.build(net, Categorical(), 50_000)
     built.bind(batch.inputs)
-    built.draft.network.train()
     generator = torch.Generator().manual_seed(0)
     return step(built.parameter_groups(1e-4), lambda: built.batch_loss(batch, 1.0, generator).total)
 

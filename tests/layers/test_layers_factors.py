@@ -95,6 +95,18 @@ class Attention(nn.Module):
         return self.head(self.attention(hidden, hidden[:, :2], hidden[:, 1:3])[0].mean(1))
 
 
+class Separate(nn.Module):
+    """Projections apart, because keys and values have sizes of their own; their biases are parts of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(6, 2, kdim=4, vdim=3, batch_first=True)
+        self.embed, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.attention(self.embed(inputs), inputs, torch.tanh(inputs[..., :3]))[0].mean(1))
+
+
 class Conv1D(nn.Module):
     """A dense layer as the GPT-2 of Transformers writes it: [inputs, outputs], by `addmm`."""
 
@@ -203,6 +215,7 @@ NETWORKS = {
     ),
     "packed": (Packed, ragged()),
     "attention": (Attention, normal(ROWS, 3, 4)),
+    "attention with separate projections": (Separate, normal(ROWS, 3, 4)),
     "addmm": (Turned, normal(ROWS, 3, 4)),
     "own products": (Bare, normal(ROWS, 4)),
     "low rank": (LoRA, normal(ROWS, 4)),

@@ -85,19 +85,19 @@ class MCDropoutObjective(Objective):
         draft, rate = self.draft, self.draft.method.rate
         if draft.details:
             return
-        found = survey(draft.network, inputs)
+        facts = survey(draft.network, inputs)
         if rate is None:
             names = find_dropouts(draft.network)
-            layouts = {name: found.dropouts[name].value for name in names if name in found.dropouts}
+            layouts = {name: facts.dropouts[name].value for name in names if name in facts.dropouts}
             if not layouts:
                 raise NetworkError(
                     f"rate=None uses the network's own dropout layers, but its forward pass calls none of {names}; "
                     "give a rate, as in MCDropout(rate=0.1), to put dropout on its layers' inputs"
                 )
-            draft.details = {"dropouts": layouts, "survey": found.to_json()}
+            draft.details = {"dropouts": layouts, "survey": facts.to_json()}
             return
-        first = reading_inputs(draft.network, found)
-        known = weights_with_nodes(draft.network, found, embeddings=False)
+        first = reading_inputs(draft.network, facts)
+        known = weights_with_nodes(draft.network, facts, embeddings=False)
         draft.uses = {name: use for name, use in known.items() if name not in first}
         if not draft.uses:
             raise NetworkError(
@@ -105,12 +105,12 @@ class MCDropoutObjective(Objective):
                 f"its first (found: {sorted(known) or 'no layer with weights'}) whose weight is a parameter of "
                 "its own; add a hidden layer, or remove parametrisations"
             )
-        points = points_of(draft.network, found, draft.uses, embeddings=False, first=False)
+        points = points_of(draft.network, facts, draft.uses, embeddings=False, first=False)
         draft.details = {
             "uses": [use.to_json() for use in draft.uses.values()],
-            "shared": shared_weights(draft.uses, found, layouts=(Layout.ROWS,), steps=False),
+            "shared": shared_weights(draft.uses, facts, layouts=(Layout.ROWS,), steps=False),
             "points": points,
-            "survey": found.to_json(),
+            "survey": facts.to_json(),
         }
         reasons.warn_points(draft.method, points, draft.network)
 

@@ -178,8 +178,8 @@ def component_objective(
         initial_std: where standard deviations of factors start.
         summed: add the components' divergences up instead of averaging them.
     """
-    found = surveyed(start)
-    uses = chosen_weights(start.network, method.subset, found)
+    facts = surveyed(start)
+    uses = chosen_weights(start.network, method.subset, facts)
     structure = structure_of(
         start.network,
         uses,
@@ -188,11 +188,11 @@ def component_objective(
         initial=method.initial,
         initial_std=initial_std,
         additive=method.additive,
-        biases=bias_names(start.network, uses, found),
+        biases=bias_names(start.network, uses, facts),
         seed=start.seed,
     )
     return ComponentObjective(
-        NodePosterior.draft(method, start.network, start.likelihood, uses, structure, found),
+        NodePosterior.draft(method, start.network, start.likelihood, uses, structure, facts),
         arrangement=method.arrangement,
         log_mixture=method.log_mixture,
         summed=summed,

@@ -102,24 +102,24 @@ class NodeObjective(Objective):
         if "shared" in draft.details:
             return
         stored = draft.details.get("survey")
-        found = Survey.from_json(stored) if stored else survey(draft.network, inputs)
-        shared = shared_weights(draft.uses, found, additive=draft.method.additive)
+        facts = Survey.from_json(stored) if stored else survey(draft.network, inputs)
+        shared = shared_weights(draft.uses, facts, additive=draft.method.additive)
         if shared and self.arrangement == "tile":
             raise ConfigError(
                 f"a tile needs factors per row, which these weights cannot have: {shared}; take arrangement='loop'"
             )
         points = points_of(
             draft.network,
-            found,
+            facts,
             {*draft.uses, *draft.varied_biases},
             draft.method.subset,
             embeddings=self.embeddings,
         )
-        draft.details |= {"shared": shared, "points": points, "survey": found.to_json()}
+        draft.details |= {"shared": shared, "points": points, "survey": facts.to_json()}
         reasons.warn_points(draft.method, points, draft.network)
-        sizes = [use.size for use in found.uses if use.weight in draft.uses]
+        sizes = [use.size for use in facts.uses if use.weight in draft.uses]
         self.row_size, self.largest = sum(sizes), max(sizes, default=0.0)
-        rows_first = all(use.layout is Layout.ROWS for use in found.uses if use.weight in draft.uses)
+        rows_first = all(use.layout is Layout.ROWS for use in facts.uses if use.weight in draft.uses)
         self.parts_late = not shared and rows_first and self.passes > 1 and self._parts_late(inputs)
 
     @torch.no_grad()

@@ -60,10 +60,10 @@ class NodePosterior(Posterior):
         likelihood: BuiltLikelihood,
         uses: Mapping[str, Use],
         structure: dict[str, dict[str, Tensor]],
-        found: Survey | None = None,
+        facts: Survey | None = None,
     ) -> Self:
         """A posterior to be trained, of a method that from now on knows its weights by name."""
-        known = {} if found is None else {"survey": found.to_json()}
+        known = {} if facts is None else {"survey": facts.to_json()}
         return cls(
             network,
             likelihood,

@@ -22,11 +22,11 @@ def surveyed(start: Start) -> Survey | None:
 
 
 def chosen_weights(
-    network: nn.Module, subset: Subset, found: Survey | None, *, embeddings: bool = True
+    network: nn.Module, subset: Subset, facts: Survey | None, *, embeddings: bool = True
 ) -> dict[str, Use]:
     """The trainable weights that can carry factors, of those `subset` picks, by name."""
     names = set(resolve(subset, network))
-    uses = weights_with_nodes(network, found, embeddings=embeddings)
+    uses = weights_with_nodes(network, facts, embeddings=embeddings)
     chosen = {name: use for name, use in uses.items() if name in names}
     if not chosen:
         kinds = sorted(

@@ -82,8 +82,8 @@ class Implicit(TrainedMethod):
 
     def objective(self, start: Start) -> ImplicitObjective:
         network, seed = start.network, start.seed
-        found = surveyed(start)
-        uses = chosen_weights(network, self.subset, found, embeddings=False)
+        facts = surveyed(start)
+        uses = chosen_weights(network, self.subset, facts, embeddings=False)
         structure = structure_of(
             network,
             uses,
@@ -99,7 +99,7 @@ class Implicit(TrainedMethod):
             weights = dict(network.named_parameters())
             means = {
                 name: 1 + self.mean_std * noise(weights[name].new_empty(self.components), seed, "bias", name)
-                for name in bias_names(network, uses, found)
+                for name in bias_names(network, uses, facts)
             }
             structure["bias_mean"] = means
             structure["bias_raw_std"] = {
@@ -109,7 +109,7 @@ class Implicit(TrainedMethod):
             ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
         }
         return ImplicitObjective(
-            ImplicitPosterior.draft(self, network, start.likelihood, uses, structure, found),
+            ImplicitPosterior.draft(self, network, start.likelihood, uses, structure, facts),
             noise_samples=self.noise_samples,
             mixture_mean=self.kl == "mixture-mean",
             arrangement=self.arrangement,
