@@ -1,7 +1,7 @@
 """The networks and methods that the contract runs every method through."""
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -149,10 +149,11 @@ NETWORKS = ("mlp", "one feature", "nested", "shared", "convolutional", "lstm", "
 def fresh(method: str, network: str = "mlp", count: int = 12, seed: int = 0) -> tuple[Posterior, Case]:
     """A posterior of the method on the network, fitted now, with the case it was fitted to."""
     case = make(network, count)
+    training = replace(QUICK, batch_size=max(QUICK.batch_size or 0, count // 8))  # few steps for many rows
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)  # layers a method leaves as points are named, rightly
         posterior = METHODS[method].fit(
-            case.net, (case.inputs, case.targets), Categorical(), training=QUICK, seed=seed
+            case.net, (case.inputs, case.targets), Categorical(), training=training, seed=seed
         )
     return posterior, case
 

@@ -6,8 +6,9 @@ import torch
 from sklearn.linear_model import LogisticRegression, Ridge
 from torch import Tensor, nn
 
-from dubito import MAP, Categorical, ConfigError, Gaussian, NetworkError
+from dubito import MAP, Categorical, ConfigError, Gaussian, NetworkError, Training
 from dubito.objective import Objective
+from dubito.training import SGD
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -38,6 +39,24 @@ def test_ridge_regression() -> None:
     minimised(built, inputs, targets)
     ridge = Ridge(alpha=noise_std**2 / prior_std**2, fit_intercept=False).fit(inputs, targets)
     np.testing.assert_allclose(built.posterior().network.weight, ridge.coef_, rtol=1e-6)
+
+
+def test_the_prior_is_shared_out_over_the_rows_that_are_given() -> None:
+    # Forty rows that stand for a hundred: the prior weighs 40/100 of what it weighs beside forty.
+    inputs, noise_std, prior_std = normal(40, 3), 0.5, 0.1
+    targets = inputs @ normal(3, 2, seed=1) + noise_std * normal(40, 2, seed=2)
+    descent = Training(iterations=300, batch_size=40, lr=0.02, optimizer=SGD())
+    for num_data in (None, 100):
+        posterior = MAP(prior_std=prior_std).fit(
+            nn.Linear(3, 2, bias=False).double(),
+            (inputs, targets),
+            Gaussian(std=noise_std),
+            training=descent,
+            num_data=num_data,
+        )
+        alpha = noise_std**2 / prior_std**2 * 40 / (num_data or 40)
+        ridge = Ridge(alpha=alpha, fit_intercept=False).fit(inputs, targets)
+        np.testing.assert_allclose(posterior.network.weight, ridge.coef_, rtol=1e-6)
 
 
 def test_logistic_regression() -> None:
