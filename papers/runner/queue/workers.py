@@ -84,6 +84,8 @@ def serve(connection: Connection, niceness: int) -> None:
         niceness: of this process.
     """
     os.setpgrp()  # a terminal's Ctrl-C reaches the queue, which asks once
+    # What a script starts in the background ignores the signal that asks for an end.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.nice(niceness)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(KeyboardInterrupt, EOFError, BrokenPipeError):
