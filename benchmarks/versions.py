@@ -8,6 +8,7 @@ versions can be compared.
 """
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -78,9 +79,7 @@ def jobs() -> dict[str, Callable[[], Callable[[], object]]]:
             return self.head(self.lstm(x)[0][:, -1])
 
     def dense(*sizes: int) -> nn.Module:
-        layers = [
-            part for n, m in zip(sizes, sizes[1:], strict=False) for part in (nn.Linear(n, m), nn.ReLU())
-        ]
+        layers = [part for n, m in itertools.pairwise(sizes) for part in (nn.Linear(n, m), nn.ReLU())]
         return nn.Sequential(*layers[:-1])
 
     networks = {
