@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from dubito.errors import ConfigError, NetworkError, UnknownNameError
+from dubito.layers.shell import leased
 from dubito.networks import (
     copied,
     frozen_modes,
     resolve,
     run,
     trainable,
-    training_mode,
     with_flags,
     with_weights,
 )
@@ -158,19 +158,20 @@ def test_a_run_hands_over_named_and_several_inputs():
     torch.testing.assert_close(run(net, weights, {"input2": b, "input1": a}), expected)
 
 
-def test_training_mode_keeps_frozen_parts_and_ends_in_evaluation_mode():
+def test_a_training_lease_keeps_frozen_parts_and_leaves_the_network_in_evaluation_mode():
     net = sample_net()
     net[1].eval()
     modes = frozen_modes(net)
     assert modes == {"1": False}
     network = copied(net).eval()
-    with training_mode(network, modes):
-        assert [m.training for m in network.children()] == [True, False, True, True]
-    assert not any(m.training for m in network.modules())
-    with pytest.raises(RuntimeError, match="inside"), training_mode(network):
-        assert all(m.training for m in network.modules())
+    with leased(network, training=modes) as shell:
+        assert [m.training for m in shell.children()] == [True, False, True, True]
+        assert not any(m.training for m in network.modules())
+    with pytest.raises(RuntimeError, match="inside"), leased(network, training={}) as shell:
+        assert all(m.training for m in shell.modules())
         raise RuntimeError("inside")
-    assert not any(m.training for m in network.modules())
+    with leased(network) as shell:
+        assert not any(m.training for m in shell.modules())
 
 
 def test_a_network_wholly_in_evaluation_mode_asks_for_nothing():

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from . import seeds
 from .errors import ConfigError, DataError, DubitoError, NetworkError, require_count
-from .inputs import Batch, Inputs, Place, call, named_tensors, rows_of
+from .inputs import Batch, Inputs, Place, named_tensors, rows_of
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
-from .networks import copied, frozen_modes
+from .networks import copied, frozen_modes, run
 from .objective import Objective
 from .posterior import Posterior
 from .sources import Source, TensorSource, as_source
@@ -180,7 +180,7 @@ def probe(network: nn.Module, inputs: Inputs) -> Tensor:
     shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(inputs)}
     try:
         with torch.no_grad(), seeds.forked(0, "probe", device=Place.of(network).device):
-            outputs = call(network, inputs)
+            outputs = run(network, {}, inputs)
     except (DubitoError, torch.OutOfMemoryError):
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:

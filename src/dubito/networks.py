@@ -1,19 +1,17 @@
 """A user's network is copied, never changed; this is how copies are made, run and named."""
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn.parameter import is_lazy
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from .errors import ConfigError, NetworkError, unknown_name
-from .inputs import Inputs, call
+from .inputs import Inputs
+from .layers.shell import deep_copy, take
 
 Copied = TypeVar("Copied", bound=nn.Module)
 
@@ -49,57 +47,18 @@ def copied(net: nn.Module) -> nn.Module:
 
 def duplicate(module: Copied) -> Copied:
     """A deep copy; tensors that a forward pass left on a module (a cache of activations) lose their graph."""
-    kept = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
-    memo = {id(value): value.detach() for value in kept if value.grad_fn is not None}
-    try:
-        return copy.deepcopy(module, memo)
-    except Exception as error:
-        raise NetworkError(
-            f"the network must be copyable, but copy.deepcopy failed: {error}; keep nothing on it that cannot be "
-            "copied, such as lists of activations, open files or locks"
-        ) from error
+    return deep_copy(module)  # pyright: ignore[reportReturnType]
 
 
 def run(network: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Tensor:
-    """The network's outputs with `weights` in place of its own; tied tensors stay tied."""
-    tensors = _everywhere(network, weights)
-    return call(
-        lambda *args, **kwargs: functional_call(network, tensors, args, kwargs, tie_weights=False), inputs
-    )
-
-
-def _everywhere(network: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`weights` under the names of all modules that hold them, each module under one name only.
-
-    Left to tie them itself, `functional_call` replaces the tensors of a module with two names twice, and
-    afterwards puts back as the module's own what it had put in first.
-    """
-    own = {**dict(network.named_parameters()), **dict(network.named_buffers())}
-    values = {id(own[name]): value for name, value in weights.items()}
-    return {
-        f"{path}.{key}" if path else key: values[id(tensor)]
-        for path, module in network.named_modules()
-        for key, tensor in (*module._parameters.items(), *module._buffers.items())
-        if id(tensor) in values
-    }
-
-
-@contextmanager
-def training_mode(network: nn.Module, like: Mapping[str, bool] | None = None) -> Iterator[None]:
-    """Put the network in training mode, and back in evaluation mode afterwards.
+    """The network's outputs with `weights` in place of its own, on a private shell; tied tensors stay tied.
 
     Args:
-        network: the network to switch.
-        like: modes by module name; modules that are False there stay in evaluation mode.
+        network: it is not changed.
+        weights: parameters and buffers by their first names.
+        inputs: what the network reads.
     """
-    network.train()
-    for name, module in network.named_modules():
-        if like and not like.get(name, True):
-            module.training = False
-    try:
-        yield
-    finally:
-        network.eval()
+    return take(network, weights).outputs(inputs)
 
 
 def frozen_modes(net: nn.Module) -> dict[str, bool]:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from .errors import NetworkError, require_count
-from .inputs import Batch, Inputs, Place, call, checked_batch
+from .inputs import Batch, Inputs, Place, checked_batch
+from .layers.shell import Lease, take
 from .likelihoods import at_least_float
-from .networks import training_mode
 from .posterior import Posterior, detached
 from .training import GradientStepper, Plan, Processes, Stepper, Training
 
@@ -66,6 +66,10 @@ class Objective(nn.Module, ABC):
         place = Place.of(self.draft.network)
         return torch.zeros((), dtype=place.dtype, device=place.device)
 
+    def lease(self, tensors: Mapping[str, Tensor] | None = None) -> Lease:
+        """A shell of the network for a training pass, with `tensors` in place of its own."""
+        return take(self.draft.network, tensors, training=self.modes)
+
     def bind(self, inputs: Inputs) -> None:
         """Learn from a first batch what only a run of the network tells; called before every loss."""
 
@@ -87,8 +91,7 @@ class Objective(nn.Module, ABC):
         """
         batch = checked_batch((inputs, targets), Place.of(self.draft.network))
         self.bind(batch.inputs)
-        with training_mode(self.draft.network, self.modes):
-            return self.batch_loss(batch, kl_weight, generator, checked=False)
+        return self.batch_loss(batch, kl_weight, generator, checked=False)
 
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
@@ -141,4 +144,4 @@ class PlainObjective(Objective):
     noisy = False
 
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
-        return call(self.draft.network, batch.inputs)
+        return self.lease().outputs(batch.inputs)

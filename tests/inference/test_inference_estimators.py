@@ -22,7 +22,6 @@ from dubito import (
 )
 from dubito.inputs import Batch
 from dubito.method import TrainedMethod
-from dubito.networks import training_mode
 from dubito.normal_weights import NormalPosterior
 from dubito.objective import Objective
 
@@ -151,12 +150,11 @@ def test_processes_that_share_a_batch_see_what_one_sees(name: str, method: str, 
     built.bind(inputs)
     parameters = [p for p in built.parameters() if p.requires_grad]
     # Batch norm's and dropout's own noise see only their rows: in evaluation mode they do not matter.
-    modes = {"norm": False, "drop": False} if name == "convolutional" else {}
+    built.modes = {"norm": False, "drop": False} if name == "convolutional" else {}
 
     def gradients(first: int, end: int) -> list[Tensor]:
         batch = Batch(inputs[first:end], targets[first:end], first, 8)
-        with training_mode(built.draft.network, modes):
-            loss = built.batch_loss(batch, 1.0, seeded(4))
+        loss = built.batch_loss(batch, 1.0, seeded(4))
         found = torch.autograd.grad(loss.total, parameters, allow_unused=True, materialize_grads=True)
         return [(end - first) / 8 * gradient for gradient in found]
 

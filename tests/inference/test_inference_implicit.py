@@ -15,7 +15,7 @@ from dubito.inference.implicit.objective import ROWS, in_turn
 from dubito.inputs import Batch
 from dubito.layers.sites import find_sites
 from dubito.models import resnet50, vgg16, wide_resnet
-from dubito.networks import run, training_mode
+from dubito.networks import run
 
 QUICK = Training(epochs=2, batch_size=8, lr=1e-2)
 K = 3
@@ -120,8 +120,7 @@ def test_parts_of_a_batch_have_the_gradient_of_the_whole(name: str):
     def gradients(batch: Batch) -> dict[str, Tensor]:
         built.zero_grad()
         built.draft.group("statistics")[ROWS].zero_()
-        with training_mode(built.draft.network):
-            built.batch_loss(batch, 1.0, torch.Generator().manual_seed(3)).total.backward()
+        built.batch_loss(batch, 1.0, torch.Generator().manual_seed(3)).total.backward()
         return {n: p.grad for n, p in built.named_parameters() if p.grad is not None}
 
     whole = gradients(Batch(x, y))
@@ -186,10 +185,7 @@ def test_a_pretrained_network_keeps_its_outputs_at_zero_noise():
             for _, raw in built.draft.group("input_raw_std").items():
                 raw.fill_(-800.0)  # softplus is 0
         plain = copy.deepcopy(network).train()(x)
-        with training_mode(built.draft.network):
-            torch.testing.assert_close(
-                built.outputs(Batch(x, labels(6)), None), plain, rtol=1e-11, atol=1e-12
-            )
+        torch.testing.assert_close(built.outputs(Batch(x, labels(6)), None), plain, rtol=1e-11, atol=1e-12)
         torch.testing.assert_close(built.posterior().sample_outputs(x, 2)[1], network.eval()(x).detach())
 
 

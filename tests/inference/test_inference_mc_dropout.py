@@ -12,7 +12,6 @@ from dubito import Categorical, ConfigError, Gaussian, MCDropout, NetworkError, 
 from dubito.inputs import Batch
 from dubito.layers.node_noise import bernoulli_factors
 from dubito.layers.trace import Layout
-from dubito.networks import training_mode
 
 QUICK = Training(epochs=1, batch_size=8)
 
@@ -204,8 +203,8 @@ def test_training_folds_each_examples_factors_into_the_weights(name: str) -> Non
                                   if isinstance(m, nn.BatchNorm2d)}  # fmt: skip
     rows = 6
     batch = Batch(inputs, labels(rows))
-    with training_mode(draft.network, frozen):
-        together = built.outputs(batch, torch.Generator().manual_seed(4))
+    built.modes = frozen
+    together = built.outputs(batch, torch.Generator().manual_seed(4))
     generator, weights, factors = torch.Generator().manual_seed(4), draft.weights(), {}
     for site in draft.sites:
         shape = site.shape if site.parameter in draft.shared else (rows, *site.shape)

@@ -1,7 +1,7 @@
 """From a network to its blocks: which parameters can be covered, how, and why others cannot."""
 
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..errors import NetworkError
 from ..inputs import Inputs, Place, call, count_rows, map_tensors, take
 from ..layers.opened import batch_axis
 from ..layers.ports import Role, Spec, is_opened, specs, tappable
+from ..layers.shell import leased
 from ..layers.taps import Link, Port, Tap, tapped
 from ..layers.trace import Layout, trace, unnested
 from .blocks import Block, diagonal_block
@@ -164,7 +165,6 @@ def _first_arguments(network: nn.Module, inputs: Inputs, paths: list[str]) -> di
     firsts: dict[str, tuple[Any, int]] = {}
     if not paths:
         return firsts
-    handles = []
     few = take(inputs, slice(3))
     rows = count_rows(few)
 
@@ -175,15 +175,12 @@ def _first_arguments(network: nn.Module, inputs: Inputs, paths: list[str]) -> di
 
         return record
 
-    try:
+    with leased(network) as shell, ExitStack() as hooks:
         for path in paths:
-            module = network.get_submodule(path)
-            handles.append(module.register_forward_pre_hook(hook(path), with_kwargs=True))
-        with torch.no_grad(), unnested(network), seeds.forked(0, "trace", device=Place.of(network).device):
-            call(network, few)
-    finally:
-        for handle in handles:
-            handle.remove()
+            module = shell.get_submodule(path)
+            hooks.enter_context(module.register_forward_pre_hook(hook(path), with_kwargs=True))
+        with torch.no_grad(), unnested(shell), seeds.forked(0, "trace", device=Place.of(network).device):
+            call(shell, few)
     return firsts
 
 
@@ -255,18 +252,28 @@ def _misread(network: nn.Module, taps: dict[str, tuple[Tap, ...]], inputs: Input
             torch.arange(rows, device=device).reshape(-1, *[1] * (noise.ndim - 1)) > 0, 0
         )
 
-    wanted = [named[name] for name in taps]
+    leaves = {name: named[name].detach().requires_grad_() for name in taps}
+    wanted = list(leaves.values())
     # cuDNN's recurrent layers have no backward pass in evaluation mode.
-    with _requiring(network, wanted), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
-        with unnested(network), seeds.forked(0, "dry run", device=device):
-            outputs = call(network, few)
+    with (
+        leased(network, leaves, detached=True) as shell,
+        torch.enable_grad(),
+        torch.backends.cudnn.flags(enabled=False),
+    ):
+        with unnested(shell), seeds.forked(0, "dry run", device=device):
+            outputs = call(shell, few)
         if outputs.requires_grad:
             expected = torch.autograd.grad(outputs, wanted, seed(outputs), allow_unused=True)
         else:
             expected = [None] * len(wanted)
     ports = {id(link.port): link.port for each in taps.values() for tap in each for link in tap.links}
-    with torch.enable_grad(), tapped(network, ports.values()), seeds.forked(0, "dry run", device=device):
-        outputs = call(network, few)
+    with (
+        torch.enable_grad(),
+        leased(network, detached=True) as shell,
+        tapped(shell, ports.values()),
+        seeds.forked(0, "dry run", device=device),
+    ):
+        outputs = call(shell, few)
         if outputs.requires_grad:
             outputs.backward(seed(outputs))
         unreached = [name for name, each in taps.items() if not any(tap.seen() for tap in each)]
@@ -292,17 +299,3 @@ def _agrees(taps: tuple[Tap, ...], truth: Tensor | None, rows: int, largest: flo
     # Two ways to the same gradient differ by rounding; a missed use of the parameter is no rounding. Some
     # gradients are zero but for rounding (an attention's key bias), so the largest of all sets the scale too.
     return float((own - truth).norm()) <= 3 * eps**0.5 * float(truth.norm()) + 100 * eps * largest
-
-
-@contextmanager
-def _requiring(network: nn.Module, wanted: list[nn.Parameter]) -> Iterator[None]:
-    """While open, just the given parameters require gradients."""
-    before = [(parameter, parameter.requires_grad) for parameter in network.parameters()]
-    ids = {id(parameter) for parameter in wanted}
-    try:
-        for parameter, _ in before:
-            parameter.requires_grad_(id(parameter) in ids)
-        yield
-    finally:
-        for parameter, required in before:
-            parameter.requires_grad_(required)

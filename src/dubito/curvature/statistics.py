@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..distributions.linalg import eigh
 from ..errors import ConfigError, DataError
 from ..inputs import Batch, call, map_tensors, rows_of, take
+from ..layers.shell import leased
 from ..layers.taps import Port, tapped
 from ..likelihoods import BuiltLikelihood
 from ..sources import OrderedSource, Source
@@ -191,11 +192,15 @@ def _fill(
     step = _Step(flat)
     noise = LabelNoise(seed)
     count = 0
-    with torch.enable_grad(), tapped(network, step.ports, step.ready):
+    with (
+        torch.enable_grad(),
+        leased(network, detached=True) as shell,
+        tapped(shell, step.ports, step.ready),
+    ):
         for first_row, batch in _batches(source, batch_size, processes):
             step.rows = rows_of(batch.inputs)
             count += step.rows
-            outputs = call(network, map_tensors(Tensor.detach, batch.inputs))
+            outputs = call(shell, map_tensors(Tensor.detach, batch.inputs))
             kept = outputs.detach()
             if watch is not None:
                 watch(kept, batch.targets)

@@ -11,11 +11,12 @@ from ..errors import NetworkError, require_fraction, require_positive
 from ..inputs import Batch, Inputs, call, rows_of
 from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
 from ..layers.node_noise import bernoulli_factors, factors_on_inputs, per_example, read_first
+from ..layers.shell import leased
 from ..layers.sites import LAYERS, Site, find_sites
 from ..layers.trace import Layout, trace
 from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
-from ..networks import resolve, run, trainable, with_flags
+from ..networks import resolve, trainable, with_flags
 from ..objective import Objective
 from ..posterior import Posterior
 from ..priors import normal_penalty
@@ -50,8 +51,11 @@ class MCDropoutPosterior(Posterior):
 
     @contextmanager
     def _masked(self, generator: torch.Generator | None):
-        with fixed_dropout(self.network, self.layouts, mask_seed(generator)):
-            yield lambda inputs: call(self.network, inputs)
+        with (
+            leased(self.network) as shell,
+            fixed_dropout(shell, self.layouts, mask_seed(generator)),
+        ):
+            yield lambda inputs: call(shell, inputs)
 
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         if not self.layouts:
@@ -104,7 +108,7 @@ class MCDropoutObjective(Objective):
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
         draft, rate, inputs = self.draft, self.draft.method.rate, batch.inputs
         if rate is None:
-            return call(draft.network, inputs)  # its own dropout layers are at work in training mode
+            return self.lease().outputs(inputs)  # its own dropout layers are at work in training mode
         rows, weights = rows_of(inputs), draft.weights()
         own_rows = slice(batch.first, batch.first + rows)
         own: dict[Site, Tensor] = {}
@@ -118,8 +122,9 @@ class MCDropoutObjective(Objective):
             else:
                 whole = bernoulli_factors((batch.total or rows, *site.shape), rate, weight, generator)
                 own[site] = whole[own_rows]
-        with factors_on_inputs(draft.network, own):
-            return run(draft.network, folded, inputs) if folded else call(draft.network, inputs)
+        lease = self.lease(folded)
+        lease.enter(factors_on_inputs(lease.module, own))
+        return lease.outputs(inputs)
 
     def kl(self) -> Tensor:
         """−log p(w) up to its constant under a Normal prior; 0 under the flat one."""

@@ -1,7 +1,7 @@
 """A dry run that tells, for every layer, in which order it is called and which axis holds the rows."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..inputs import Inputs, Place, call, count_rows, map_tensors, named_tensors, take
+from .shell import leased
 
 
 class Layout(Enum):
@@ -85,8 +86,6 @@ def _record(
     seen: dict[str, list[Tensor]] = {}
     reading: set[str] = set()
     storages = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
-    modules = dict(network.named_modules(remove_duplicate=False))
-    handles = []
 
     def hook(name: str):
         def record(_: nn.Module, args: tuple, kwargs: dict) -> None:
@@ -101,14 +100,12 @@ def _record(
 
         return record
 
-    try:
+    with leased(network) as shell, ExitStack() as hooks:
+        modules = dict(shell.named_modules(remove_duplicate=False))
         for name in names:
-            handles.append(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
-        with torch.no_grad(), unnested(network), seeds.forked(0, "trace", device=Place.of(network).device):
-            call(network, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.enter_context(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
+        with torch.no_grad(), unnested(shell), seeds.forked(0, "trace", device=Place.of(network).device):
+            call(shell, inputs)
     return seen, list(seen), reading
 
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, NetworkError
-from ..inputs import Batch, Inputs, Place, call, map_tensors, rows_of, take
+from ..inputs import Batch, Inputs, Place, map_tensors, rows_of, take
 from ..layers.node_noise import Patches, Sides, by_row, factors_on
 from ..layers.sites import LAYERS, Site
 from ..layers.trace import Layout, trace
 from ..likelihoods import at_least_float
-from ..networks import run
 from ..objective import Loss, Objective
 from ..posterior import Posterior
 from .collected import collected, gradients
@@ -151,15 +150,17 @@ class NodeObjective(Objective):
         inputs = batch.inputs
         if not late and self.passes > 1:
             inputs = map_tensors(lambda t: t.repeat(self.passes, *(1 for _ in t.shape[1:])), inputs)
-        with factors_on(
-            draft.network,
+        lease = self.lease()
+        factors = factors_on(
+            lease.module,
             {site: self.sides(site, everything, drawn) for site in draft.sites},
             self.biases(everything, drawn),
             passes=self.passes,
             rows=rows_of(batch.inputs),
             additive=draft.method.additive,
-        ):
-            return call(draft.network, inputs)
+        )
+        lease.enter(factors)
+        return lease.outputs(inputs)
 
     def one_pass(self, index: int, batch: Batch, drawn: Drawn) -> Tensor:
         """Outputs of one pass, [n, ...]."""
@@ -176,10 +177,11 @@ class NodeObjective(Objective):
         biases = self.biases(chosen, drawn)
         rows, additive = rows_of(batch.inputs), draft.method.additive
         kept = {"additive": additive, "patches": drawn.patches}
-        with factors_on(draft.network, own, biases, passes=1, rows=rows, **kept):
-            if not folded:
-                return call(draft.network, batch.inputs)
-            return run(draft.network, folded | {n: v[0] for n, v in biases.items()}, batch.inputs)
+        lease = self.lease()
+        lease.enter(factors_on(lease.module, own, biases, passes=1, rows=rows, **kept))
+        if folded:
+            lease.fill(folded | {n: v[0] for n, v in biases.items()})
+        return lease.outputs(batch.inputs)
 
     # -- loss ----------------------------------------------------------------------------------------------
 

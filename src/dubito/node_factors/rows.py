@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import seeds
 from ..inputs import Inputs, Place, rows_of
 from ..layers.node_noise import Sides, factors_on
+from ..layers.shell import leased
 from ..layers.sites import Site
 from ..networks import run
 
@@ -48,9 +49,10 @@ def row_draws(
         with (
             torch.no_grad(),
             seeds.forked(seed, "network", index, device=device),
-            factors_on(posterior.network, own, placed, passes=1, rows=rows, additive=additive),
+            leased(posterior.network) as shell,
+            factors_on(shell, own, placed, passes=1, rows=rows, additive=additive),
         ):
-            outputs = posterior._read(partial(run, posterior.network, weights), inputs)
+            outputs = posterior._read(partial(run, shell, weights), inputs)
         yield outputs
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..errors import ConfigError, require_positive
-from ..inputs import Batch, Inputs, call, rows_of
+from ..inputs import Batch, Inputs, rows_of
 from ..layers.weight_noise import (
     Estimator,
     LocalReparameterised,
@@ -21,7 +21,6 @@ from ..layers.weight_noise import (
     place,
 )
 from ..likelihoods import inverse_softplus
-from ..networks import run
 from ..objective import Loss, Objective
 from ..posterior import Posterior
 from .posterior import NormalPosterior
@@ -71,21 +70,19 @@ class NormalObjective(Objective):
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
         draft, inputs = self.draft, batch.inputs
         if isinstance(self.estimator, Reparameterised):
-            return run(draft.network, draft.drawn(draft.random, generator), inputs)
+            return self.lease(draft.drawn(draft.random, generator)).outputs(inputs)
         assert self.placement is not None, "bind comes first"
         drawn, layers = tuple(self.placement.drawn), self.placement.layers
         placed = [name for name in draft.random if name not in self.placement.drawn]
         streams = RowStreams(stream_seed(generator), batch.first, rows_of(inputs), batch.total)
-        weights = draft.drawn(drawn, generator)
+        lease = self.lease(draft.drawn(drawn, generator))
         if isinstance(self.estimator, LocalReparameterised):
             spreads = {name: draft.spread(name) for name in placed}
-            noise = local_noise(draft.network, layers, spreads, streams)
+            noise = local_noise(lease.module, layers, spreads, streams)
         else:
-            noise = flipped_noise(
-                draft.network, layers, draft.drawn(placed, generator, centred=True), streams
-            )
-        with noise:
-            return run(draft.network, weights, inputs) if weights else call(draft.network, inputs)
+            noise = flipped_noise(lease.module, layers, draft.drawn(placed, generator, centred=True), streams)
+        lease.enter(noise)
+        return lease.outputs(inputs)
 
     def kl(self) -> Tensor:
         return self.draft.kl()

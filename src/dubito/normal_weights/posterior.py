@@ -12,6 +12,7 @@ from torch import Tensor
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
+from ..layers.shell import leased
 from ..layers.weight_noise import (
     Moments,
     OwnSpread,
@@ -213,9 +214,10 @@ class NormalPosterior(Posterior):
             with (
                 torch.no_grad(),
                 forked(seed, "network", index, device=device),  # noise of the network's own
-                local_noise(self.network, placement.layers, spreads, streams, moments),
+                leased(self.network) as shell,
+                local_noise(shell, placement.layers, spreads, streams, moments),
             ):
-                outputs = self._read(partial(run, self.network, weights), inputs)
+                outputs = self._read(partial(run, shell, weights), inputs)
             yield outputs
 
     # -- low rank ------------------------------------------------------------------------------------------

@@ -16,7 +16,6 @@ from ..inference.point import MAP
 from ..inputs import Batch
 from ..likelihoods import Categorical
 from ..method import TrainedMethod
-from ..networks import training_mode
 from ..training import Adam
 from . import ktied_mnist as mnist
 from .experiment import Cell, Claim, Experiment, Metric, Outcome, Published, Scale, Table, Variant
@@ -93,8 +92,7 @@ def _stepping(method: TrainedMethod, part: Part, batch_size: int, seed: int) -> 
         nonlocal turn
         batch, turn = batches[turn % len(batches)], turn + 1
         optimizer.zero_grad()
-        with training_mode(objective.draft.network, objective.modes):
-            objective.batch_loss(batch, 1.0, noise).total.backward()
+        objective.batch_loss(batch, 1.0, noise).total.backward()
         optimizer.step()
 
     return take

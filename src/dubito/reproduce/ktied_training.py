@@ -12,7 +12,6 @@ from ..inputs import Batch
 from ..likelihoods import Categorical
 from ..metrics import Over
 from ..models import mlp
-from ..networks import training_mode
 from ..normal_weights import NormalPosterior
 from ..training import Adam
 from . import ktied_mnist as mnist
@@ -75,8 +74,7 @@ def _watched(seed: int, digits: Digits, settings: Convergence, steps: int | None
     for step, batch in enumerate(_batches(digits.train, regime.batch_size, seed, max(at.values())), 1):
         optimizer.zero_grad()
         noise = seeds.generator(seed, "noise", step)
-        with training_mode(objective.draft.network, objective.modes):
-            objective.batch_loss(batch, 1.0, noise).total.backward()
+        objective.batch_loss(batch, 1.0, noise).total.backward()
         if any(0 <= mark - step < settings.window for mark in at.values()):
             snr.update()
         optimizer.step()

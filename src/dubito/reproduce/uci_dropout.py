@@ -21,7 +21,6 @@ from ..errors import require_count, require_fraction, require_positive
 from ..inference.mc_dropout import MCDropout
 from ..inputs import Batch
 from ..likelihoods import Gaussian
-from ..networks import training_mode
 from ..posterior import Posterior
 from .experiment import Outcome
 
@@ -236,7 +235,7 @@ def fit(
     )[:, None, None]
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, eps=settings.eps, fused=True)
     made, end = 0, math.inf if steps is None else steps
-    with seeds.forked(seeds_of_parts[0], "masks and order"), training_mode(network):
+    with seeds.forked(seeds_of_parts[0], "masks and order"):
         for _ in range(settings.epochs):
             for rows in torch.randperm(num_data).split(settings.batch_size):
                 if made == end:

@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..inputs import Batch, Place, map_tensors
-from ..networks import training_mode
 from ..sources import OrderedSource, Source, split
 from . import checkpoint
 from .processes import Processes, current
@@ -127,15 +126,14 @@ class Loop:
 
     def _epoch(self, bar: Bar) -> None:
         state = self.progress
-        with training_mode(self.objective.draft.network, self.objective.modes):
-            for passes, rows in self._steps():
-                seeds.reseed(seeds.derived(self.run.seed, "network", state.step), self.device)
-                record = self.stepper.step(state.step, passes, rows, self.interrupted)
-                self._account(record, len(passes), bar)
-                if record.stop or (self.interrupted and self.processes.count == 1):
-                    self._save()
-                    raise Interrupted(self._farewell())
-                self._save_if_due()
+        for passes, rows in self._steps():
+            seeds.reseed(seeds.derived(self.run.seed, "network", state.step), self.device)
+            record = self.stepper.step(state.step, passes, rows, self.interrupted)
+            self._account(record, len(passes), bar)
+            if record.stop or (self.interrupted and self.processes.count == 1):
+                self._save()
+                raise Interrupted(self._farewell())
+            self._save_if_due()
         self._close_epoch()
 
     def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:

@@ -9,7 +9,6 @@ from torch import Tensor
 from ...curvature import Block
 from ...inputs import Batch
 from ...likelihoods import GaussianLikelihood
-from ...networks import run
 from ...objective import Objective
 from ...training import Plan, Processes, Training
 from .layer import Layer, Prior
@@ -73,7 +72,7 @@ class BALIObjective(Objective):
         return [parameter for group in self.parameter_groups(1.0) for parameter in group["params"]]
 
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
-        return run(self.draft.network, self.draft.draw(0, generator), batch.inputs)
+        return self.lease(self.draft.draw(0, generator)).outputs(batch.inputs)
 
     def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> BALIStepper:
         self.final = BALIStepper(self, training, plan, processes, seed)

@@ -3,6 +3,7 @@
 import os
 import warnings
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ... import seeds
 from ...curvature import Block, Taps, find_blocks
 from ...errors import ConfigError, DubitoWarning, NetworkError
 from ...inputs import Inputs, Place, call
+from ...layers.shell import leased
 from ...layers.taps import Port, Tap
 from ...layers.trace import Layout, trace
 from ...networks import Subset, resolve, trainable
@@ -98,7 +100,6 @@ def _looked(network: nn.Module, inputs: Inputs, layers: Layers) -> tuple[Tensor,
     visits = trace(network, inputs, sorted({path for own in paths.values() for path in own}))
     reading = {name for name, own in paths.items() if any(visits[path].reads_input for path in own)}
     answers: dict[str, Tensor] = {}
-    handles = []
 
     def hook(name: str):
         def record(_: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -106,16 +107,13 @@ def _looked(network: nn.Module, inputs: Inputs, layers: Layers) -> tuple[Tensor,
 
         return record
 
-    try:
+    with leased(network) as shell, ExitStack() as hooks:
         for block in layers.blocks:
             (path, *others) = paths[block.name]
             if not others and layers.plain(block) and block.groups == 1:
-                handles.append(network.get_submodule(path).register_forward_hook(hook(block.name)))
+                hooks.enter_context(shell.get_submodule(path).register_forward_hook(hook(block.name)))
         with torch.no_grad(), seeds.forked(0, "outputs", device=Place.of(network).device):
-            outputs = call(network, inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
+            outputs = call(shell, inputs)
     return outputs, answers, reading
 
 

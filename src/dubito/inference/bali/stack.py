@@ -127,7 +127,9 @@ class StackedStepper(LayerwiseStepper):
         self.stack, self.first = stack, first
         self.blocks = first.found.blocks
         self.count = len(stack.objectives)
-        self.pass_ = StackedPass(first.draft.network, first.draft.likelihood, first.found, first.last)
+        self.pass_ = StackedPass(
+            first.draft.network, first.draft.likelihood, first.found, first.last, first.modes
+        )
         self.device = Place.of(first.draft.network).device
         self.noise = {
             name: torch.stack([dict(o.draft.likelihood.named_buffers())[name] for o in stack.objectives])

@@ -1,14 +1,15 @@
 """One forward and one backward pass of a stack of networks, by `vmap` over their weights."""
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from ...inputs import Batch, Inputs, call, map_tensors
+from ...layers.shell import leased, take
 from ...layers.uses import Product
 from ...likelihoods import BuiltLikelihood
 from .setup import Layers
@@ -36,15 +37,23 @@ class StackedPass:
         likelihood: of one of them; noise is put in.
         found: the layers, all plain.
         last: name of the block that learns from the targets, or None.
+        modes: modules by name that stay in evaluation mode while training.
     """
 
     def __init__(
-        self, network: nn.Module, likelihood: BuiltLikelihood, found: Layers, last: str | None = None
+        self,
+        network: nn.Module,
+        likelihood: BuiltLikelihood,
+        found: Layers,
+        last: str | None = None,
+        modes: Mapping[str, bool] | None = None,
     ) -> None:
+        self.modes = modes or {}
         self.network, self.judged, self.blocks, self.last = network, _Judged(likelihood), found.blocks, last
         self.taps = {block.name: found.taps_of(block)[0] for block in found.blocks}
         self.anchors: dict[str, Tensor] = {}
         self._present: tuple[dict[str, Tensor], Mapping[str, Tensor]] = ({}, {})
+        self._shell = network
         self._all = vmap(self._one, in_dims=(0, 0, 1, 1, 0), randomness="different")
 
     def noise_tensors(self) -> dict[str, Tensor]:
@@ -91,14 +100,13 @@ class StackedPass:
         """One replica: its log-likelihood, and what each layer read."""
         seen: dict[str, Tensor] = {}
         self._present = seen, anchors
-        outputs = call(lambda *a, **k: functional_call(self.network, tensors, a, k), inputs)
-        own = {f"likelihood.{name}": value for name, value in noise.items()}
-        return functional_call(self.judged, own, (outputs, targets)).sum(), seen
+        take(self._shell, tensors)
+        outputs = call(self._shell, inputs)
+        with leased(self.judged, {f"likelihood.{name}": value for name, value in noise.items()}) as judged:
+            return judged(outputs, targets).sum(), seen
 
     @contextmanager
     def _hooked(self) -> Iterator[None]:
-        handles = []
-
         def hook(name: str):
             def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
                 seen, anchors = self._present
@@ -109,14 +117,11 @@ class StackedPass:
 
             return record
 
-        try:
+        with leased(self.network, training=self.modes) as self._shell, ExitStack() as hooks:
             for name, tap in self.taps.items():
-                module = self.network.get_submodule(tap.links[0].port.path)
-                handles.append(module.register_forward_hook(hook(name), with_kwargs=True, prepend=True))
+                module = self._shell.get_submodule(tap.links[0].port.path)
+                hooks.enter_context(module.register_forward_hook(hook(name), with_kwargs=True, prepend=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _anchor(self, batch: Batch) -> None:
         """Zeros in the shapes of the layers' outputs; a dry run of one row tells them."""
@@ -125,20 +130,18 @@ class StackedPass:
         if known is not None and known.shape[:2] == (count, rows):
             return
         shapes: dict[str, Tensor] = {}
-        handles = []
-        for name, tap in self.taps.items():
-            module = self.network.get_submodule(tap.links[0].port.path)
 
-            def record(_: nn.Module, args: Any, output: Tensor, name: str = name) -> None:
+        def hook(name: str):
+            def record(_: nn.Module, args: Any, output: Tensor) -> None:
                 shapes[name] = output
 
-            handles.append(module.register_forward_hook(record))
-        try:
-            with torch.no_grad():
-                call(self.network, map_tensors(lambda tensor: tensor[:1, 0], batch.inputs))
-        finally:
-            for handle in handles:
-                handle.remove()
+            return record
+
+        with leased(self.network, training=self.modes) as shell, ExitStack() as hooks, torch.no_grad():
+            for name, tap in self.taps.items():
+                module = shell.get_submodule(tap.links[0].port.path)
+                hooks.enter_context(module.register_forward_hook(hook(name)))
+            call(shell, map_tensors(lambda tensor: tensor[:1, 0], batch.inputs))
         self.anchors = {
             name: output.new_zeros(count, rows, *output.shape[1:]).requires_grad_()
             for name, output in shapes.items()

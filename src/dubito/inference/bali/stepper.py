@@ -12,6 +12,7 @@ from torch import Tensor
 from ... import seeds
 from ...errors import ConfigError, DubitoWarning
 from ...inputs import Batch, Place, rows_of
+from ...layers.shell import leased
 from ...layers.taps import tapped
 from ...networks import run
 from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
@@ -237,11 +238,15 @@ class BALIStepper(LayerwiseStepper):
 
     def look(self, batch: Batch, weights: Mapping[str, Tensor], seen: Seen, number: int, index: int) -> None:
         """A forward and a backward pass over some rows, and the sums of products they give."""
-        network, rows = self.draft.network, rows_of(batch.inputs)
+        rows = rows_of(batch.inputs)
         tensors: dict[str, Tensor] = {}
         for block in self.found.blocks:
             tensors |= block.tensors(weights[block.name])
-        with torch.enable_grad(), tapped(network, self.found.ports):
+        with (
+            torch.enable_grad(),
+            leased(self.draft.network, training=self.objective.modes) as network,
+            tapped(network, self.found.ports),
+        ):
             for name in self.found.points:
                 network.get_parameter(name).requires_grad_(True)
             stream = seeds.generator(self.seed, "noise", number, index, "rows", device=self.device)

@@ -12,7 +12,6 @@ from ...factors import Normal
 from ...inputs import Batch, Inputs, rows_of, take
 from ...layers.node_noise import Factor, Sides, factors_on
 from ...layers.sites import Site
-from ...networks import run
 from ...node_factors import Arrangement, Drawn, NodeObjective, Stds
 from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
 from .posterior import ImplicitPosterior
@@ -177,8 +176,10 @@ class ImplicitObjective(NodeObjective):
             else:
                 values = torch.addcmul(mean, std, noise[own])
                 placed[site] = Sides(Factor(values.unsqueeze(0), given=True), None)
-        with factors_on(draft.network, placed, {}, passes=1, rows=len(own)):
-            return run(draft.network, folded, inputs)
+        lease = self.lease()
+        lease.enter(factors_on(lease.module, placed, {}, passes=1, rows=len(own)))
+        lease.fill(folded)
+        return lease.outputs(inputs)
 
     def divergence(self, stds: Stds) -> Tensor:
         means, deviations = self.draft.mixture(stds)

@@ -16,6 +16,7 @@ from ...curvature import Block, find_blocks
 from ...distributions import DiagonalNormal, StructuredNormal
 from ...errors import ConfigError, NetworkError
 from ...inputs import Inputs, Place, call, map_tensors, rows_of, take
+from ...layers.shell import leased
 from ...layers.taps import Call, Tap, by_row, tapped
 from ...layers.uses import Product
 from ...likelihoods import BuiltLikelihood, at_least_float
@@ -71,9 +72,15 @@ class Linearised:
         outputs: list[Tensor] = []
         covariances: list[list[Tensor]] = [[] for _ in posteriors]
         device = Place.of(self.network).device
-        with tapped(self.network, self.ports), seeds.forked(0, "linearised", device=device):
+        with (
+            leased(self.network, detached=True) as shell,
+            tapped(shell, self.ports),
+            seeds.forked(0, "linearised", device=device),
+        ):
             while start < rows:
-                own, caught = self._passes(take(inputs, slice(start, start + min(self.step, max_rows))))
+                own, caught = self._passes(
+                    shell, take(inputs, slice(start, start + min(self.step, max_rows)))
+                )
                 with torch.no_grad():
                     for kept, part in zip(
                         covariances, self._covariances(caught, len(own), posteriors), strict=True
@@ -88,12 +95,12 @@ class Linearised:
                 self.step = max(1, BUDGET * len(own) // max(1, numbers))
         return torch.cat(outputs), [torch.cat(kept) for kept in covariances]
 
-    def _passes(self, inputs: Inputs) -> tuple[Tensor, Caught]:
+    def _passes(self, shell: nn.Module, inputs: Inputs) -> tuple[Tensor, Caught]:
         """Outputs of some rows, and what one backward pass per output brings to every call of a layer."""
         for port in self.ports:
             port.clear()
         with torch.enable_grad():
-            outputs = call(self.network, map_tensors(Tensor.detach, inputs))
+            outputs = call(shell, map_tensors(Tensor.detach, inputs))
             flat = outputs.reshape(len(outputs), -1)
             require_few_outputs(outputs)
             caught: Caught = {seen: [] for port in self.ports for seen in port.calls}

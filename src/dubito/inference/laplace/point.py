@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import DubitoWarning
-from ...inputs import call
 from ...likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
+from ...networks import run
 from ...sources import Source
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class Look:
         """Add all rows, in a pass of their own."""
         with torch.no_grad():
             for batch in source.batches(batch_size):
-                self.add(call(network, batch.inputs), batch.targets)
+                self.add(run(network, {}, batch.inputs), batch.targets)
 
     def join(self, processes: "Processes", device: torch.device) -> None:
         """Add up the sums of all processes, in one message."""

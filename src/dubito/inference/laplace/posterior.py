@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -12,8 +13,9 @@ from torch.distributions import Distribution
 from ...curvature import Block
 from ...distributions import GroupedNormal, StructuredNormal
 from ...errors import ConfigError, require_count, require_positive, unknown_name
-from ...inputs import Inputs, Place, call, checked_inputs, map_tensors, take
+from ...inputs import Inputs, Place, checked_inputs, map_tensors, take
 from ...likelihoods import GaussianLikelihood, at_least_float
+from ...networks import run
 from ...posterior import MAX_ROWS, NamedTensors, Posterior
 from ...prediction import Prediction
 from .linearised import Linearised, predictive
@@ -186,7 +188,7 @@ class LaplacePosterior(Posterior):
         inputs = checked_inputs(inputs, Place.of(self.network))
         inputs = map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
         with torch.no_grad():
-            self._read(lambda row: call(self.network, row), take(inputs, slice(1)))
+            self._read(partial(run, self.network, {}), take(inputs, slice(1)))
         return inputs
 
     # -- prior, noise, data scale --------------------------------------------------------------------------

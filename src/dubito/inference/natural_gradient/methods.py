@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ... import optim, seeds
 from ...errors import require_count, require_fraction, require_positive
-from ...inputs import Inputs, Place, call
+from ...inputs import Inputs, Place
 from ...method import Method, Prepared
-from ...networks import resolve, trainable
+from ...networks import resolve, run, trainable
 from ...optim.watch import Watch
 from ...training import Training, train
 from .objective import NaturalObjective
@@ -171,7 +171,7 @@ class NoisyKFAC(NaturalGradient):
         watch = Watch(named.values())
         device = Place.of(network).device
         with torch.enable_grad(), watch.open(), seeds.forked(0, "factors", device=device):
-            outputs = call(network, inputs)
+            outputs = run(network, {}, inputs)
         # cuDNN's recurrent layers have no backward pass in evaluation mode; sums of outputs reach all layers.
         with torch.backends.cudnn.flags(enabled=False):
             torch.autograd.grad(outputs.sum(), list(named.values()), allow_unused=True)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ... import seeds
-from ...inputs import Batch, Place
-from ...networks import run
+from ...inputs import Batch, Place, call
+from ...layers.shell import leased
 from ...sources import OrderedSource, Source, split
 
 
@@ -56,9 +56,13 @@ def refresh(
     if not layers:
         return
     device = Place.of(network).device
-    with _gathering(layers), seeds.forked(seed, "statistics", device=device):
+    with (
+        leased(network, weights) as shell,
+        _gathering({name: shell.get_submodule(name) for name in layers}),  # pyright: ignore[reportArgumentType]
+        seeds.forked(seed, "statistics", device=device),
+    ):
         for batch in _batches(source, batch_size, seed):
-            run(network, weights, batch.inputs)
+            call(shell, batch.inputs)
 
 
 def _batches(source: Source, batch_size: int, seed: int) -> Iterator[Batch]:

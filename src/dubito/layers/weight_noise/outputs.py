@@ -116,7 +116,7 @@ def _replaced(
     handles = []
     try:
         for layer in layers:
-            module = layer.module
+            module = network.get_submodule(layer.name)
             noisy = forward(layer, module, module.forward)
             # Generators cannot be traced: what is compiled stops at these layers and goes on after them.
             vars(module)["forward"] = torch.compiler.disable(noisy) if compiled else noisy
