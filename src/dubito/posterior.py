@@ -188,6 +188,12 @@ class Posterior(nn.Module, ABC):
         weights = self.draw(index, generator)
         return nullcontext(lambda inputs: run(self.network, weights, inputs))
 
+    def applying(
+        self,
+    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
+        """`applied` for several draws in a row, which may compute once what all of them need."""
+        return self.applied
+
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
@@ -217,11 +223,13 @@ class Posterior(nn.Module, ABC):
         inputs = checked_inputs(inputs, place)
         if rows is not None:
             inputs = next(iter(chunks(inputs, rows)))
+        with torch.set_grad_enabled(keep_graph):
+            applied = self.applying()
         for index in range(num_samples):
             with (
                 torch.set_grad_enabled(keep_graph),
                 seeds.forked(seed, "network", index, device=place.device),  # noise of the network's own
-                self.applied(index, self.generator(seed, index)) as function,
+                applied(index, self.generator(seed, index)) as function,
             ):
                 pieces = [self._read(function, piece) for piece in chunks(inputs, max_rows)]
             yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -21,9 +21,10 @@ from dubito import (
     UnknownNameError,
 )
 from dubito.inputs import Batch
+from dubito.layers import reasons
 from dubito.method import TrainedMethod
-from dubito.normal_weights import NormalPosterior
 from dubito.objective import Objective
+from dubito.weight_normals import NormalPosterior
 
 ESTIMATORS = {"reparameterised": Reparameterised(), "local": LocalReparameterised(), "flipout": Flipout()}
 METHODS = {"mean field": MeanField, "2-tied": KTied}
@@ -109,7 +110,7 @@ def test_expected_gradients_are_those_of_the_closed_form(method: str, estimator:
     assert isinstance(draft, NormalPosterior)
     tensors = list(draft.structure.parameters()) + list(draft.network.parameters())
 
-    std = {name: draft.spread(name).std for name in draft.random}
+    std = {name: draft.scale(name).std for name in draft.random}
     errors = (targets - draft.network(inputs)).square().sum()
     spread = (inputs.square() @ std["weight"].square().T + std["bias"].square()).sum()
     expected = torch.autograd.grad((errors + spread) / (2 * noise_std**2) / 12, tensors)
@@ -202,9 +203,11 @@ def test_the_summary_says_where_noise_was_put(estimator: str, words: str) -> Non
     rows = {row.name: row.holds for row in posterior.summary().rows}
     assert rows["dense.weight"] == rows["block.linear1.weight"] == f"Normal, std of rank 2, {words}"
     assert rows["head.bias"] == f"Normal, own std, {words}"
-    assert rows["lstm.weight_hh_l0"] == "Normal, std of rank 2, reparameterised (LSTM)"
-    assert rows["embedding.weight"] == "Normal, std of rank 2, reparameterised (Embedding)"
-    assert rows["block.self_attn.in_proj_weight"].endswith("reparameterised (MultiheadAttention)")
+    assert rows["block.self_attn.in_proj_weight"] == f"Normal, std of rank 2, {words}"
+    assert rows["lstm.weight_hh_l0"] == f"Normal, std of rank 2, reparameterised ({reasons.STEPS})"
+    assert rows["lstm.weight_ih_l0"] == f"Normal, std of rank 2, reparameterised ({reasons.STEPS})"
+    assert rows["embedding.weight"] == f"Normal, std of rank 2, reparameterised ({reasons.NO_PRODUCT})"
+    assert rows["block.norm1.weight"] == f"Normal, own std, reparameterised ({reasons.NO_PRODUCT})"
     plain = make("2-tied", "reparameterised").fit(
         net, (inputs, labels(8)), Categorical(), training=Training(epochs=1)
     )
@@ -219,7 +222,7 @@ def test_layers_that_cannot_have_an_estimator_are_refused_before_training(
     monkeypatch.setattr("dubito.method.train", lambda *_: pytest.fail("training started"))
     net, inputs = network("tokens")
     data = (inputs, labels(8))
-    with pytest.raises(NetworkError, match=r"layer 'lstm' cannot carry the noise .* \(LSTM\)"):
+    with pytest.raises(NetworkError, match=rf"layer 'lstm' cannot carry the noise .*{reasons.STEPS}"):
         METHODS[method](estimator=estimator(layers=["head", "lstm"])).fit(net, data, Categorical())
     with pytest.raises(UnknownNameError, match="unknown layer 'heads', did you mean 'head'"):
         METHODS[method](estimator=estimator(layers=["heads"])).fit(net, data, Categorical())
@@ -293,7 +296,7 @@ def test_marginal_predictions_of_a_layer_are_exact(method: str) -> None:
     posterior, inputs, count = built.posterior(), normal(5, 4), 2000
     assert isinstance(posterior, NormalPosterior)
     with torch.no_grad():
-        std = {name: posterior.spread(name).std for name in posterior.random}
+        std = {name: posterior.scale(name).std for name in posterior.random}
         mean = posterior.network(inputs)
         variance = inputs.square() @ std["weight"].square().T + std["bias"].square()
     draws = posterior.predict(inputs, count, marginal=True).means

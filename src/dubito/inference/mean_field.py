@@ -5,12 +5,20 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from ..layers.weight_noise import Estimator, Reparameterised, check_estimator
+from ..layers.reasons import points
 from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
-from ..normal_weights import NormalObjective, NormalPosterior, check_stds, initial_raw_std
 from ..priors import PriorStd, check_prior_std
+from ..weight_normals import (
+    Estimator,
+    NormalObjective,
+    NormalPosterior,
+    Reparameterised,
+    check_estimator,
+    check_stds,
+    initial_raw_std,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +65,13 @@ class MeanField(TrainedMethod):
             for name in names
         }
         method = self if self.subset is None else replace(self, subset=names)
-        draft = NormalPosterior(network, likelihood, method=method, structure={"raw_std": raw_std})
+        draft = NormalPosterior(
+            network,
+            likelihood,
+            method=method,
+            structure={"raw_std": raw_std},
+            details={"points": points(network, names)},
+        )
         return NormalObjective(
             draft, estimator=self.estimator, max_std=self.max_std, num_data=num_data, modes=modes
         )

@@ -80,7 +80,7 @@ def addmm(
     alpha: float = 1,
     out: Any = None,
 ) -> Any:
-    """bias + x W, as the layers of GPT-2 write it."""
+    """Bias + x W, as the layers of GPT-2 write it."""
     if beta != 1 or alpha != 1 or out is not None or not isinstance(mat2, Standin):
         return NotImplemented
     if isinstance(input, Standin) and input.ndim > 1:
@@ -90,7 +90,7 @@ def addmm(
 
 @kind(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
 def matmul(at: Context, input: Tensor, other: Tensor) -> Any:
-    """x W with a matrix W that is a parameter."""
+    """X W with a matrix W that is a parameter."""
     if not isinstance(other, Standin) or other.ndim != 2 or input.ndim < 2:
         return NotImplemented
     return product(at, input, other, turned=True)

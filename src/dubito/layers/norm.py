@@ -135,7 +135,7 @@ def instance_norm(
 
 @kind(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__)
 def mul(at: Context, input: Any, other: Any) -> Any:
-    """w ∘ x with a vector w over the last axis, as the RMS norms of Transformers write it."""
+    """W ∘ x with a vector w over the last axis, as the RMS norms of Transformers write it."""
     weight, x = (input, other) if isinstance(input, Standin) else (other, input)
     if not _meets(weight, x):
         return NotImplemented
@@ -144,7 +144,7 @@ def mul(at: Context, input: Any, other: Any) -> Any:
 
 @kind(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
 def add(at: Context, input: Any, other: Any, *, alpha: float = 1, out: Any = None) -> Any:
-    """x + b with a vector b over the last axis."""
+    """X + b with a vector b over the last axis."""
     bias, x = (input, other) if isinstance(input, Standin) else (other, input)
     if alpha != 1 or out is not None or not _meets(bias, x):
         return NotImplemented

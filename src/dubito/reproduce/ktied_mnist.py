@@ -13,10 +13,10 @@ from ..inference.mean_field import MeanField
 from ..likelihoods import Categorical
 from ..metrics import Over
 from ..models import mlp
-from ..normal_weights import NormalPosterior
 from ..storage import encode
 from ..storage.files import json_checksum
 from ..training import KL, Training
+from ..weight_normals import NormalPosterior
 from .experiment import Cell, Metric, Published
 
 DATA = "mnist-mlp"

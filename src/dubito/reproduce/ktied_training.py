@@ -12,8 +12,8 @@ from ..inputs import Batch
 from ..likelihoods import Categorical
 from ..metrics import Over
 from ..models import mlp
-from ..normal_weights import NormalPosterior
 from ..training import Adam
+from ..weight_normals import NormalPosterior
 from . import ktied_mnist as mnist
 from .experiment import Cell, Claim, Experiment, Metric, Outcome, Published, Scale, Table, Variant
 from .ktied_mnist import DATA, HIDDEN, METHODS, RANKS, Digits, Regime
@@ -122,7 +122,7 @@ def _of_spread(snr: GradientSNR, posterior: NormalPosterior) -> tuple[float, flo
 @torch.no_grad()
 def _mean_stds(draft: object) -> dict[str, float]:
     assert isinstance(draft, NormalPosterior)
-    return {name: float(draft.spread(name).std.mean()) for name in LAYERS}
+    return {name: float(draft.scale(name).std.mean()) for name in LAYERS}
 
 
 #: Of the two coefficients the paper chooses from: the other reaches a weight of 0.07 in 300 epochs.

@@ -13,12 +13,12 @@ from ..inference.mc_dropout import MCDropout
 from ..inference.mean_field import MeanField
 from ..inference.point import MAP
 from ..inference.rank1 import Rank1
-from ..layers.weight_noise import Flipout, Reparameterised
 from ..likelihoods import Categorical
 from ..method import Method
 from ..models import wide_resnet
 from ..prediction import CategoricalPrediction
 from ..training import KL, SGD, Step, Training
+from ..weight_normals import Flipout, Reparameterised
 from .experiment import Cell, Claim, Experiment, Metric, Outcome, Published, Scale, Table, Variant
 
 DATA = "cifar10"

@@ -5,13 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from dubito import ConfigError, Flipout, LocalReparameterised, NetworkError, UnknownNameError
-from dubito.layers.trace import Layout
 from dubito.layers.weight_noise import (
     OwnSpread,
     RowStreams,
@@ -23,6 +16,13 @@ from dubito.layers.weight_noise import (
     place,
     rows,
 )
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dubito import ConfigError, Flipout, LocalReparameterised, NetworkError, UnknownNameError
+from dubito.layers.trace import Layout
 
 DOUBLE = torch.float64
 

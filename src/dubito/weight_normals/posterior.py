@@ -1,8 +1,8 @@
 """Posteriors of independent Normals: a mean for every weight, standard deviations in one of several forms."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,48 +11,26 @@ from torch import Tensor
 
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
-from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
-from ..layers.shell import leased
-from ..layers.weight_noise import (
-    Moments,
-    OwnSpread,
-    Placement,
-    RowStreams,
-    Spread,
-    TiedSpread,
-    TrainedSpread,
-    TruncatedSpread,
-    full_precision,
-    local_noise,
-    place,
-    summed,
-)
+from ..inputs import Inputs, Place, call, checked_inputs, chunks, rows_of
+from ..layers.passes import asking
+from ..layers.survey import Survey, survey
 from ..networks import Subset, duplicate, run, with_flags
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import Prediction
-from ..priors import prior_std_of
 from ..seeds import derived, forked
+from .noise import LocalNoise, Moments
+from .normals import Normals
+from .placement import Placement, place
+from .scales import OwnScale, Scale, TiedScale, TruncatedScale
+from .streams import RowStreams
 from .ties import matrix_shape, tied_ranks
 
 #: The least standard deviation a truncation leaves: truncated matrices go below 0, where no logarithm is.
 FLOOR = 1e-6
 
 
-@dataclass
-class Shared:
-    """What `NormalPosterior.sharing` keeps.
-
-    Attributes:
-        weights: the means by parameter name.
-        spreads: likewise.
-        kls: divergences of several parameters, computed with their draws.
-        drawn: the names of those.
-    """
-
-    weights: dict[str, Tensor]
-    spreads: dict[str, Spread] = field(default_factory=dict)
-    kls: list[Tensor] = field(default_factory=list)
-    drawn: set[str] = field(default_factory=set)
+#: Held while a posterior without a stored survey makes one.
+_surveying = threading.Lock()
 
 
 class NormalPosterior(Posterior):
@@ -67,79 +45,39 @@ class NormalPosterior(Posterior):
         super().__init__(*args, **kwargs)
         keys = [key for key in ("raw_std", "log_u", "u") if key in self.structure]
         self._forms = {name: key for key in keys for name in self.group(key).names}
-        self._shared: Shared | None = None
+        self._survey: Survey | None = None
         self.random = tuple(name for name in self.weights() if name in self._forms)
 
     # -- the distribution ----------------------------------------------------------------------------------
 
-    def spread(self, name: str) -> Spread:
-        """The standard deviations of one parameter, in the form they are kept in."""
-        if self._shared is None:
-            return self._spread(name)
-        if name not in self._shared.spreads:
-            self._shared.spreads[name] = self._spread(name)
-        return self._shared.spreads[name]
+    def scale(self, name: str, shape: torch.Size | None = None) -> Scale:
+        """The standard deviations of one parameter, in the form they are kept in.
 
-    def _spread(self, name: str) -> Spread:
+        Args:
+            name: the parameter's.
+            shape: the parameter's, where it is known.
+        """
         form = self._forms[name]
         if form == "raw_std":
-            return OwnSpread(self.group("raw_std")[name])
-        shape = self.weights()[name].shape
+            return OwnScale(self.group("raw_std")[name])
+        shape = shape or self.weights()[name].shape
         if form == "log_u":
-            return TiedSpread(self.group("log_u")[name], self.group("log_v")[name], shape)
+            return TiedScale(self.group("log_u")[name], self.group("log_v")[name], shape)
         u, v, floor = self.group("u")[name], self.group("v")[name], self.details["floors"][name]
-        return TruncatedSpread(u, v, floor, shape)
-
-    def weights(self) -> dict[str, Tensor]:
-        return super().weights() if self._shared is None else dict(self._shared.weights)
+        return TruncatedScale(u, v, floor, shape)
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        weights = self.weights()
-        with _full_precision(weights):
-            return weights | {n: self.spread(n).draw(weights[n], generator) for n in self.random}
-
-    def drawn(
-        self, names: Sequence[str], generator: torch.Generator | None, *, centred: bool = False
-    ) -> dict[str, Tensor]:
-        """μ + σ ε, or σ ε alone where `centred`, for some parameters.
-
-        Inside `sharing` their divergences are computed along the way, which saves passes over memory.
-        """
-        weights, prior_std, terms = self.weights(), self.method.prior_std, []
-        with _full_precision(weights):
-            for name in names:
-                spread, mean = self.spread(name), weights[name]
-                assert isinstance(spread, TrainedSpread)
-                terms.append(spread.draw_term(mean, prior_std_of(prior_std, mean), generator, centred))
-            kl, draws = summed(terms) if terms else (None, [])
-        if self._shared is not None and kl is not None:
-            self._shared.kls.append(kl)
-            self._shared.drawn.update(names)
-        return dict(zip(names, draws, strict=True))
+        normals = Normals(self)
+        return normals.means | normals.draw(self.random, generator)
 
     def kl(self) -> Tensor:
         """Divergence from the prior in nats."""
-        prior_std, weights, shared = self.method.prior_std, self.weights(), self._shared
-        rest = [name for name in self.random if shared is None or name not in shared.drawn]
-        kls = [] if shared is None else list(shared.kls)
-        if rest:
-            with _full_precision(weights):
-                means = ((name, weights[name]) for name in rest)
-                kls.append(summed([self.spread(n).term(w, prior_std_of(prior_std, w)) for n, w in means])[0])
-        return kls[0] if len(kls) == 1 else torch.stack(kls).sum()
-
-    @contextmanager
-    def sharing(self) -> Iterator[None]:
-        """While open, and while no parameter changes, what was computed once serves all that ask for it."""
-        outer, self._shared = self._shared, Shared(self.weights())
-        try:
-            yield
-        finally:
-            self._shared = outer
+        return Normals(self).kl()
 
     def holds(self, name: str) -> str:
         if name not in self.random:
-            return "point"
+            reason = self.details.get("points", {}).get(name)
+            return f"point ({reason})" if reason else "point"
         key, form = self._forms[name], "own std"
         if key != "raw_std":
             words = "std of rank" if key == "log_u" else "std truncated to rank"
@@ -149,19 +87,17 @@ class NormalPosterior(Posterior):
 
     # -- predictions ---------------------------------------------------------------------------------------
 
-    def sample_outputs(
+    def applying(
         self,
-        inputs: Inputs,
-        num_samples: int,
-        *,
-        seed: int = 0,
-        max_rows: int = MAX_ROWS,
-        keep_graph: bool = False,
-    ) -> Tensor:
-        with self.sharing():
-            return super().sample_outputs(
-                inputs, num_samples, seed=seed, max_rows=max_rows, keep_graph=keep_graph
-            )
+    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
+        normals = Normals(self)
+
+        def applied(
+            index: int, generator: torch.Generator | None
+        ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
+            return nullcontext(partial(run, self.network, normals.draw(self.random, generator)))
+
+        return applied
 
     def predict(
         self,
@@ -183,42 +119,59 @@ class NormalPosterior(Posterior):
                 instead of one function for all rows: cheaper for networks of few layers, right for each row by
                 itself where layers are dense, and an approximation for convolutions.
         """
-        with self.sharing():
-            if not marginal:
-                return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
-            return self._marginal(inputs, num_samples, seed, max_rows)
+        if not marginal:
+            return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
+        return self._marginal(inputs, num_samples, seed, max_rows)
 
     @torch.no_grad()
     def _marginal(self, inputs: Inputs, num_samples: int, seed: int, max_rows: int) -> Prediction:
         require_count(num_samples=num_samples, max_rows=max_rows)
         inputs = checked_inputs(inputs, Place.of(self.network))
-        placement = place(self.network, self.random, None, inputs)
+        placement = place(self.surveyed(inputs), self.network, self.random)
+        normals = Normals(self)
         predictions, first, total = [], 0, rows_of(inputs)
         for piece in chunks(inputs, max_rows):
-            draws = self._marginal_draws(piece, placement, num_samples, seed, first, total)
+            draws = self._marginal_draws(piece, placement, normals, num_samples, seed, first, total)
             predictions.append(self.likelihood.predictive(draws))
             first += rows_of(piece)
         return type(predictions[0]).cat(predictions)
 
     def _marginal_draws(
-        self, inputs: Inputs, placement: Placement, num_samples: int, seed: int, first: int, total: int
+        self,
+        inputs: Inputs,
+        placement: Placement,
+        normals: Normals,
+        num_samples: int,
+        seed: int,
+        first: int,
+        total: int,
     ) -> Iterator[Tensor]:
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
-        spreads = {name: self.spread(name) for name in self.random if name not in placement.drawn}
         moments: Moments = {}
-        own, device = self.weights(), Place.of(self.network).device
+        means = {name: normals.means[name] for name in placement.names}
+        device, rows = Place.of(self.network).device, rows_of(inputs)
         for index in range(num_samples):
-            generator = self.generator(seed, index)
-            weights = {name: self.spread(name).draw(own[name], generator) for name in placement.drawn}
-            streams = RowStreams(derived(seed, "marginal", index), first, rows_of(inputs), total)
+            weights = normals.draw(tuple(placement.drawn), self.generator(seed, index))
+            streams = RowStreams(derived(seed, "marginal", index), first, rows, total)
+            noise = LocalNoise(placement, normals.scale, streams, moments)
             with (
                 torch.no_grad(),
                 forked(seed, "network", index, device=device),  # noise of the network's own
-                leased(self.network) as shell,
-                local_noise(shell, placement.layers, spreads, streams, moments),
+                asking(self.network, noise, placement.names, means | weights) as shell,
             ):
-                outputs = self._read(partial(run, shell, weights), inputs)
+                outputs = self._read(partial(call, shell), inputs)
             yield outputs
+
+    def surveyed(self, inputs: Inputs) -> Survey:
+        """The survey of the network that was stored, or one made of some rows and kept for later calls."""
+        if self._survey is None:
+            with _surveying:
+                if self._survey is None:
+                    stored = self.details.get("survey")
+                    self._survey = (
+                        survey(self.network, inputs) if stored is None else Survey.from_json(stored)
+                    )
+        return self._survey
 
     # -- low rank ------------------------------------------------------------------------------------------
 
@@ -231,7 +184,7 @@ class NormalPosterior(Posterior):
         weights = self.weights()
         matrices = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
         return {
-            name: Spectrum.of(weights[name].flatten(1), self.spread(name).std.flatten(1)) for name in matrices
+            name: Spectrum.of(weights[name].flatten(1), self.scale(name).std.flatten(1)) for name in matrices
         }
 
     @torch.no_grad()
@@ -248,7 +201,7 @@ class NormalPosterior(Posterior):
         weights = self.weights()
         own = {name: weights[name] for name in self.random}
         ranks = tied_ranks(own, subset, rank, self.network, stacklevel=3)
-        factors = {name: truncate(self.spread(name).std.flatten(1), k) for name, k in ranks.items()}
+        factors = {name: truncate(self.scale(name).std.flatten(1), k) for name, k in ranks.items()}
         structure = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
             for key in self.structure
@@ -264,8 +217,3 @@ class NormalPosterior(Posterior):
             details={**self.details, "floors": floors},
             history=self.history,
         ).finished()
-
-
-def _full_precision(weights: Mapping[str, Tensor]) -> AbstractContextManager[object]:
-    """Autocast off where the weights are."""
-    return full_precision(next(iter(weights.values())).device)

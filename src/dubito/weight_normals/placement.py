@@ -1,0 +1,96 @@
+"""Which parameters' noise can be put on the outputs of layers, and why others are drawn as weights."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from torch import nn
+
+from ..errors import NetworkError, unknown_name
+from ..layers import reasons
+from ..layers.form import Product
+from ..layers.survey import Survey, Use
+from ..networks import parameters_of
+
+#: The names under which a context meets the parameters of a use: weight, bias, part of the weight.
+Key = tuple[str | None, str | None, int]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where each parameter's noise goes.
+
+    Attributes:
+        names: those whose noise is put on outputs.
+        drawn: why the others are drawn as weights, by name.
+        uses: the uses whose outputs carry noise.
+    """
+
+    names: tuple[str, ...]
+    drawn: Mapping[str, str]
+    uses: tuple[Use, ...]
+
+    @cached_property
+    def by_key(self) -> dict[Key, list[Use]]:
+        """The uses by the names that are on outputs: a drawn or fixed partner has none there."""
+        names, table = set(self.names), {}
+        for use in self.uses:
+            weight, bias = (name if name in names else None for name in (use.weight, use.bias))
+            table.setdefault((weight, bias, use.part), []).append(use)
+        return table
+
+
+def place(
+    survey: Survey, network: nn.Module, parameters: Sequence[str], wanted: Sequence[str] | None = None
+) -> Placement:
+    """Where the noise of `parameters` goes.
+
+    Args:
+        survey: of the network.
+        network: whose modules `wanted` names.
+        parameters: those with a distribution.
+        wanted: the modules or parameters whose noise must be on outputs, which then must be able to; None takes all
+            that can.
+    """
+    drawn = {name: survey.reasons[name] for name in parameters if name in survey.reasons}
+    for use in survey.uses:
+        reason = _reason(use)
+        for name in (use.weight, use.bias):
+            if name is not None and reason is not None:
+                drawn.setdefault(name, reason)
+    if wanted is not None:
+        chosen = _required(wanted, network, set(parameters), drawn)
+        drawn |= {name: reasons.NOT_ASKED for name in parameters if name not in chosen and name not in drawn}
+    names = tuple(name for name in parameters if name not in drawn)
+    placed = set(names)
+    uses = tuple(use for use in survey.uses if use.weight in placed or use.bias in placed)
+    return Placement(names, {name: drawn[name] for name in parameters if name in drawn}, uses)
+
+
+def _reason(use: Use) -> str | None:
+    """Why the outputs of a use cannot carry noise, or None."""
+    if use.steps or use.function in reasons.RECURRENT:
+        return reasons.STEPS
+    return None if isinstance(use.form, Product) else reasons.NO_PRODUCT
+
+
+def _required(
+    wanted: Sequence[str], network: nn.Module, parameters: Collection[str], drawn: Mapping[str, str]
+) -> set[str]:
+    """The parameters of the layers that were asked for by name; refused where one cannot be on outputs."""
+    chosen: set[str] = set()
+    for layer in wanted:
+        names = parameters_of(layer, network)
+        if not names:
+            modules = [name for name, _ in network.named_modules() if name]
+            if layer not in modules:
+                raise unknown_name("layer", layer, [*modules, *dict(network.named_parameters())])
+            raise NetworkError(f"layer {layer!r} cannot carry noise on its outputs: it has no parameters")
+        for name in sorted(names & set(parameters)):
+            if name in drawn:
+                raise NetworkError(
+                    f"layer {layer!r} cannot carry the noise of its weights on its outputs ({name}: {drawn[name]}); "
+                    "leave it out of `layers`"
+                )
+        chosen |= names
+    return chosen
