@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from dubito.weight_normals.streams import BLOCK_SIZE, RowStreams, block_rows
 
 

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from dubito.weight_normals.scales import OwnScale, Scale, TiedScale, TruncatedScale
-from dubito.weight_normals.terms import OwnTerm, Term, TiedTerm, summed
 from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from dubito.distributions import tied_functions
+from dubito.weight_normals.scales import OwnScale, Scale, TiedScale, TruncatedScale
+from dubito.weight_normals.terms import OwnTerm, Term, TiedTerm, summed
 
 PRIOR = 0.4
 SHAPES = {"vector": (6,), "matrix": (5, 7), "kernel": (4, 3, 2, 2)}

@@ -63,8 +63,7 @@ class OutputNoise(Context):
         else:
             index, number = len(calls), self._counts.get(stream, 0)
             self._counts[stream] = number + 1
-            several = uses[0].calls > 1 or len(uses) > 1
-            calls.append((number, _sample(x) if several else None))
+            calls.append((number, _sample(x) if key in self.placement.repeated else None))
         use = uses[0] if len(uses) == 1 else uses[index] if index < len(uses) else None
         if use is None or use.form.signature != form.signature:
             raise _changed(key, form)

@@ -32,12 +32,16 @@ class Placement:
 
     @cached_property
     def by_key(self) -> dict[Key, list[Use]]:
-        """The uses by the names that are on outputs: a drawn or fixed partner has none there."""
-        names, table = set(self.names), {}
-        for use in self.uses:
-            weight, bias = (name if name in names else None for name in (use.weight, use.bias))
-            table.setdefault((weight, bias, use.part), []).append(use)
-        return table
+        """Uses by the names that are on outputs: one where all calls are alike, else one for every call in order."""
+        return {
+            key: uses[:1] if _alike(uses) else uses for key, uses in _by_key(self.uses, self.names).items()
+        }
+
+    @cached_property
+    def repeated(self) -> set[Key]:
+        """The keys of those that are called several times in a pass."""
+        table = _by_key(self.uses, self.names)
+        return {key for key, uses in table.items() if sum(use.calls for use in uses) > 1}
 
 
 def place(
@@ -61,10 +65,32 @@ def place(
     if wanted is not None:
         chosen = _required(wanted, network, set(parameters), drawn)
         drawn |= {name: reasons.NOT_ASKED for name in parameters if name not in chosen and name not in drawn}
-    names = tuple(name for name in parameters if name not in drawn)
-    placed = set(names)
-    uses = tuple(use for use in survey.uses if use.weight in placed or use.bias in placed)
-    return Placement(names, {name: drawn[name] for name in parameters if name in drawn}, uses)
+    while True:
+        names = tuple(name for name in parameters if name not in drawn)
+        uses = tuple(use for use in survey.uses if not {use.weight, use.bias}.isdisjoint(names))
+        # Calls that differ are told apart by their order, which is known for one pair of weight and bias only.
+        mixed = [
+            key[0] or key[1]
+            for key, same in _by_key(uses, names).items()
+            if not _alike(same) and len({use.key for use in same}) > 1
+        ]
+        if not mixed:
+            ordered = {name: drawn[name] for name in parameters if name in drawn}
+            return Placement(names, ordered, uses)
+        drawn |= {name: reasons.UNKNOWN_ROWS for name in mixed if name is not None}
+
+
+def _by_key(uses: Sequence[Use], names: Collection[str]) -> dict[Key, list[Use]]:
+    """Uses by the names that are on outputs: a partner that is drawn or a point has none there."""
+    table: dict[Key, list[Use]] = {}
+    for use in uses:
+        weight, bias = (name if name in names else None for name in (use.weight, use.bias))
+        table.setdefault((weight, bias, use.part), []).append(use)
+    return table
+
+
+def _alike(uses: Sequence[Use]) -> bool:
+    return len({(use.form.signature, use.layout) for use in uses}) == 1
 
 
 def _reason(use: Use) -> str | None:
