@@ -102,6 +102,8 @@ class LocalNoise(OutputNoise):
         *,
         active: Tensor | None = None,
     ) -> Tensor:
+        if name_of(weight) is None and name_of(bias) is None:  # beside others that have noise
+            return super().use(form, x, weight, bias)
         use, stream, number = self.find(form, x, weight, bias)
         assert isinstance(form, Product) and weight is not None
         scale, bias_scale = self._scale(weight), self._scale(bias)
@@ -174,6 +176,8 @@ class FlippedNoise(OutputNoise):
         *,
         active: Tensor | None = None,
     ) -> Tensor:
+        if name_of(weight) is None and name_of(bias) is None:
+            return super().use(form, x, weight, bias)
         use, stream, _ = self.find(form, x, weight, bias)
         assert isinstance(form, Product) and weight is not None
         name, axis = name_of(weight) or name_of(bias) or "", form.channel_axis
