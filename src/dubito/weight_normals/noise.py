@@ -92,6 +92,9 @@ class LocalNoise(OutputNoise):
     ) -> None:
         super().__init__(placement, streams)
         self.scales, self.moments = scales, moments
+        if moments is None:
+            for name in placement.names:  # once and before the pass, whose parts may run again
+                scales(name).formed()
 
     def use(
         self,

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..distributions.tied_functions import draw_tied, tied_std
+from .kernels import full_precision
 from .terms import OwnTerm, StdTerm, Term, TiedTerm
 
 
@@ -34,6 +35,10 @@ class Scale(ABC):
     def term(self, mean: Tensor, prior_std: float) -> Term:
         """The divergence from N(0, prior_std²)."""
         return StdTerm(mean, self.std, prior_std=prior_std)
+
+    def formed(self) -> "Scale":
+        """Itself, with all computed that is kept between uses."""
+        return self
 
     def chunk(self, part: int, parts: int) -> "Scale":
         """Those of one of the weight's equal parts along its first axis."""
@@ -69,6 +74,11 @@ class OwnScale(Scale):
     def std(self) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         """σ in the shape of the weight."""
         return F.softplus(self.raw_std)
+
+    def formed(self) -> Scale:
+        with full_precision(self.raw_std.device):
+            _ = self.std
+        return self
 
     def draw_term(
         self, mean: Tensor, prior_std: float, generator: torch.Generator | None, centred: bool
