@@ -47,27 +47,34 @@ class OutputNoise(Context):
         self._counts: dict[str, int] = {}
         self._calls: dict[Key, list[tuple[int, Tensor | None]]] = {}
 
-    def find(self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Use, str, int]:
-        """The use, the name of its stream of noise, and the number of the call in that stream."""
+    def find(
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None
+    ) -> tuple[Use, str, int] | None:
+        """The use, the name of its stream of noise, and the number of the call there; None without noise."""
+        parameter = weight if isinstance(weight, Standin) else bias
+        if not isinstance(parameter, Standin):
+            return None
         if isinstance(x, Standin):
             raise NoRule("another parameter is its input")
-        part = weight.part if isinstance(weight, Standin) else bias.part if isinstance(bias, Standin) else 0
-        key = (name_of(weight), name_of(bias), part)
-        uses = self.placement.by_key.get(key)
-        if uses is None:
+        key = (name_of(weight), name_of(bias), parameter.part)
+        calls = self.placement.by_key.get(key)
+        if calls is None:
             raise _changed(key, form)
-        calls = self._calls.setdefault(key, [])
-        stream = stream_name(key[0] or key[1] or "")
-        if calls and torch._C._current_graph_task_id() != self._task:
-            index = _same_call(calls, x, stream)
+        before = self._calls.get(key)
+        if before is None:
+            before = self._calls[key] = []
+        if before and torch._C._current_graph_task_id() != self._task:
+            index = _same_call(before, x, calls.stream)
         else:
-            index, number = len(calls), self._counts.get(stream, 0)
-            self._counts[stream] = number + 1
-            calls.append((number, _sample(x) if key in self.placement.repeated else None))
-        use = uses[0] if len(uses) == 1 else uses[index] if index < len(uses) else None
-        if use is None or use.form.signature != form.signature:
+            index, number = len(before), self._counts.get(calls.stream, 0)
+            self._counts[calls.stream] = number + 1
+            before.append((number, _sample(x) if calls.several else None))
+        use = (
+            calls.uses[0] if len(calls.uses) == 1 else calls.uses[index] if index < len(calls.uses) else None
+        )
+        if use is None or (use.form is not form and use.form.signature != form.signature):
             raise _changed(key, form)
-        return use, stream, calls[index][0]
+        return use, calls.stream, before[index][0]
 
 
 class LocalNoise(OutputNoise):
@@ -105,9 +112,10 @@ class LocalNoise(OutputNoise):
         *,
         active: Tensor | None = None,
     ) -> Tensor:
-        if name_of(weight) is None and name_of(bias) is None:  # beside others that have noise
+        place = self.find(form, x, weight, bias)
+        if place is None:
             return super().use(form, x, weight, bias)
-        use, stream, number = self.find(form, x, weight, bias)
+        use, stream, number = place
         assert isinstance(form, Product) and weight is not None
         scale, bias_scale = self._scale(weight), self._scale(bias)
         if self.moments is not None and use.reads_input:
@@ -179,9 +187,10 @@ class FlippedNoise(OutputNoise):
         *,
         active: Tensor | None = None,
     ) -> Tensor:
-        if name_of(weight) is None and name_of(bias) is None:
+        place = self.find(form, x, weight, bias)
+        if place is None:
             return super().use(form, x, weight, bias)
-        use, stream, _ = self.find(form, x, weight, bias)
+        use, stream, _ = place
         assert isinstance(form, Product) and weight is not None
         name, axis = name_of(weight) or name_of(bias) or "", form.channel_axis
         # The first axis of a weight has the signs "out", the second "in"; outputs are on the second if it is turned.
@@ -281,12 +290,6 @@ def _on_channels(values: Tensor, outputs: Tensor, axis: int) -> Tensor:
 
 
 # -- calls and rows ----------------------------------------------------------------------------------------------
-
-
-def stream_name(parameter: str) -> str:
-    """The stream of a parameter's uses: its layer's name, or its whole name where a layer has others beside."""
-    layer, _, last = parameter.rpartition(".")
-    return layer if last in ("weight", "bias") else parameter
 
 
 def _sample(x: Tensor) -> Tensor:

@@ -59,12 +59,12 @@ class NormalObjective(Objective):
         if self.placement is not None:
             return
         draft, estimator = self.draft, self.estimator
-        if "survey" not in draft.details:
-            draft.details["survey"] = survey(draft.network, inputs).to_json()
+        stored = draft.details.get("survey")
+        learned = survey(draft.network, inputs) if stored is None else Survey.from_json(stored)
+        draft.details["survey"] = learned.to_json()
         if isinstance(estimator, Reparameterised):
             self.placement = Placement((), dict.fromkeys(draft.random, ""), ())
             return
-        learned = Survey.from_json(draft.details["survey"])
         self.placement = place(learned, draft.network, draft.random, estimator.layers)
         words = WORDS[type(estimator).__name__]
         drawn = {name: f"reparameterised ({why})" for name, why in self.placement.drawn.items()}

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from torch import nn
 
@@ -14,6 +15,20 @@ from ..networks import parameters_of
 
 #: The names under which a context meets the parameters of a use: weight, bias, part of the weight.
 Key = tuple[str | None, str | None, int]
+
+
+class Calls(NamedTuple):
+    """The calls of a pass that use the same parameters.
+
+    Attributes:
+        uses: one where all calls are alike, else one for every call in order.
+        stream: the name of the stream of their noise.
+        several: whether there is more than one.
+    """
+
+    uses: tuple[Use, ...]
+    stream: str
+    several: bool
 
 
 @dataclass(frozen=True)
@@ -31,17 +46,22 @@ class Placement:
     uses: tuple[Use, ...]
 
     @cached_property
-    def by_key(self) -> dict[Key, list[Use]]:
-        """Uses by the names that are on outputs: one where all calls are alike, else one for every call in order."""
+    def by_key(self) -> dict[Key, Calls]:
+        """The calls that a context meets, by the names that are on outputs."""
         return {
-            key: uses[:1] if _alike(uses) else uses for key, uses in _by_key(self.uses, self.names).items()
+            key: Calls(
+                tuple(uses[:1] if _alike(uses) else uses),
+                stream_name(key[0] or key[1] or ""),
+                sum(use.calls for use in uses) > 1,
+            )
+            for key, uses in _by_key(self.uses, self.names).items()
         }
 
-    @cached_property
-    def repeated(self) -> set[Key]:
-        """The keys of those that are called several times in a pass."""
-        table = _by_key(self.uses, self.names)
-        return {key for key, uses in table.items() if sum(use.calls for use in uses) > 1}
+
+def stream_name(parameter: str) -> str:
+    """The stream of a parameter's noise: its layer's name, or its whole name where a layer has others beside."""
+    layer, _, last = parameter.rpartition(".")
+    return layer if last in ("weight", "bias") else parameter
 
 
 def place(
