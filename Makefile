@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint docs clean
+.PHONY: demo test mutants lint docs runs clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -16,10 +16,18 @@ demo: .venv/ready
 test: lint
 	$(BIN)/python -m pytest -n 2 -rs
 
+# Plants bugs in a copy of the tree, one at a time, and runs the test that must notice: `make mutants ONLY=laplace`.
+mutants: .venv/ready
+	$(BIN)/python -m tests.mutants $(ONLY)
+
 lint: .venv/ready
-	$(BIN)/ruff format --check src tests benchmarks
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src papers tests benchmarks
+	$(BIN)/ruff check src papers tests benchmarks
 	$(BIN)/pyright
+
+# The papers' cells that were not run yet; stop and start it at any time. RUNS="--only bali --jobs 1" for a part.
+runs: .venv/ready
+	$(BIN)/python -m papers runs $(RUNS)
 
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -20,7 +20,7 @@ from dubito.models import mlp
 
 #: The most that choosing may add.
 BAR = 0.10
-RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "active.json"
+RESULTS = Path(__file__).parent / "results" / "active.json"
 CASES: dict[str, tuple[Method, Acquisition]] = {
     "laplace-inf, output variance": (Laplace(structure=INF(rank=1.0)), OutputVariance()),
     "laplace-kfac, output variance": (Laplace(structure=KFAC()), OutputVariance()),

@@ -19,14 +19,14 @@ from torch.nn import functional as F
 
 from dubito import BALI, Categorical, Gaussian, Training
 from dubito.allocator import keep_large_blocks
+from dubito.fitting import prepare
 from dubito.inference.bali.setup import find_layers
 from dubito.inputs import Batch
-from dubito.method import prepare
 from dubito.optim import VOGN, NoisyAdam, NoisyKFAC, NoisyOptimizer, Vadam
 from dubito.training import Processes
-from dubito.training.steps import plan_run
+from dubito.training.plan import plan_run
 
-RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "bali.json"
+RESULTS = Path(__file__).parent / "results" / "bali.json"
 ROWS, STEPS = 2048, 4
 #: A step in steps of Adam; CPU-seconds per 1,000 iterations and split; one by one over side by side.
 BARS = {"BALI": 3.0, "yacht": 0.5, "power": 1.5, "yacht, one by one": 3.0}
@@ -72,7 +72,7 @@ def bali(inputs: int = 784) -> Callable[[], None]:
     method = BALI(effective_data=1200.0, output_floor=1e-4, prior_scale=10.0)
     data = images(inputs)
     training = Training(iterations=10**6, batch_size=ROWS)
-    prepared = prepare(classifier(inputs), data, Categorical(), None, None, None, 0, False, training)
+    prepared = prepare(classifier(inputs), data, Categorical(), progress=False)
     found = find_layers(prepared.network, prepared.example.inputs, None)
     objective = method.objective(prepared, found, prepared.source, 0)
     stepper = objective.stepper(training, plan_run(training, ROWS, 1, ROWS), Processes(), 0)

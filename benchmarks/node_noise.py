@@ -30,7 +30,7 @@ from dubito.method import TrainedMethod
 from dubito.models import lenet, mlp
 from dubito.models.residual import PreActivationResNet, PreBlock
 
-RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "node_noise.json"
+RESULTS = Path(__file__).parent / "results" / "node_noise.json"
 K = 4
 METHODS: dict[str, TrainedMethod] = {
     "rank-1": Rank1(components=K),

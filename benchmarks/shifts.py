@@ -17,7 +17,7 @@ from dubito.shifts import CORRUPTIONS, SEVERITIES, corrupt
 
 #: CPU seconds that all of them together may take.
 BAR = 60.0
-RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "shifts.json"
+RESULTS = Path(__file__).parent / "results" / "shifts.json"
 
 
 def main(rounds: int = 5) -> None:

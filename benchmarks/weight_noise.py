@@ -7,7 +7,7 @@ blitz can be imported (in an environment of their own) they run in the same roun
 
     python benchmarks/weight_noise.py [rounds] [case ...]
 
-Results are kept by case in results/benchmarks/weight_noise.json.
+Results are kept by case in benchmarks/results/weight_noise.json.
 """
 
 import importlib.util
@@ -28,7 +28,7 @@ from dubito.inputs import Batch
 from dubito.method import TrainedMethod
 from dubito.models import lenet, mlp
 
-RESULTS = Path(__file__).parent.parent / "results" / "benchmarks" / "weight_noise.json"
+RESULTS = Path(__file__).parent / "results" / "weight_noise.json"
 ESTIMATORS = {"reparameterised": Reparameterised(), "local": LocalReparameterised(), "flipout": Flipout()}
 METHODS: dict[str, Callable[..., TrainedMethod]] = {"mean field": MeanField, "2-tied": KTied}
 Work = Callable[[], object]

@@ -44,7 +44,7 @@ def test_a_method_that_fails_makes_the_exit_code_1(tmp_path, capsys, monkeypatch
     def broken(*_args, **_kwargs):
         raise dubito.NetworkError("no [layer] to treat")
 
-    monkeypatch.setattr(dubito.MeanField, "_fit", broken)
+    monkeypatch.setattr(dubito.MeanField, "fit_prepared", broken)
     arguments = ["compare", "wine", "--methods", "mean-field,map", "--epochs", "2", "--out", str(tmp_path)]
     assert main(arguments) == 1
     assert "mean-field failed: no [layer] to treat" in capsys.readouterr().out

@@ -14,10 +14,12 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 #: The rooms from first to last: a room imports from the levels before its own, and from itself.
 CORE = (
     ("errors", "version", "allocator"),
-    ("seeds",),
+    ("seeds", "processes"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
     ("inputs", "evaluation", "factors"),
-    ("sources", "networks", "likelihoods", "layers"),
+    ("sources", "likelihoods", "layers"),
+    ("networks",),
+    ("fitting",),
     ("curvature", "posterior"),
     ("training", "optim"),
     ("objective",),
@@ -29,11 +31,9 @@ PUBLIC = ("dubito",)  # `__init__.py`, the public names: what `import dubito` ru
 BEYOND = (
     ("data", "models", "jobs"),
     ("shifts", "active"),
-    ("integrations",),
     ("compare",),
     ("plot",),
     ("report",),
-    ("reproduce",),
     ("cli",),
     ("__main__",),
 )
@@ -64,9 +64,14 @@ def running(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def imported(path: Path) -> Iterator[tuple[str, ...]]:
-    """The modules of the package that a file imports, anywhere in it, as parts below the package."""
+    """The modules of the package that a file imports, anywhere in it, as parts below the package.
+
+    What is imported for types alone counts too: who reads a file must know what it names. The public names are the
+    exception: rooms that open later are named there for type checkers.
+    """
     package = ["dubito", *path.relative_to(SOURCE).parts[:-1]]
-    for node in running(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in running(tree) if room_of(path) == "dubito" else ast.walk(tree):
         if isinstance(node, ast.Import):
             names = [alias.name.split(".") for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -89,7 +94,7 @@ def rooms_of(parts: tuple[str, ...]) -> str:
 def test_every_room_has_its_level():
     rooms = {room_of(path) for path in MODULES}
     assert rooms <= set(LEVELS), f"give these rooms a level: {rooms - set(LEVELS)}"
-    assert {"errors", "posterior", "inference", "registry"} <= rooms
+    assert set(LEVELS) <= rooms, f"these rooms are gone: {set(LEVELS) - rooms}"
     assert len(LEVELS) == sum(map(len, (*CORE, PUBLIC, *BEYOND)))  # no room stands twice
 
 
@@ -121,6 +126,7 @@ def test_the_checks_see_what_they_should(tmp_path, monkeypatch):
     texts = {
         "seeds.py": "def late():\n    from .posterior import x\n",
         "posterior.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .registry import load\n",
+        "__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import seeds\n",
         "registry.py": "import dubito\nfrom dubito.posterior import x\nfrom dubito import seeds, methods\n",
         "inference/a.py": "from .b import B\nfrom ..seeds import x\nfrom . import b\n",
         "inference/b.py": "import torch\nfrom .. import seeds\n",
@@ -131,12 +137,13 @@ def test_the_checks_see_what_they_should(tmp_path, monkeypatch):
     found = {name: [rooms_of(parts) for parts in imported(tmp_path / name)] for name in texts}
     assert found == {
         "seeds.py": ["posterior"],
-        "posterior.py": [],
+        "posterior.py": ["registry"],
+        "__init__.py": [],
         "registry.py": ["dubito", "posterior", "seeds", "dubito"],
         "inference/a.py": ["inference", "seeds", "inference"],
         "inference/b.py": ["seeds"],
     }
-    for broken in ("seeds.py", "registry.py"):
+    for broken in ("seeds.py", "posterior.py", "registry.py"):
         with pytest.raises(AssertionError):
             test_imports_come_from_earlier_rooms(tmp_path / broken)
     with pytest.raises(AssertionError):

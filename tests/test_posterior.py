@@ -336,7 +336,11 @@ def test_a_detached_copy_no_longer_changes():
 
 
 def test_moving_moves_everything():
-    posterior = spread(small_net(2), Gaussian().build(torch.zeros(1, 2))).double()
+    posterior = spread(small_net(2), Gaussian().build(torch.zeros(1, 2)))
+    before = {name: tensor.clone() for name, tensor in posterior.stored().items()}
+    posterior = posterior.double()
+    for name, tensor in posterior.stored().items():
+        assert torch.equal(tensor, before[name].to(tensor.dtype)), name
     prediction = posterior.predict(rows())
     assert prediction.mean.dtype == prediction.std.dtype == torch.float64
     assert {tensor.dtype for tensor in (*posterior.parameters(), *posterior.buffers())} == {

@@ -590,7 +590,10 @@ def test_predictions_are_frozen():
 
 def test_half_precision_outputs_are_judged_in_single():
     for dtype in (torch.float16, torch.bfloat16):
-        assert classes(normal(2, 3, 4).to(dtype)).probs.dtype == torch.float32
-        assert binary(normal(2, 3).to(dtype)).probs.dtype == torch.float32
-        likelihood = Gaussian(std=0.5).build(normal(3, 1).to(dtype))
-        assert likelihood.predictive(iter(normal(2, 3, 1).to(dtype))).std.dtype == torch.float32
+        for make, shape in ((classes, (2, 3, 4)), (binary, (2, 3))):
+            half = normal(*shape).to(dtype)
+            torch.testing.assert_close(make(half).probs, make(half.float()).probs, rtol=1e-6, atol=0)
+        half = normal(2, 3, 1).to(dtype)
+        found = Gaussian(std=0.5).build(half[0]).predictive(iter(half))
+        expected = (0.25 + half.float().var(0, unbiased=False)).sqrt()
+        torch.testing.assert_close(found.std, expected, rtol=1e-6, atol=0)

@@ -192,6 +192,7 @@ def test_rows_take_the_places_dtype():
         example = as_source(data, place).example()
         inputs = example.inputs["x"] if isinstance(example.inputs, dict) else example.inputs
         assert inputs.dtype == torch.float64 and example.targets.dtype == torch.int64
+        assert torch.equal(inputs, X[: len(inputs)].double()) and len(inputs) > 1
 
 
 BROKEN = X.clone()

@@ -1,10 +1,16 @@
 """What the site makes of the code: the methods' pages, their reference, the reproduced tables."""
 
 import json
+import re
+import sys
 from html import escape
 from pathlib import Path
 
+from mkdocs.structure.files import File
+
 ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))  # for the papers, which are not installed
+PICTURE = re.compile(r"\((?:\.\./)+papers/(\w+)/pictures/([\w-]+)\.png\)")
 
 
 def on_config(config):
@@ -24,7 +30,18 @@ def on_page_markdown(markdown, page, config, files):
         markdown = markdown.replace("<!-- methods reference -->", methods_reference())
     if "<!-- patient differences -->" in markdown:
         markdown = markdown.replace("<!-- patient differences -->", patient_differences())
-    return markdown
+    # On GitHub pictures lie beside their papers, on the site beside the pages.
+    return PICTURE.sub(
+        lambda link: f"({'../' * page.file.src_uri.count('/')}pictures/{link[1]}/{link[2]}.png)", markdown
+    )
+
+
+def on_files(files, config):
+    """The papers' pictures become part of the site."""
+    for path in sorted((ROOT / "papers").glob("*/pictures/*.png")):
+        name = f"pictures/{path.parts[-3]}/{path.name}"
+        files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
 
 
 def methods_reference() -> str:
@@ -36,8 +53,8 @@ def methods_reference() -> str:
 
 
 def patient_differences() -> str:
-    """What generate/clinical.py found."""
-    found = json.loads((ROOT / "results" / "derived" / "rank1-patients.json").read_text())
+    """What papers/rank1/derive.py wrote."""
+    found = json.loads((ROOT / "papers" / "rank1" / "derived" / "patients.json").read_text())
     lines = ["| first | second | metric | first − second | 95 % interval |", "|---|---|---|---:|---:|"]
     for one in found["differences"]:
         interval = f"{one['lower']:+.4f} to {one['upper']:+.4f}"
@@ -48,10 +65,9 @@ def patient_differences() -> str:
 
 def reproduced() -> str:
     """Every table that was run, our numbers beside the paper's."""
-    from dubito.reproduce import Results, rows, tables
-    from dubito.reproduce.judge import judged
+    from papers.runner import Results, judged, rows, tables
 
-    results = Results(folder=ROOT / "results")
+    results = Results()
     parts = []
     for table in tables().values():
         titles = {metric.name: metric.title for metric in table.metrics}

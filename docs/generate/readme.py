@@ -19,16 +19,18 @@ from rich.console import Console
 from dubito.compare.folder import Row
 from dubito.compare.run import Comparison
 from dubito.compare.table import table as shown
-from dubito.reproduce import Results, rows, tables
-from dubito.reproduce.judge import judged
 
 ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))  # for the papers, which are not installed
+
+from papers.runner import Results, judged, rows, tables  # noqa: E402
+
 MOST_BYTES = 300_000
 
 
 def reproductions() -> str:
     """One line per table that was run: how many numbers, how many near the paper's, what became of its claims."""
-    results = Results(folder=ROOT / "results")
+    results = Results()
     lines = ["| table | what it shows | numbers | near the paper's | its claims |", "|---|---|---:|---:|---|"]
     for table in tables().values():
         for scale, settings in table.experiment.scales.items():

@@ -64,12 +64,11 @@ if TYPE_CHECKING:
     from . import diagnostics as diagnostics
     from . import models as models
     from . import plot as plot
-    from . import reproduce as reproduce
     from . import shifts as shifts
 
 #: Rooms that are opened when they are first asked for, as `dubito.data`, so that `import dubito` stays light.
 _LATER = (
-    "active", "calibration", "compare", "data", "diagnostics", "models", "plot", "reproduce", "shifts",
+    "active", "calibration", "compare", "data", "diagnostics", "models", "plot", "shifts",
 )  # fmt: skip
 
 

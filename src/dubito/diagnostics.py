@@ -13,6 +13,7 @@ from torch import Tensor
 from . import seeds
 from .errors import ConfigError, require_count
 from .inputs import Batch, Place
+from .layers.shell import seeded
 from .objective import Objective
 from .sources import OrderedSource, as_source
 
@@ -127,14 +128,14 @@ def gradient_snr(
     """
     require_count(2, num_batches=num_batches)
     require_count(batch_size=batch_size)
-    place = Place.of(objective.draft)
+    place, network = Place.of(objective.draft), objective.draft.network
     parameters = trained(objective)
     buffers = {name: buffer.clone() for name, buffer in objective.draft.named_buffers()}
     moments: dict[str, _Moments] = {}
     try:
         for number, batch in enumerate(islice(_batches(data, place, batch_size, seed), num_batches)):
             noise = seeds.generator(seed, "snr", number, device=place.device)
-            with seeds.forked(seed, "network", number, device=place.device):  # the network's own dropout
+            with seeded(network, seed, "network", number, training=objective.modes):  # its own dropout
                 loss = objective.loss(batch.inputs, batch.targets, kl_weight=kl_weight, generator=noise)
             gradients = torch.autograd.grad(
                 loss.total, list(parameters.values()), allow_unused=True, materialize_grads=True

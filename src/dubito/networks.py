@@ -11,7 +11,8 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from .errors import ConfigError, NetworkError, unknown_name
 from .inputs import Inputs
-from .layers.shell import deep_copy, take
+from .layers.shell import take
+from .layers.tree import deep_copy
 
 Copied = TypeVar("Copied", bound=nn.Module)
 

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,22 +12,7 @@ from .inputs import Batch, Inputs, Place, checked_batch
 from .layers.shell import Lease, take
 from .likelihoods import at_least_float
 from .posterior import Posterior, detached
-from .training import GradientStepper, Plan, Processes, Stepper, Training
-
-
-@dataclass(frozen=True)
-class Loss:
-    """The terms of a loss: total = nll + kl_weight · kl / num_data.
-
-    Attributes:
-        total: what to minimise.
-        nll: negative log-likelihood, mean over the rows.
-        kl: divergence from the prior in nats, in total.
-    """
-
-    total: Tensor
-    nll: Tensor
-    kl: Tensor
+from .training import GradientStepper, Loss, Plan, Processes, Stepper, Training
 
 
 class Objective(nn.Module, ABC):

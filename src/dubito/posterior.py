@@ -1,26 +1,33 @@
 """The posterior every method returns: a distribution over the network's own parameters."""
 
 import os
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Self
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from . import seeds, storage
-from .errors import DataError, DubitoError, NetworkError, require_count
+from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
-from .inputs import Inputs, Place, checked_inputs, chunks, named_tensors, rows_of
+from .fitting import checked_rows, read
+from .inputs import Inputs, Place, checked_inputs, chunks, take
+from .layers import Survey, survey
+from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
-from .prediction import Prediction
-from .sources import TensorSource, as_source
+from .prediction import Prediction, PredictionOptions
 from .summary import Summary, SummaryRow
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
+
+#: Held while a posterior of an older file surveys its network.
+_surveying = threading.Lock()
 
 
 class NamedTensors(nn.Module):
@@ -60,13 +67,16 @@ class Posterior(nn.Module, ABC):
             "statistics" holds what is not a parameter.
         details: the plain facts the method needs to read its structure.
         history: what training recorded, one dict per epoch.
-        trainable: the parameters that required gradients in the user's network, as they do again after `fold`.
+        trainable: the parameters that required gradients in the user's network, as they do again after `fold`;
+            None reads them off `network`, which a posterior at rest no longer tells.
         num_components: K; draw s belongs to component s mod K.
         num_atoms: the number of distinct draws where it is finite, else None.
     """
 
     num_components: int = 1
     num_atoms: int | None = None
+    #: The classes of posteriors by the names of the methods that make them; `Method` enters each.
+    makers: ClassVar[dict[str, type["Posterior"]]] = {}
 
     def __init__(
         self,
@@ -77,6 +87,7 @@ class Posterior(nn.Module, ABC):
         structure: Mapping[str, Mapping[str, Tensor]] | None = None,
         details: Mapping[str, Any] | None = None,
         history: list[dict[str, float]] | None = None,
+        trainable: Collection[str] | None = None,
     ) -> None:
         super().__init__()
         self.network = network
@@ -87,7 +98,13 @@ class Posterior(nn.Module, ABC):
         self.structure = nn.ModuleDict(named)
         self.details = dict(details or {})
         self.history = list(history or [])
-        self.trainable = {name for name, p in network.named_parameters() if p.requires_grad}
+        self._survey: Survey | None = None
+        self.trainable = flagged(network) if trainable is None else set(trainable)
+        if trainable is None and not self.trainable:
+            raise NetworkError(
+                "no parameter of this network requires gradients, so it does not tell which did in the user's: pass "
+                "trainable=, such as that of the posterior whose network it is"
+            )
         self.eval()
 
     @abstractmethod
@@ -108,6 +125,21 @@ class Posterior(nn.Module, ABC):
     def group(self, key: str) -> NamedTensors:
         """One group of the structure."""
         return self.structure[key]  # pyright: ignore[reportReturnType]
+
+    def survey(self, inputs: Inputs) -> Survey:
+        """What the fit learned about the network; posteriors of older files learn it from these rows.
+
+        Args:
+            inputs: checked rows that the network reads.
+        """
+        if self._survey is None:
+            with _surveying:
+                if self._survey is None:
+                    stored = self.details.get("survey")
+                    self._survey = (
+                        Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
+                    )
+        return self._survey
 
     def train(self, mode: bool = True) -> Self:
         """A posterior predicts: it stays in evaluation mode whatever is asked."""
@@ -141,23 +173,53 @@ class Posterior(nn.Module, ABC):
         return torch.stack(each)
 
     def predict(
-        self, inputs: Inputs, num_samples: int = 32, *, seed: int = 0, max_rows: int = MAX_ROWS
+        self,
+        inputs: Inputs,
+        num_samples: int = 32,
+        *,
+        seed: int = 0,
+        max_rows: int = MAX_ROWS,
+        linearised: bool | None = None,
+        marginal: bool = False,
+        per_example: bool = False,
     ) -> Prediction:
-        """The prediction for some rows, averaged over draws.
+        """The prediction for some rows: averaged over draws, each one function for all rows, or in another form.
+
+        A form that this posterior does not have is refused by an error that names the methods whose posteriors do.
 
         Args:
             inputs: what the network reads.
             num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely
-                many atoms uses each once instead.
+                many atoms uses each once instead, and a linearised prediction takes none.
             seed: the same seed, dtype and device give the same draws.
             max_rows: rows that go through the network at once.
+            linearised: take the network as linear in its weights around their mean, so that its outputs are
+                Normal: reals stay Normal, classes come from the probit approximation. None does as the method says.
+            marginal: draw the outputs of layers anew for each row (as `LocalReparameterised` does in training)
+                instead of one function for all rows: cheaper for networks of few layers, right for each row by
+                itself where layers are dense, and an approximation for convolutions.
+            per_example: draw factors anew for each row, as in training, instead of one function for all rows.
         """
-        require_count(num_samples=num_samples, max_rows=max_rows)
-        samples = self.num_atoms or -(-num_samples // self.num_components) * self.num_components
-        return self.likelihood.predictive(self._outputs(inputs, samples, seed, max_rows))
+        options = PredictionOptions(
+            num_samples=num_samples,
+            seed=seed,
+            max_rows=max_rows,
+            linearised=linearised,
+            marginal=marginal,
+            per_example=per_example,
+        )
+        return self.predictor(options)(inputs)
 
     def evaluate(
-        self, data: Any, *, num_samples: int = 32, seed: int = 0, max_rows: int = MAX_ROWS, **options: Any
+        self,
+        data: Any,
+        *,
+        num_samples: int = 32,
+        seed: int = 0,
+        max_rows: int = MAX_ROWS,
+        linearised: bool | None = None,
+        marginal: bool = False,
+        per_example: bool = False,
     ) -> dict[str, float]:
         """Metrics on data with known targets, by name.
 
@@ -166,20 +228,55 @@ class Posterior(nn.Module, ABC):
             num_samples: as in `predict`.
             seed: as in `predict`.
             max_rows: as in `predict`; datasets are read in batches of this size.
-            options: what else this posterior's `predict` takes.
+            linearised: as in `predict`.
+            marginal: as in `predict`.
+            per_example: as in `predict`.
         """
-        require_count(num_samples=num_samples, max_rows=max_rows)
-        source = as_source(data, Place.of(self.network))
-        batches = [source.batch] if isinstance(source, TensorSource) else source.batches(max_rows)
-        predictions, targets, first_row = [], [], 0
-        with seeds.forked(seed, "evaluate"):  # loaders draw from the global state
-            for batch in batches:
-                shape = next(self._outputs(batch.inputs, 1, seed, 1, rows=1))
-                targets.append(self.likelihood.check_targets(shape, batch.targets, first_row))
-                one = self.predict(batch.inputs, num_samples, seed=seed, max_rows=max_rows, **options)
-                predictions.append(one)
-                first_row += len(batch.targets)
+        options = PredictionOptions(
+            num_samples=num_samples,
+            seed=seed,
+            max_rows=max_rows,
+            linearised=linearised,
+            marginal=marginal,
+            per_example=per_example,
+        )
+        predict, predictions, targets = self.predictor(options), [], []
+        for batch in checked_rows(self.network, self.likelihood, data, seed=seed, max_rows=max_rows):
+            predictions.append(predict(batch.inputs))
+            targets.append(batch.targets)
         return evaluate(type(predictions[0]).cat(predictions), torch.cat(targets))
+
+    def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
+        """From inputs to predictions with these options; a form that the posterior lacks is refused here."""
+        self.check_form(options, self.method)
+        default = "sampled" if options.linearised is False else self.default_form
+        return partial(getattr(self, f"{options.form or default}_prediction"), options=options)
+
+    @classmethod
+    def check_form(cls, options: PredictionOptions, method: object) -> None:
+        """Refuse a form that the posteriors of a method lack, naming the methods whose posteriors have it."""
+        form = options.form
+        if form is not None and not cls.has_form(form):
+            makers = sorted(name for name, kind in Posterior.makers.items() if kind.has_form(form))
+            raise ConfigError(
+                f"{form}=True is for posteriors of {', '.join(makers)}, got one of {type(method).__name__}; "
+                "leave it out, or fit one of those"
+            )
+
+    @classmethod
+    def has_form(cls, form: str) -> bool:
+        """Whether such posteriors have a form of prediction: a method `<form>_prediction(inputs, options)`."""
+        return hasattr(cls, f"{form}_prediction")
+
+    @property
+    def default_form(self) -> str:
+        """The form of predictions that are asked for without one: by draws, or "linearised"."""
+        return "sampled"
+
+    def sampled_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
+        """The mean over draws, each one function for all rows."""
+        samples = self.num_atoms or -(-options.num_samples // self.num_components) * self.num_components
+        return self.likelihood.predictive(self._outputs(inputs, samples, options.seed, options.max_rows))
 
     def applied(
         self, index: int, generator: torch.Generator | None
@@ -228,28 +325,11 @@ class Posterior(nn.Module, ABC):
         for index in range(num_samples):
             with (
                 torch.set_grad_enabled(keep_graph),
-                seeds.forked(seed, "network", index, device=place.device),  # noise of the network's own
+                seeded(self.network, seed, "network", index),  # noise of the network's own
                 applied(index, self.generator(seed, index)) as function,
             ):
-                pieces = [self._read(function, piece) for piece in chunks(inputs, max_rows)]
+                pieces = [read(function, piece) for piece in chunks(inputs, max_rows)]
             yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-
-    @staticmethod
-    def _read(function: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
-        try:
-            outputs = function(inputs)
-        except (DubitoError, torch.OutOfMemoryError):
-            raise
-        except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(inputs)}
-            raise DataError(f"the network cannot read inputs of shape {shapes}: {error}") from error
-        rows = rows_of(inputs)
-        if outputs.ndim == 0 or len(outputs) != rows:
-            raise NetworkError(
-                f"the network must answer {rows} rows with {rows} rows of outputs on the first axis, "
-                f"got shape {tuple(outputs.shape)}"
-            )
-        return outputs
 
     # -- size and storage ----------------------------------------------------------------------------------
 
@@ -292,6 +372,11 @@ class Posterior(nn.Module, ABC):
             **{f"{key}.{name}": t for key in self.structure for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
+
+
+def flagged(network: nn.Module) -> set[str]:
+    """The names of the parameters that require gradients."""
+    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
 def stored_tensors(network: nn.Module) -> dict[str, Tensor]:

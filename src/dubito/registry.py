@@ -41,7 +41,7 @@ from .likelihoods import (
 )
 from .method import Method
 from .networks import copied, extra_states
-from .posterior import Posterior, stored_tensors
+from .posterior import Posterior, flagged, stored_tensors
 from .priors import He
 from .training import Constant, Cosine, Linear, Step
 from .weight_normals import Flipout, LocalReparameterised, Reparameterised
@@ -174,7 +174,13 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         for key, names in groups.items()
     }
     posterior = type(method).posterior_type(
-        network, likelihood, method=method, structure=structure, details=details, history=history
+        network,
+        likelihood,
+        method=method,
+        structure=structure,
+        details=details,
+        history=history,
+        trainable=flagged(network),
     )
     return posterior.finished()
 

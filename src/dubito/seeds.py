@@ -1,6 +1,7 @@
 """Randomness by name: a seed and a path of labels give a generator, global state is left alone."""
 
 import hashlib
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from numbers import Integral
@@ -53,18 +54,35 @@ class RowNoise:
         return self._kept[1]
 
 
+#: Held by whoever has put the global state aside: it is one for all threads.
+_global_state = threading.RLock()
+
+
 @contextmanager
 def forked(seed: int, *path: int | str, device: torch.device | str = "cpu") -> Iterator[None]:
     """Run code that draws from the global state (a network's own dropout) under a derived seed.
 
-    The global state of the CPU and of `device` is put back afterwards; other devices are not touched.
+    The global state of the CPU and of `device` is put back afterwards; other devices are not touched. Threads wait
+    for each other here.
     """
     device = torch.device(device)
     elsewhere = device.type != "cpu"
     devices = [device] if elsewhere else []
-    with torch.random.fork_rng(devices=devices, device_type=device.type if elsewhere else "cuda"):
+    with (
+        _global_state,
+        torch.random.fork_rng(devices=devices, device_type=device.type if elsewhere else "cuda"),
+    ):
         reseed(derived(seed, *path), device)
         yield
+
+
+def state(device: torch.device) -> list[bytes]:
+    """The global state of the CPU and of `device`, to compare."""
+    states = [torch.default_generator.get_state()]
+    if device.type != "cpu":
+        module = torch.get_device_module(device)
+        states.append(module.get_rng_state(device) if device.type != "mps" else module.get_rng_state())
+    return [bytes(each.cpu().numpy()) for each in states]
 
 
 def reseed(seed: int, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -167,6 +168,15 @@ class LoaderSource(Source):
 
     def digest(self) -> str:
         return f"{self.num_data} rows in an order of their own"
+
+
+def reading(
+    source: Source, seed: int, *path: int | str, device: torch.device | str = "cpu"
+) -> AbstractContextManager[None]:
+    """Around reading: datasets and loaders, which may draw from the global state, find it under a derived seed."""
+    if isinstance(source, TensorSource):
+        return nullcontext()
+    return seeds.forked(seed, *path, device=device)
 
 
 def without_graph(batch: Batch) -> Batch:

@@ -252,6 +252,8 @@ def test_laplace_is_tuned_and_judged_linearised():
 
 
 def test_refusals():
+    with pytest.raises(ConfigError, match=r"linearised=True is for posteriors of Laplace, got one of"):
+        LOOP.run(net(), (POOL, classes(POOL)), TEST, Categorical(), options={"linearised": True})
     with pytest.raises(DataError, match="need a pool of at least 12 rows, got 11"):
         LOOP.run(net(), (POOL[:11], classes(POOL)[:11]), TEST, Categorical())
     fits: list = []

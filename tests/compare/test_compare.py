@@ -81,7 +81,7 @@ def test_results_posteriors_and_ranking(digits):
 
 def test_a_second_call_goes_on_and_other_settings_do_not_count(digits, monkeypatch):
     out, result, _ = digits
-    monkeypatch.setattr(dubito.MAP, "_fit", None)  # would fail, were it called
+    monkeypatch.setattr(dubito.MAP, "fit_prepared", None)  # would fail, were it called
     again = compare(quick("digits"), ["map", "mean-field"], out=out)
     assert again.rows == result.rows and again.as_good == result.as_good
     other = compare(quick("digits", seed=1), ["map"], out=out)
@@ -124,11 +124,11 @@ def test_networks_trained_one_after_the_other_share_one_curve():
 
 def test_data_are_loaded_once_and_no_method_pays_for_the_first_training(monkeypatch):
     events = []
-    made, fitted = make_task, dubito.MAP._fit
+    made, fitted = make_task, dubito.MAP.fit_prepared
     monkeypatch.setattr(worker, "make_task", lambda settings: events.append("task") or made(settings))
     monkeypatch.setattr(worker, "warmed", lambda: events.append("warm"))
     monkeypatch.setattr(
-        dubito.MAP, "_fit", lambda *args, **options: events.append("fit") or fitted(*args, **options)
+        dubito.MAP, "fit_prepared", lambda *args, **options: events.append("fit") or fitted(*args, **options)
     )
     result = compare(quick("wine", seed=7), ["map", "mc-dropout"])
     assert [row.failure for row in result.rows] == [None, None]
@@ -223,7 +223,7 @@ def test_one_failing_method_does_not_stop_the_others(monkeypatch):
     def broken(*_args, **_kwargs):
         raise RuntimeError("no layer\nto treat")
 
-    monkeypatch.setattr(dubito.MeanField, "_fit", broken)
+    monkeypatch.setattr(dubito.MeanField, "fit_prepared", broken)
     result = compare(quick("wine"), ["mean-field", "map"])
     assert [row.method for row in result.rows] == ["map", "mean-field"]
     assert result.rows[1].failure == "RuntimeError: no layer to treat"

@@ -85,6 +85,20 @@ def test_rows_unlike_training_are_flagged_and_differences_named(houses, tmp_path
         predict(path, tmp_path / "new.csv")
 
 
+def test_the_command_hears_level_samples_and_seed(houses, tmp_path):
+    folder, frame, _ = houses
+    frame.drop(columns="price").head(3).to_csv(tmp_path / "new.csv", index=False)
+    path, out = folder / "out" / "mc-dropout.safetensors", tmp_path / "predictions.csv"
+    told = ["--level", "0.5", "--samples", "7", "--seed", "3", "--out", str(out)]
+    assert main(["predict", str(path), str(tmp_path / "new.csv"), *told]) == 0
+    expected = predict(path, tmp_path / "new.csv", level=0.5, num_samples=7, seed=3).columns
+    with out.open() as file:
+        rows = list(csv.DictReader(file))
+    assert "upper_50" in expected and list(rows[0]) == list(expected)
+    for name in ("mean", "epistemic_std", "upper_50"):
+        assert [float(row[name]) for row in rows] == pytest.approx(expected[name], rel=1e-5)
+
+
 def test_one_network_flags_nothing_and_says_so(houses, tmp_path, capsys):
     folder, frame, _ = houses
     frame.drop(columns="price").head(2).to_csv(tmp_path / "new.csv", index=False)

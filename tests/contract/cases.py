@@ -2,12 +2,14 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 import dubito
 from dubito import EFB, INF, KFAC, Categorical, DubitoWarning, Laplace, MCDropout, Training
+from dubito.posterior import Posterior
 
 METHODS = {
     **dubito.methods(),
@@ -144,12 +146,18 @@ def make(name: str, count: int = 12) -> Case:
 NETWORKS = ("mlp", "one feature", "nested", "shared", "convolutional", "lstm", "attention", "dict", "tuple")
 
 
-def fitted(method: str, network: str = "mlp", count: int = 12, seed: int = 0, training: Training = QUICK):
-    """A posterior of the method on the network, with the case it was fitted to."""
+def fresh(method: str, network: str = "mlp", count: int = 12, seed: int = 0) -> tuple[Posterior, Case]:
+    """A posterior of the method on the network, fitted now, with the case it was fitted to."""
     case = make(network, count)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)  # layers a method leaves as points are named, rightly
         posterior = METHODS[method].fit(
-            case.net, (case.inputs, case.targets), Categorical(), training=training, seed=seed
+            case.net, (case.inputs, case.targets), Categorical(), training=QUICK, seed=seed
         )
     return posterior, case
+
+
+@cache
+def fitted(method: str, network: str = "mlp", count: int = 12, seed: int = 0) -> tuple[Posterior, Case]:
+    """The same, fitted once for all tests of a process: whoever changes the posterior takes a copy."""
+    return fresh(method, network, count, seed)

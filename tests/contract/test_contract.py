@@ -10,8 +10,9 @@ from torch.func import functional_call
 import dubito
 from dubito import Bernoulli, Categorical, DubitoWarning, Gaussian
 from dubito.inputs import call, take
+from dubito.posterior import Posterior
 
-from .cases import METHODS, NETWORKS, QUICK, fitted, make, rows
+from .cases import METHODS, NETWORKS, QUICK, fitted, fresh, make, rows
 
 # So little training on labels drawn at random: post-hoc methods rightly say that it shows.
 pytestmark = pytest.mark.filterwarnings(
@@ -80,8 +81,8 @@ def test_draws_are_the_networks_own_parameters(method: str, network: str):
 def test_same_seed_same_numbers_whatever_the_chunks(method: str, network: str):
     torch.manual_seed(11)
     state = torch.get_rng_state()
-    first, case = fitted(method, network, seed=4)
-    second, _ = fitted(method, network, seed=4)
+    first, case = fitted(method, network)
+    second, _ = fresh(method, network)
     whole = first.sample_outputs(case.inputs, 4, seed=9)
     assert torch.equal(whole, second.sample_outputs(case.inputs, 4, seed=9))
     torch.testing.assert_close(whole, first.sample_outputs(case.inputs, 4, seed=9, max_rows=5))
@@ -96,11 +97,11 @@ def test_same_seed_same_numbers_whatever_the_chunks(method: str, network: str):
 @every_network
 def test_saved_and_loaded(method: str, network: str, tmp_path):
     posterior, case = fitted(method, network)
-    fresh = make(network).net
+    posterior, plain = copy.deepcopy(posterior), make(network).net
     for dtype in (torch.float32, torch.float64):
         posterior = posterior.to(dtype)
         posterior.save(tmp_path / "p.safetensors")
-        again = dubito.load(tmp_path / "p.safetensors", fresh)
+        again = dubito.load(tmp_path / "p.safetensors", plain)
         expected = posterior.sample_outputs(case.inputs, 3, seed=2)
         assert expected.dtype == dtype
         assert torch.equal(again.sample_outputs(case.inputs, 3, seed=2), expected)
@@ -117,14 +118,28 @@ def test_double_precision_throughout(method: str):
     posterior = METHODS[method].fit(
         case.net.double(), (case.inputs.numpy(), case.targets.numpy()), Categorical(), training=QUICK
     )
-    assert posterior.predict(case.inputs).probs.dtype == torch.float64
+    probs = posterior.predict(case.inputs, 4).probs
+    assert probs.dtype == torch.float64
+    torch.testing.assert_close(probs, folded_probs(posterior, case.inputs.double(), 4), rtol=1e-12, atol=0)
+    weights = posterior.draw(0, posterior.generator(0, 0))
+    assert not any(torch.equal(value, value.float().double()) for value in weights.values())
+
+
+def folded_probs(posterior: Posterior, inputs, num_samples: int) -> torch.Tensor:
+    """The mean of the probabilities of plain networks with the draws in them, without any of ours in between."""
+    count = posterior.num_atoms or -(-num_samples // posterior.num_components) * posterior.num_components
+    with torch.no_grad():
+        return torch.stack([call(posterior.fold(s), inputs).softmax(-1) for s in range(count)]).mean(0)
 
 
 @every_method
 @pytest.mark.parametrize("count", [1, 2000])
 def test_one_example_and_a_large_batch(method: str, count: int):
     posterior, case = fitted(method, count=count)
-    assert posterior.predict(case.inputs, 3).probs.shape == (count, 3)
+    whole = posterior.predict(case.inputs, 3).probs
+    assert whole.shape == (count, 3)
+    torch.testing.assert_close(whole[-1:], folded_probs(posterior, case.inputs[-1:], 3))
+    torch.testing.assert_close(whole, posterior.predict(case.inputs, 3, max_rows=700).probs)
 
 
 @every_method

@@ -85,11 +85,13 @@ def fitted(
     """Blocks, their statistics, and what was left out."""
     network.eval()
     chosen = tuple(name for name, _ in network.named_parameters()) if names is None else names
-    blocks, taps, left_out = find_blocks(network, take(inputs, slice(8)), chosen)
+    covered = find_blocks(network, take(inputs, slice(8)), chosen)
+    blocks = list(covered.blocks.values())
+    left_out = covered.left_out
     with torch.no_grad():
         built = likelihood.build(call(network, take(inputs, slice(2)))).requires_grad_(False)
     source = as_source((inputs, targets), Place.of(network))
-    found = statistics(network, taps, source, built, kind, batch_size=batch_size, seed=seed, **wanted)
+    found = statistics(network, covered, source, built, kind, batch_size=batch_size, seed=seed, **wanted)
     return blocks, found, left_out
 
 

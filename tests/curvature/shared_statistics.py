@@ -57,10 +57,11 @@ def run(name: str, processes: Processes | None) -> dict[str, Tensor]:
     inputs, targets = normal(rows, *shape, dtype=dtype), numbers(3, rows)
     data = DataLoader(Stream(inputs, targets), batch_size=5) if stream else (inputs, targets)
     source = as_source(data, Place.of(net))
-    blocks, taps, _ = find_blocks(net, inputs[:4], [name for name, _ in net.named_parameters()])
+    covered = find_blocks(net, inputs[:4], [name for name, _ in net.named_parameters()])
+    blocks = list(covered.blocks.values())
     built = Categorical().build(net(inputs[:2]).detach())
     found = statistics(
-        net, taps, source, built, Fisher(draws=2), kronecker=True, eigenvalues=True, diagonal=True,
+        net, covered, source, built, Fisher(draws=2), kronecker=True, eigenvalues=True, diagonal=True,
         batch_size=5, seed=3, processes=processes,
     )  # fmt: skip
     return {

@@ -25,7 +25,9 @@ def test_parameters_become_matrices_and_come_back(name: str) -> None:
     network, shape = NETWORKS[name]
     network = network.double().eval()
     named = {key: parameter.detach() for key, parameter in network.named_parameters()}
-    blocks, _, left_out = find_blocks(network, normal(3, *shape), tuple(named))
+    covered = find_blocks(network, normal(3, *shape), tuple(named))
+    blocks = list(covered.blocks.values())
+    left_out = covered.left_out
     assert not left_out
     assert sorted(key for block in blocks for key in block.parameters) == sorted(named)
     for block in blocks:
@@ -41,24 +43,26 @@ def test_parameters_become_matrices_and_come_back(name: str) -> None:
 
 def test_names() -> None:
     network, _ = NETWORKS["grouped"]
-    blocks, _, _ = find_blocks(
-        network.double(), normal(3, 4, 3, 2), [n for n, _ in network.named_parameters()]
-    )
+    covered = find_blocks(network.double(), normal(3, 4, 3, 2), [n for n, _ in network.named_parameters()])
+    blocks = list(covered.blocks.values())
     assert [(b.name, b.weight, b.bias, b.groups, b.rows, b.columns) for b in blocks] == [
         ("0", "0.weight", "0.bias", 2, 3, 13),
         ("2", "2.weight", "2.bias", 1, 2, 7),
     ]
     alone = nn.Linear(4, 3).double()
-    blocks, _, _ = find_blocks(alone, normal(3, 4), ("weight", "bias"))
+    covered = find_blocks(alone, normal(3, 4), ("weight", "bias"))
+    blocks = list(covered.blocks.values())
     assert [(b.name, b.weight, b.bias) for b in blocks] == [("weight", "weight", "bias")]
     norm, _ = NETWORKS["norm"]
-    blocks, _, _ = find_blocks(norm.double().eval(), normal(3, 4), [n for n, _ in norm.named_parameters()])
+    covered = find_blocks(norm.double().eval(), normal(3, 4), [n for n, _ in norm.named_parameters()])
+    blocks = list(covered.blocks.values())
     assert [b.name for b in blocks] == ["0.weight", "0.bias", "1.weight", "2"]
 
 
 def test_a_grouped_convolution_is_a_matrix_per_group() -> None:
     conv = nn.Conv1d(4, 6, 2, groups=2).double()
-    blocks, _, _ = find_blocks(nn.Sequential(conv, nn.Flatten()), normal(3, 4, 2), ("0.weight", "0.bias"))
+    covered = find_blocks(nn.Sequential(conv, nn.Flatten()), normal(3, 4, 2), ("0.weight", "0.bias"))
+    blocks = list(covered.blocks.values())
     matrix = blocks[0].matrix({"0.weight": conv.weight, "0.bias": conv.bias})
     inputs = normal(4, 2)
     for group in range(2):
@@ -67,9 +71,11 @@ def test_a_grouped_convolution_is_a_matrix_per_group() -> None:
 
 
 def test_layers_too_wide_for_factors_keep_their_diagonal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dubito.curvature.find.LARGEST_SIDE", 4)
+    monkeypatch.setattr("dubito.curvature.covering.LARGEST_SIDE", 4)
     network, _ = NETWORKS["linear"]
-    blocks, _, left_out = find_blocks(network.double(), normal(3, 4), ("0.weight", "0.bias", "2.weight"))
+    covered = find_blocks(network.double(), normal(3, 4), ("0.weight", "0.bias", "2.weight"))
+    blocks = list(covered.blocks.values())
+    left_out = covered.left_out
     assert [(b.name, b.kronecker) for b in blocks] == [
         ("0.weight", False),
         ("0.bias", False),

@@ -182,11 +182,11 @@ def test_eigenvalues_and_diagonal(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_blocks_of_rows_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     build, shape = NETWORKS[name]
-    for module in ("dubito.curvature.sums", "dubito.curvature.products", "dubito.layers.convolutions"):
+    for module in ("dubito.curvature.sums", "dubito.curvature.products", "dubito.layers.convolution"):
         monkeypatch.setattr(sys.modules[module], "BLOCK", 300)
-    for module in ("dubito.curvature.products", "dubito.layers.convolutions", "dubito.layers.uses"):
+    for module in ("dubito.curvature.products", "dubito.layers.convolution", "dubito.layers.form"):
         monkeypatch.setattr(sys.modules[module], "PIECE", 100)
-    monkeypatch.setattr(sys.modules["dubito.layers.uses"], "WIDE", 4)
+    monkeypatch.setattr(sys.modules["dubito.layers.grams"], "WIDE", 4)
     network, inputs = build().double(), normal(16, *shape)
     check_squares(network, inputs, sizes=(16,))
     expected = factors(network, inputs)

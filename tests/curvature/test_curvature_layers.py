@@ -198,8 +198,10 @@ def test_biases_of_keys_and_values_are_left_out() -> None:
     network = Attending(False, add_bias_kv=True).double()
     left_out = ("attention.bias_k", "attention.bias_v")
     check_squares(network, normal(ROWS, 5, 8), left_out=left_out)
-    _, _, reasons = find_blocks(network, normal(3, 5, 8), (*left_out, "head.weight"))
-    assert reasons["attention.bias_k"] == "there is no rule for 'bias_k' of MultiheadAttention"
+    covered = find_blocks(network, normal(3, 5, 8), (*left_out, "head.weight"))
+    reasons = covered.left_out
+    expected = "there is no rule for the way multi_head_attention_forward uses it"
+    assert reasons["attention.bias_k"] == reasons["attention.bias_v"] == expected
 
 
 def test_encoders_and_decoders() -> None:
@@ -387,7 +389,9 @@ def test_a_weight_with_two_biases_has_none_as_its_column() -> None:
 
 def test_a_subset_decides_on_weights_and_biases_apart() -> None:
     network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    blocks, _, left_out = find_blocks(network, normal(3, 4), ("0.weight", "2.bias"))
+    covered = find_blocks(network, normal(3, 4), ("0.weight", "2.bias"))
+    blocks = list(covered.blocks.values())
+    left_out = covered.left_out
     assert [(b.name, b.bias, b.columns, b.kronecker) for b in blocks] == [
         ("0", None, 4, True),
         ("2.bias", None, 1, False),
@@ -408,23 +412,39 @@ class Odd(nn.Module):
         self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
         self.scale = nn.Parameter(torch.ones(4))
         self.unused, self.pair = nn.Linear(4, 4), nn.Bilinear(4, 4, 3)
+        self.twice = nn.Parameter(torch.ones(4, 4))
 
     def forward(self, inputs: Tensor) -> Tensor:
         hidden = torch.tanh(self.body(inputs)) * self.scale
         hidden = hidden + nn.functional.linear(hidden, self.body.weight)  # once more, past its layer
+        hidden = hidden @ self.twice + torch.einsum("bi,ij->bj", hidden, self.twice)
         return self.head(hidden) + self.pair(inputs, inputs)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_scripted_layers_are_left_out() -> None:
+    scripted = torch.jit.trace(nn.Linear(4, 4), torch.zeros(1, 4))
+    network = nn.Sequential(nn.Linear(4, 4), scripted, nn.Linear(4, 3))
+    left_out = find_blocks(
+        network, normal(3, 4).float(), [name for name, _ in network.named_parameters()]
+    ).left_out
+    assert left_out == dict.fromkeys(("1.weight", "1.bias"), "no torch function of the forward pass reads it")
 
 
 def test_reasons() -> None:
     network = Odd().double()
-    _, _, reasons = find_blocks(network, normal(3, 4), [name for name, _ in network.named_parameters()])
-    assert list(reasons) == [
-        "scale", "body.weight", "unused.weight", "unused.bias", "pair.weight", "pair.bias"
-    ]  # fmt: skip
-    assert "also used elsewhere" in reasons["body.weight"]
-    assert reasons["scale"] == "there is no rule for Odd"
-    assert reasons["unused.bias"] == "its layer (Linear) was not called"
-    assert reasons["pair.weight"] == "there is no rule for Bilinear"
+    covered = find_blocks(network, normal(3, 4), [name for name, _ in network.named_parameters()])
+    reasons = covered.left_out
+    assert reasons == {
+        "twice": "there is no rule for the way einsum uses it",
+        "unused.weight": "no torch function of the forward pass reads it",
+        "unused.bias": "no torch function of the forward pass reads it",
+    }
+    assert [block.weight for block in covered.blocks.values() if block.kronecker] == [
+        "body.weight",
+        "head.weight",
+    ]
+    check_squares(network, normal(ROWS, 4), kronecker={"body", "head"}, left_out=list(reasons))
 
 
 def test_weights_computed_from_others_are_left_out() -> None:
@@ -433,7 +453,8 @@ def test_weights_computed_from_others_are_left_out() -> None:
     ).double()
     left_out = [name for name, _ in network.named_parameters() if "parametrizations" in name]
     check_squares(network, normal(ROWS, 4), kronecker={"2"}, left_out=left_out)
-    _, _, reasons = find_blocks(network, normal(3, 4), [*left_out, "2.weight"])
+    covered = find_blocks(network, normal(3, 4), [*left_out, "2.weight"])
+    reasons = covered.left_out
     assert set(reasons.values()) == {"a parametrisation computes the weight from it"}
 
 
@@ -453,8 +474,8 @@ def test_layers_where_rows_touch_each_other_are_left_out() -> None:
     network = OverRows().double()
     with pytest.raises(NetworkError) as caught:
         find_blocks(network, normal(3, 5, 4), [name for name, _ in network.named_parameters()])
-    assert "lstm.weight_ih_l0: its layer runs over the axis that holds the rows" in str(caught.value)
-    assert "norm.weight: its batch norm keeps no running statistics" in str(caught.value)
+    assert "lstm.weight_ih_l0: its layers do not tell its whole gradient" in str(caught.value)
+    assert "norm.weight: its batch norm normalises by the batch" in str(caught.value)
     assert "head.weight: which axis of its layer's inputs holds the rows cannot be told" in str(caught.value)
 
 
@@ -474,25 +495,26 @@ def test_rows_that_touch_by_the_network_itself_are_noticed() -> None:
         find_blocks(network, normal(3, 4), [name for name, _ in network.named_parameters()])
 
 
-def test_a_network_without_any_layer_to_tap_is_refused() -> None:
+def test_a_network_without_any_rule_is_refused() -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.ones(3))
 
         def forward(self, inputs: Tensor) -> Tensor:
-            return inputs * self.scale
+            return inputs / self.scale
 
-    with pytest.raises(NetworkError, match=r"needs a layer it can tap, found none \(scale: there is no rule"):
+    with pytest.raises(NetworkError, match=r"needs a layer with a rule, got none \(scale: there is no rule"):
         find_blocks(Scaled(), torch.ones(2, 3), ("scale",))
 
 
-def test_a_layer_with_a_forward_of_its_own_is_not_read_as_its_parent() -> None:
+def test_a_layer_with_a_forward_of_its_own_is_read_by_what_it_calls() -> None:
     class Doubled(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
 
     network = nn.Sequential(Doubled(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    check_squares(network, normal(ROWS, 4), kronecker={"0", "2"})
     network[2].forward = lambda inputs: inputs[:, :3]  # on the object
-    with pytest.raises(NetworkError, match=r"0\.weight: there is no rule for Doubled"):
-        find_blocks(network, normal(3, 4), ("0.weight", "2.weight"))
+    left_out = find_blocks(network, normal(3, 4), ("0.weight", "2.weight")).left_out
+    assert left_out == {"2.weight": "no torch function of the forward pass reads it"}

@@ -56,7 +56,8 @@ def test_parts_are_pairs():
     assert isinstance(train, tuple)
     assert isinstance(train, Part)
     inputs, targets = train
-    assert len(inputs) == len(targets)
+    assert inputs is train.inputs and targets is train.targets
+    assert inputs.shape == (len(targets), 13)
 
 
 @pytest.mark.parametrize("value", [288.0, 0.1, -1e-12, 1e9 + 0.1])

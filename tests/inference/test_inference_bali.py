@@ -20,11 +20,11 @@ from dubito import (
     seeds,
 )
 from dubito.inference.bali.layer import Layer, Prior
-from dubito.inference.bali.local import LocalNoise
+from dubito.inference.bali.local import noise_on
 from dubito.inference.bali.products import gram
 from dubito.inference.bali.setup import find_layers
 from dubito.inference.bali.stepper import BALIStepper
-from dubito.layers.taps import tapped
+from dubito.layers.record import recorded
 from dubito.training import Constant, Step
 
 SET = BALI(effective_data=40.0, output_floor=1e-3)
@@ -148,7 +148,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch, sampling: str)
     )
     method, training = replace(SET, sampling=sampling, momentum=0.3), Training(iterations=9, batch_size=16)
     data = table()
-    with pytest.warns(DubitoWarning, match=r"1\.weight.*no matrix"):
+    with pytest.warns(DubitoWarning, match=r"1\.weight: it multiplies no inputs"):
         whole = method.fit(net, data, Gaussian(), training=training)
     step = BALIStepper.step
 
@@ -184,9 +184,10 @@ def test_sums_over_patches_are_those_of_unfolded_inputs() -> None:
     assert found.first == {"first"} and found.last == "head" and found.points == ()
     grads: dict[str, Tensor] = {}
     seen: dict[str, Tensor] = {}
-    with tapped(net, found.ports):
+    record = found.cover.record()
+    with recorded(net, found.cover.parameters, record) as shell:
         handles = [
-            getattr(net, name).register_forward_hook(
+            getattr(shell, name).register_forward_hook(
                 lambda _, args, out, name=name: (
                     seen.__setitem__(name, args[0].detach()),
                     out.register_hook(lambda g, name=name: grads.__setitem__(name, g)),
@@ -194,8 +195,8 @@ def test_sums_over_patches_are_those_of_unfolded_inputs() -> None:
             )
             for name in ("first", "second")
         ]
-        net(x).square().sum().backward()
-        sums = {block.name: gram(found.taps_of(block), 5) for block in found.blocks}
+        shell(x).square().sum().backward()
+        sums = {name: gram(parts, record, 5) for name, parts in found.cover.parts.items()}
         for handle in handles:
             handle.remove()
     a = F.unfold(seen["first"], (3, 2), stride=2, padding=1).mT  # [B, T, n]
@@ -225,14 +226,13 @@ def test_local_noise_has_the_posteriors_variance(kind: str) -> None:
     )
     layer.input_tril = posterior.group("input_tril")[block.weight]
     layer.output_tril = posterior.group("output_tril")[block.weight]
-    local = LocalNoise(found.taps_of(block)[0], layer)
-    module = posterior.network.get_submodule(found.taps_of(block)[0].links[0].port.path)
-    x = data[0][:4]
+    module = posterior.network.get_submodule(block.weight.rpartition(".")[0])
+    (use,), x = found.cover.survey.of(block.weight), data[0][:4]
     plain = module(x)
     positions = plain[0].numel() // block.rows
-    draws = torch.stack(
-        [local.on(x, plain, noise(4, 1, positions, block.rows, seed=s)) - plain for s in range(4000)]
-    )
+    units = (noise(4, 1, positions, block.rows, seed=s) for s in range(4000))
+    draws = torch.stack([noise_on(use.form, x, layer, True, unit) for unit in units])
+    draws = (draws if use.form.trailing else draws.mT).reshape(-1, *plain.shape)
     weights = torch.stack(
         [
             block.tensors(posterior.matrices(block, torch.Generator().manual_seed(s), mean))[block.weight]

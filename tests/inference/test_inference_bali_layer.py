@@ -139,12 +139,15 @@ def test_draws_have_the_matrix_normals_covariance() -> None:
     assert ((flat.mT @ flat / 30_000 - truth).abs() < 5 * error).all()
 
 
-def test_a_dead_unit_gives_no_nan() -> None:
+def test_a_dead_unit_keeps_its_own_outputs_as_targets() -> None:
     own, (x, g, _) = layer(), batch(0, 10)
     g[..., 0] = 0
-    own.see_gradients(product(x, g), 10, 0.2, 0.2, weights=own.mean, step_size=STEP)
+    moved = STEP * g / g.square().mean(1, keepdim=True).sqrt().clamp(min=1e-15)
+    targets = x @ own.mean.mT + moved
+    own.see_gradients(product(x, g), 10, 0.2, 0.2, weights=own.mean.clone(), step_size=STEP)
     own.infer(0.2, 0)
-    assert own.mean.isfinite().all()
+    assert torch.equal(moved[..., 0], torch.zeros_like(moved[..., 0]))
+    assert_is(own, dense([(x, targets, 10)], (0.2,)))
 
 
 def test_jitter_is_counted_and_trouble_named() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -16,13 +17,20 @@ from dubito import (
     ConfigError,
     DataError,
     Gaussian,
+    Implicit,
     MCDropout,
     MeanField,
     NetworkError,
+    Training,
+    methods,
 )
+from dubito.inputs import Place
 from dubito.likelihoods import Likelihood
 from dubito.method import TrainedMethod
 from dubito.objective import Objective
+from dubito.posterior import Posterior
+from dubito.sources import as_source
+from dubito.training import Run, train
 
 METHODS: dict[str, TrainedMethod] = {
     "map": MAP(prior_std=1.0),
@@ -266,6 +274,53 @@ def test_an_error_leaves_evaluation_mode_and_weights(method: str) -> None:
     assert not any(module.training for module in built.draft.modules())
     assert all(p is parameters[name] for name, p in built.named_parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in built.modules())
+
+
+# -- the start ----------------------------------------------------------------------------------------------------
+
+TRAINED: dict[str, TrainedMethod] = {
+    **{name: method for name, method in methods().items() if isinstance(method, TrainedMethod)},
+    "mean field, spread": MeanField(initial_spread=0.5),
+    "implicit, biases": Implicit(bias_factors=True),
+}
+DRAWN = {
+    "k-tied", "batch-ensemble", "rank1", "implicit", "mean field, spread", "implicit, biases",
+}  # their start depends on the seed  # fmt: skip
+
+
+def stored(posterior: Posterior) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in posterior.stored().items()}
+
+
+def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("method", TRAINED)
+def test_a_seed_starts_and_trains_as_fit_does(method: str, monkeypatch) -> None:
+    chosen, net, data = TRAINED[method], network(3), (normal(24, 4), normal(24, 4, seed=1).argmax(1) % 3)
+    starts: list[dict[str, Tensor]] = []
+
+    def watched(objective: Objective, *rest: Any) -> Any:
+        starts.append(stored(objective.draft))
+        return train(objective, *rest)
+
+    monkeypatch.setattr("dubito.method.train", watched)
+    training = Training(epochs=2, batch_size=8)
+    expected = chosen.fit(net, data, Categorical(), training=training, seed=5)
+    built = chosen.build(net, Categorical(), 24, seed=5)
+    built.bind(data[0])
+    assert same(stored(built.draft), starts[0])
+    assert same(stored(chosen.build(net, Categorical(), 24, seed=6).draft), starts[0]) == (
+        method not in DRAWN
+    )
+    train(built, as_source(data, Place.of(net)), training, Run(seed=5, progress=False))
+    assert same(stored(built.posterior()), stored(expected))
+
+
+def test_seeds_that_are_none() -> None:
+    with pytest.raises(ConfigError, match="seed"):
+        MeanField().build(network(3), Categorical(), 24, seed="five")  # pyright: ignore
 
 
 # -- refusals -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Deep ensembles: members apart, their starts, their batch norm, their noise."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -72,6 +73,40 @@ def test_learned_noise_stays_with_its_member():
     prediction = posterior.predict(x)
     expected = (stds[0] ** 2 + stds[1] ** 2) / 2
     torch.testing.assert_close(prediction.aleatoric, torch.full((200, 1), expected))
+
+
+def members_alone(net: nn.Module, data, seed: int, count: int):
+    """Point estimates from the starts and with the orders that members have, each fitted by itself."""
+    for member in range(count):
+        start = copy.deepcopy(net)
+        if member:
+            with seeds.forked(seed, "start", member):
+                start[0].reset_parameters()
+                start[2].reset_parameters()
+        own_seed = seeds.derived(seed, "member", member)
+        yield MAP().fit(start, data, Gaussian(), training=QUICK, seed=own_seed)
+
+
+def test_three_members_meet_their_own_noise():
+    x, _ = rows(200)
+    y = x[:, :1] + 0.2 * torch.randn(200, 1, generator=torch.Generator().manual_seed(3))
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    posterior = DeepEnsemble(members=3).fit(net, (x, y), Gaussian(), training=QUICK, seed=5)
+    alone = list(members_alone(net, (x, y), 5, 3))
+    stds = [float(point.likelihood.std()) for point in alone]
+    assert len(set(stds)) == 3
+    outputs = torch.cat([point.sample_outputs(x, 1) for point in alone])
+    assert torch.equal(posterior.sample_outputs(x, 3), outputs)
+    for member, std in enumerate(stds):
+        assert float(posterior.likelihood.std(member)) == pytest.approx(std, rel=1e-6)
+        assert torch.equal(posterior.fold(member)(x), outputs[member])
+    # The mixture's density is that of each function with its own noise: other pairs give another number.
+    noise = torch.tensor(stds)[:, None, None]
+    each = torch.distributions.Normal(outputs, noise).log_prob(y).sum(-1)
+    swapped = torch.distributions.Normal(outputs, noise[[0, 2, 1]]).log_prob(y).sum(-1)
+    found = posterior.predict(x).log_prob(y)
+    torch.testing.assert_close(found, each.logsumexp(0) - math.log(3))
+    assert not torch.allclose(found, swapped.logsumexp(0) - math.log(3))
 
 
 def test_modules_without_reset_parameters_are_named():

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 import dubito
 from dubito import MAP, Categorical, ConfigError, DataError, Implicit, NetworkError, Training
+from dubito.fitting import Start
 from dubito.inference.implicit.objective import ROWS, in_turn
 from dubito.inputs import Batch
 from dubito.layers.sites import find_sites
@@ -49,7 +50,7 @@ class Encoder(nn.Module):
 
 
 def bound(method: Implicit, network: nn.Module, inputs: Tensor):
-    built = method._objective(network, Categorical().build(None), 50, {}, seed=0)
+    built = method.objective(Start(network=network, likelihood=Categorical().build(None), num_data=50))
     built.bind(inputs)
     return built
 

@@ -167,10 +167,19 @@ def test_residual_noise_of_vectors_and_images() -> None:
     torch.testing.assert_close(posterior.likelihood.std(), offsets)
 
 
-def test_a_perfect_fit_still_gives_finite_predictions() -> None:
+def test_a_perfect_fit_is_predicted_as_it_is() -> None:
     network, inputs = mlp(1), normal(20, 4)
-    posterior = Laplace().fit(network, (inputs, network(inputs).detach()), Gaussian())
-    assert posterior.predict(inputs).std.isfinite().all()
+    targets = network(inputs).detach()
+    posterior = Laplace(curvature=GGN()).fit(network, (inputs, targets), Gaussian())
+    least = torch.finfo(torch.float64).eps  # noise of 0 would have no density
+    torch.testing.assert_close(posterior.likelihood.std(), torch.full((1,), least).double())
+    prediction = posterior.predict(inputs, linearised=True)
+    torch.testing.assert_close(prediction.mean, targets)
+    torch.testing.assert_close(prediction.aleatoric, torch.full_like(targets, least**2))
+    # Σ_i J_ij² σ_j² = σ² for every weight that the outputs depend on, as the prior is nothing beside such data.
+    slopes = [torch.autograd.grad(network(row), list(network.parameters())) for row in inputs]
+    used = sum(int((torch.stack(own) != 0).any(0).sum()) for own in zip(*slopes, strict=True))
+    torch.testing.assert_close(prediction.epistemic.sum() / least**2, torch.tensor(float(used)).double())
 
 
 def test_given_noise_is_kept() -> None:
@@ -405,7 +414,7 @@ def test_refusals() -> None:
         Laplace(subset=["head"]).fit(mlp(), data, Categorical())
     with pytest.raises(NetworkError, match="all have requires_grad=False"):
         Laplace().fit(mlp().requires_grad_(False), data, Categorical())
-    with pytest.raises(NetworkError, match="needs a layer it can tap, found none"):
+    with pytest.raises(NetworkError, match="needs a layer with a rule, got none"):
         Laplace(subset=["2.parametrizations"]).fit(parametrised(), data, Categorical())
     network = mlp()
     with torch.no_grad():
@@ -427,7 +436,7 @@ def test_impossible_curvatures_are_refused_before_training(monkeypatch: pytest.M
     def never(*args: object) -> None:
         raise AssertionError("training started")
 
-    monkeypatch.setattr(laplace_method.MAP, "_fit", never)
+    monkeypatch.setattr(laplace_method.MAP, "fit_prepared", never)
     data = (normal(20, 1, 3, 3), torch.zeros(20, 3, 3, dtype=torch.long))
     with pytest.raises(ConfigError, match="use Fisher"):
         Laplace(curvature=GGN()).fit(nn.Conv2d(1, 2, 1).double(), data, Categorical(), training=QUICK)

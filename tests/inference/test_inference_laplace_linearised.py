@@ -1,5 +1,6 @@
 """Linearised predictions against J P⁻¹ Jᵀ with Jacobians by torch.func and dense covariances."""
 
+import copy
 import math
 
 import pytest
@@ -23,6 +24,7 @@ from dubito import (
 )
 from dubito.inference.laplace import linearised, spread
 from dubito.inputs import call, map_tensors
+from dubito.layers import survey
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the network is no better than a constant:dubito.DubitoWarning"
@@ -59,7 +61,7 @@ def covariances(posterior, inputs) -> Tensor:
 
 
 def spreads(posterior, inputs, max_rows: int = 5) -> tuple[Tensor, Tensor]:
-    read = linearised.Linearised(posterior.network, posterior.blocks, inputs)
+    read = posterior.linearised(inputs)
     outputs, (covariance,) = read(inputs, [posterior.normals], max_rows)
     return outputs, covariance
 
@@ -343,19 +345,41 @@ def test_too_many_outputs_are_refused() -> None:
         posterior.predict(inputs, linearised=True)
 
 
-def test_layers_that_look_different_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+class Branching(nn.Module):
+    """Uses its second layer for inputs of two columns in another way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = torch.tanh(self.body(inputs))
+        if inputs.ndim == 3:
+            hidden = torch.tanh(nn.functional.linear(hidden, self.body.weight.mT)).sum(1)
+        return self.head(hidden)
+
+
+def test_layers_that_are_used_in_another_way_are_refused() -> None:
+    network = Branching().double()
+    posterior = Laplace().fit(network, (normal(12, 4), labels(12)), Categorical())
+    assert posterior.predict(normal(2, 3, 4)).probs.shape == (2, 3)
+    with pytest.raises(NetworkError, match=r"must use 'body\.weight' as it did on the rows it was surveyed"):
+        posterior.predict(normal(2, 3, 4), linearised=True)
+
+
+def test_a_posterior_of_an_older_file_surveys_its_network_by_the_first_rows() -> None:
     inputs = normal(12, 4)
     posterior = Laplace().fit(mlp(), (inputs, labels(12)), Categorical())
-    blocks = dict(posterior.blocks)
-    del blocks["2"]
-    found = linearised.find_blocks
-
-    def other(network, example, names):
-        return found(network, example, [name for name in names if name != "0.bias"])
-
-    monkeypatch.setattr(linearised, "find_blocks", other)
-    with pytest.raises(NetworkError, match="must find the layers that the fit found"):
-        posterior.predict(inputs, linearised=True)
+    expected = posterior.predict(inputs, linearised=True).probs
+    older = copy.deepcopy(posterior)
+    older._survey = older._cover = None
+    del older.details["survey"]
+    torch.testing.assert_close(older.predict(inputs, linearised=True).probs, expected)
+    older._cover = None
+    older.blocks = {name: block for name, block in older.blocks.items() if name != "2"}
+    older._survey = survey(older.network, inputs, ["0.weight"])
+    with pytest.raises(NetworkError, match="must use its layers as in the fit"):
+        older.predict(inputs, linearised=True)
 
 
 def test_the_method_says_how_to_predict_unless_told_otherwise(tmp_path):

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from dubito import Categorical, ConfigError, Gaussian, He, MeanField, NetworkError, UnknownNameError
+from dubito import Categorical, ConfigError, Gaussian, He, MeanField, NetworkError, Training, UnknownNameError
 from dubito.objective import Objective
 
 
@@ -102,6 +102,26 @@ def test_weights_start_with_the_initial_std(dtype: torch.dtype) -> None:
         for _, raw_std in built.draft.group("raw_std").items():
             assert raw_std.dtype == dtype
             torch.testing.assert_close(F.softplus(raw_std), torch.full_like(raw_std, initial_std))
+
+
+def test_layers_and_seeds_start_with_noise_of_their_own() -> None:
+    net = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40)).double()
+    method, still = MeanField(initial_std=0.02, initial_spread=0.3), Training(epochs=1, lr=1e-12)
+
+    def logs(seed: int) -> dict[str, Tensor]:
+        fitted = method.fit(net, (normal(8, 40), labels(8)), Categorical(), training=still, seed=seed)
+        return {name: F.softplus(raw).log() for name, raw in fitted.group("raw_std").items()}
+
+    first, other = logs(0), logs(1)
+    for values in (first["0.weight"], first["1.weight"], other["0.weight"]):
+        assert abs(values.mean() - math.log(0.02)) < 5 * 0.3 / 40
+        assert values.std().item() == pytest.approx(0.3, rel=0.1)
+        skewness = ((values - values.mean()) / values.std()).pow(3).mean()
+        assert (
+            abs(skewness) < 5 * (6 / 1600) ** 0.5
+        )  # the logarithms are Normal, not the deviations themselves
+    for one, two in ((first["0.weight"], first["1.weight"]), (first["0.weight"], other["0.weight"])):
+        assert abs(torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1]) < 5 / 40
 
 
 @pytest.mark.parametrize("make", [Sequence, Aliased, parametrised])

@@ -22,6 +22,7 @@ from dubito import (
     factors,
     models,
 )
+from dubito.fitting import Run, Start
 from dubito.inputs import Batch
 from dubito.metrics import disagreement
 from dubito.networks import run
@@ -101,7 +102,8 @@ METHODS = {
 
 def bound(method, network: nn.Module, inputs: Tensor, likelihood=None, seed: int = 0):
     """An objective that has seen a batch."""
-    built = method._objective(network, (likelihood or Categorical()).build(None), 50, {}, seed=seed)
+    judge = (likelihood or Categorical()).build(None)
+    built = method.objective(Start(network=network, likelihood=judge, num_data=50, run=Run(seed=seed)))
     built.bind(inputs)
     return built
 
@@ -195,6 +197,25 @@ def test_start():
     other = bound(BatchEnsemble(components=K, initial=factors.Signs()), mlp(), normal(6, 4))
     for _, mean in other.draft.group("output_mean").items():
         assert set(mean.unique().tolist()) <= {-1.0, 1.0}
+
+
+@pytest.mark.parametrize(
+    "method", [Rank1(components=K), BatchEnsemble(components=K)], ids=["rank-1", "batch ensemble"]
+)
+def test_components_sides_layers_and_seeds_start_apart(method):
+    net = nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50)).double()
+    still, data = Training(epochs=1, lr=1e-12), (normal(8, 50), labels(8))
+    starts = []
+    for seed in (0, 1):
+        posterior = method.fit(net, data, Categorical(), training=still, seed=seed)
+        for side in ("input_mean", "output_mean"):
+            starts += [mean for _, mean in posterior.group(side).items()]
+    rows = torch.cat(starts) - 1  # 2 seeds × 2 sides × 2 layers × K components
+    assert rows.shape == (8 * K, 50)
+    std = method.initial.std
+    assert rows.std().item() == pytest.approx(std, rel=5 / (2 * rows.numel()) ** 0.5)
+    correlations = torch.corrcoef(rows) - torch.eye(8 * K)
+    assert correlations.abs().max() < 5 / 50**0.5
 
 
 def test_bounded_draws_stay_within_their_bound():

@@ -6,8 +6,8 @@ from torch import nn
 
 from dubito.inference.bali.products import gram
 from dubito.inference.bali.setup import find_layers
-from dubito.layers.taps import tapped
-from dubito.layers.uses import WIDE, add_gram, mirrored
+from dubito.layers.grams import WIDE, add_gram, mirrored
+from dubito.layers.record import recorded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -33,11 +33,12 @@ def test_sums_of_a_layer_are_those_of_its_inputs_ones_and_gradients(inputs: int,
     x = torch.randn(9, inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     found = find_layers(net, x, None)
     block = found.blocks[0]
-    with torch.enable_grad(), tapped(net, found.ports):
-        hidden = net[0](x)
+    record = found.cover.record()
+    with torch.enable_grad(), recorded(net, found.cover.parameters, record) as shell:
+        hidden = shell[0](x)
         hidden.retain_grad()
-        net[2](net[1](hidden)).square().sum().backward()
-        sums, cases = gram(found.taps_of(block), 9)
+        shell[2](shell[1](hidden)).square().sum().backward()
+    sums, cases = gram(found.cover.parts[block.name], record, 9)
     joint = torch.cat([x, torch.ones(9, 1, dtype=torch.float64), hidden.grad], 1)
     torch.testing.assert_close(sums, (joint.mT @ joint)[None])
     assert cases == 9

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from dubito.layers.ports import specs
+from dubito.layers.taps import Link, Port, Tap, tapped
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from dubito.layers.ports import specs
-from dubito.layers.taps import Link, Port, Tap, tapped
 from dubito.layers.trace import Layout
 from dubito.layers.uses import Product
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from dubito.layers.convolutions import Convolution
+from dubito.layers.opened import opened
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from dubito.layers.convolutions import Convolution
-from dubito.layers.opened import opened
 from dubito.layers.uses import mirrored
 
 

@@ -483,9 +483,9 @@ class HandMade(TrainedMethod):
     posterior_type = MAP.posterior_type
     made: list = dataclasses.field(default_factory=list)
 
-    def _objective(self, network, likelihood, num_data, modes, *, seed):
-        draft = self.posterior_type(network, likelihood, method=MAP())
-        objective = ByHandObjective(draft, None, num_data=num_data, modes=modes)
+    def objective(self, start):
+        draft = self.posterior_type(start.network, start.likelihood, method=MAP())
+        objective = ByHandObjective(draft, None, num_data=start.num_data, modes=start.modes)
         objective.made = self.made
         return objective
 

@@ -41,7 +41,7 @@ from dubito.training import (
     Run,
     Step,
 )
-from dubito.training.steps import plan_run
+from dubito.training.plan import plan_run
 
 SEED = 3
 
@@ -256,6 +256,8 @@ def test_the_divergence_may_rise_slowly(monkeypatch):
 # -- sources of rows -------------------------------------------------------------------------------------------
 
 
+# Two workers hand over batches in turn, which one would not; where there is one core, PyTorch warns of the second.
+@pytest.mark.filterwarnings("ignore:This DataLoader will create 2 worker processes:UserWarning")
 def test_a_loader_is_rebuilt_around_our_order(monkeypatch):
     seen = watched(monkeypatch, lambda stepper, number, record: record.rows)
     x, y = data(27)

@@ -9,7 +9,7 @@ import torch
 
 from dubito import ConfigError, Training
 from dubito.training import KL, SGD, Adam, AdamW, Constant, Cosine, EarlyStopping, Linear, Step
-from dubito.training.steps import plan_run
+from dubito.training.plan import plan_run
 
 NAN, INF = float("nan"), float("inf")
 

@@ -453,7 +453,7 @@ def test_other_layers_fall_back_and_say_why() -> None:
         "idle.bias": reasons.UNREAD,
     }
     assert why.items() <= placement.drawn.items()
-    assert list(placed(network, ids, ["body.bias"]).by_key) == [(None, "body.bias", 0)]
+    assert list(placed(network, ids, ["body.bias"]).by_key) == [(None, "body.bias", 0, 0)]
     assert placed(network, ids, ["lstm.weight_hh_l0"]).uses == ()
     only = placed(network, ids, names, ["body", "idle.weight"])
     assert only.names == ("body.weight", "body.bias", "idle.weight")

@@ -300,3 +300,36 @@ def test_flipout_of_attention_is_that_of_weights_per_row() -> None:
             weights[f"{prefix}bias"] = own[f"{prefix}bias"] + changes[f"{prefix}bias"] * r
         expected = torch.func.functional_call(network, weights, (x[row : row + 1],))
         torch.testing.assert_close(ours[row : row + 1], expected)
+
+
+class Cross(nn.Module):
+    """Attention with separate weights for query, key and value, and a bias in parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(4, 1, kdim=3, vdim=3, batch_first=True, dtype=DOUBLE)
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return self.inner(query, key, value, need_weights=False)[0]
+
+
+@forms
+@pytest.mark.parametrize("names", [("in_proj_bias",), ("in_proj_bias", "q_proj_weight", "v_proj_weight")])
+def test_parts_of_a_bias_beside_whole_weights(names: tuple[str, ...], form: str) -> None:
+    network = Cross().eval()
+    inputs = {"query": normal(2, 1, 4), "key": normal(2, 1, 3, seed=1), "value": normal(2, 1, 3, seed=1)}
+    own = dict(network.inner.named_parameters())
+    placement = place(survey(network, inputs), network, [f"inner.{n}" for n in names])
+    assert placement.names == tuple(f"inner.{n}" for n in names)
+    scales = {f"inner.{n}": scale_of(own[n], form, 10 * i) for i, n in enumerate(names)}
+    noise = LocalNoise(placement, scales.__getitem__, RowStreams(3, 0, 2))
+    with asking(network, noise, placement.names) as shell, torch.no_grad():
+        ours = shell(**inputs)
+    stream = "inner.v_proj_weight" if len(names) > 1 else "inner.in_proj_bias"
+    drawn = RowStreams(3, 0, 2).normal((stream, 0 if len(names) > 1 else 2), (1, 4), ours)
+    variance = std_of(scales["inner.in_proj_bias"])[8:].square().expand(2, 1, 4)
+    if len(names) > 1:
+        variance = variance + inputs["value"].square() @ std_of(scales["inner.v_proj_weight"]).square().T
+    values = inputs["value"] @ own["v_proj_weight"].T + own["in_proj_bias"][8:]
+    values = values + (variance + 1e-8).sqrt() * drawn
+    torch.testing.assert_close(ours, values @ own["out_proj.weight"].T + own["out_proj.bias"])

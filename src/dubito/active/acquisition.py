@@ -13,8 +13,7 @@ from torch import Tensor
 from .. import seeds
 from ..errors import ConfigError, DataError, require_count
 from ..inference.laplace import LaplacePosterior
-from ..inference.laplace.linearised import Linearised
-from ..inputs import Inputs, Place, checked_inputs, rows_of, take
+from ..inputs import Inputs, Place, checked_inputs, rows_of
 from ..likelihoods import Gaussian, Likelihood
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import (
@@ -73,8 +72,7 @@ class OutputVariance(Acquisition):
             return per_row(outputs.var(0, unbiased=False))
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             rows = posterior.readable(inputs)
-            read = Linearised(posterior.network, posterior.blocks, take(rows, slice(8)))
-            _, (covariance,) = read(rows, [posterior.normals], MAX_ROWS)
+            _, (covariance,) = posterior.linearised(rows)(rows, [posterior.normals], MAX_ROWS)
         return per_row(covariance.diagonal(dim1=1, dim2=2))
 
 

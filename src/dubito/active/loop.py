@@ -17,7 +17,8 @@ from ..inputs import Place, take
 from ..likelihoods import Likelihood, settings_of
 from ..method import Method
 from ..networks import copied
-from ..posterior import Posterior
+from ..posterior import MAX_ROWS, Posterior
+from ..prediction import PredictionOptions
 from ..sources import TensorSource, as_source
 from ..training import Training
 from ..training.progress import Bar
@@ -89,6 +90,8 @@ class ActiveLearning:
             on_point: called with every point of the curve.
         """
         self.acquisition.check(settings_of(likelihood))
+        settings = {"num_samples": self.num_samples, "seed": seed, "max_rows": MAX_ROWS, **(options or {})}
+        self.method.posterior_type.check_form(PredictionOptions(**settings), self.method)
         network = copied(net).eval()
         place = Place.of(network)
         source = as_source(pool, place, "pool")

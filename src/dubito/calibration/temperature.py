@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .. import seeds
-from ..errors import ConfigError, DubitoWarning, require_count
-from ..inputs import Inputs, Place, rows_of, take
+from ..errors import ConfigError, DubitoWarning
+from ..fitting import checked_rows
+from ..inputs import Batch, rows_of
 from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, GaussianLikelihood
 from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
-from ..prediction import Prediction, RealPrediction
-from ..sources import TensorSource, as_source
+from ..prediction import Prediction, PredictionOptions, RealPrediction
 from .tempered import (
     TemperedBernoulli,
     TemperedBernoulliLikelihood,
@@ -40,7 +39,9 @@ def temperature_scaled(
     num_samples: int = 32,
     seed: int = 0,
     max_rows: int = MAX_ROWS,
-    **options: Any,
+    linearised: bool | None = None,
+    marginal: bool = False,
+    per_example: bool = False,
 ) -> Kept:
     """The posterior at the temperature of the least negative log-likelihood of validation data.
 
@@ -55,13 +56,22 @@ def temperature_scaled(
         num_samples: as in `predict`.
         seed: as in `predict`.
         max_rows: as in `predict`.
-        options: what else this posterior's `predict` takes, such as Laplace's `linearised=True`.
+        linearised: as in `predict`.
+        marginal: as in `predict`.
+        per_example: as in `predict`.
     """
-    require_count(num_samples=num_samples, max_rows=max_rows)
+    options = PredictionOptions(
+        num_samples=num_samples,
+        seed=seed,
+        max_rows=max_rows,
+        linearised=linearised,
+        marginal=marginal,
+        per_example=per_example,
+    )
+    posterior.predictor(options)  # refuses a form that it lacks
     result = duplicate(posterior)
-    arguments = {"num_samples": num_samples, "seed": seed, "max_rows": max_rows, **options}
     if isinstance(posterior.likelihood, GaussianLikelihood):
-        factor = best(_real_scores(posterior, validation, arguments))
+        factor = best(_real_scores(posterior, validation, options))
         result.likelihood = with_noise_times(posterior.likelihood, factor)
         return result.finished()
     settings = posterior.likelihood.settings
@@ -70,11 +80,11 @@ def temperature_scaled(
             f"temperatures are for Categorical, Bernoulli and Gaussian likelihoods, got {settings!r}"
         )
     result.likelihood, record = recording(posterior.likelihood)
-    outputs, targets = [], []
-    for inputs, own in _rows(result, validation, seed, max_rows):
-        result.predict(inputs, **arguments)
-        outputs.append(record.last(rows_of(inputs)))
-        targets.append(own)
+    predict, outputs, targets = result.predictor(options), [], []
+    for batch in _rows(result, validation, options):
+        predict(batch.inputs)
+        outputs.append(record.last(rows_of(batch.inputs)))
+        targets.append(batch.targets)
     draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
     labels = torch.cat(targets)
 
@@ -85,26 +95,26 @@ def temperature_scaled(
     return result.finished()
 
 
-def _rows(posterior: Posterior, validation: Any, seed: int, max_rows: int) -> Iterator[tuple[Inputs, Tensor]]:
-    """Inputs with targets in the likelihood's form; the temperature is found for all of them together."""
-    source = as_source(validation, Place.of(posterior.network), "validation")
-    batches = [source.batch] if isinstance(source, TensorSource) else source.batches(max_rows)
-    first = 0
-    with seeds.forked(seed, "validation"):  # loaders draw from the global state
-        for batch in batches:
-            shape = posterior.sample_outputs(take(batch.inputs, slice(1)), 1, seed=seed)[0]
-            yield batch.inputs, posterior.likelihood.check_targets(shape, batch.targets, first)
-            first += len(batch.targets)
+def _rows(posterior: Posterior, validation: Any, options: PredictionOptions) -> Iterator[Batch]:
+    """Rows with targets in the likelihood's form; the temperature is found for all of them together."""
+    return checked_rows(
+        posterior.network,
+        posterior.likelihood,
+        validation,
+        seed=options.seed,
+        max_rows=options.max_rows,
+        name="validation",
+    )
 
 
 def _real_scores(
-    posterior: Posterior, validation: Any, arguments: dict[str, Any]
+    posterior: Posterior, validation: Any, options: PredictionOptions
 ) -> Callable[[float], float]:
     """The mean negative log-likelihood as a function of the noise's factor."""
-    predictions, targets = [], []
-    for inputs, own in _rows(posterior, validation, arguments["seed"], arguments["max_rows"]):
-        predictions.append(posterior.predict(inputs, **arguments))
-        targets.append(own)
+    predict, predictions, targets = posterior.predictor(options), [], []
+    for batch in _rows(posterior, validation, options):
+        predictions.append(predict(batch.inputs))
+        targets.append(batch.targets)
     whole, values = type(predictions[0]).cat(predictions), torch.cat(targets)
     assert isinstance(whole, RealPrediction)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import ConfigError
 from .common import Commands, add_jobs, completed, method_names, split_names, wide_console
+from .laboratory import runner
 
 
 def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
@@ -26,25 +27,27 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", action="store_true", help="print what has been run, run nothing")
     parser.add_argument("--json", action="store_true", help="print the rows, or the list, as JSON")
     parser.add_argument(
-        "--results", type=Path, help="folder of results (default: results/ here, else in the user's cache)"
+        "--results",
+        type=Path,
+        help="folder of all papers' results (default: the checkout's folder papers)",
     )
     add_jobs(parser)
     parser.set_defaults(run=run)
 
 
 def _table_names() -> list[str]:
-    from ..reproduce import tables
-
-    return list(tables())
+    try:
+        return list(runner().tables())
+    except ConfigError:  # no checkout: nothing to complete
+        return []
 
 
 def run(options: argparse.Namespace) -> int:
     """Run a table, or list all."""
-    from ..reproduce import Results, rows, run, show, tables
-    from ..reproduce.store import default_folder
-
+    lab = runner()
+    show, tables = lab.show, lab.tables
     console = wide_console(stderr=options.json)
-    results = Results(folder=options.results or default_folder())
+    results = lab.Results(folder=options.results) if options.results else lab.Results()
     if options.list:
         if options.json:
             print(json.dumps(show.listed(tables(), results), indent=1))
@@ -63,7 +66,7 @@ def run(options: argparse.Namespace) -> int:
     )
     failures = []
     if not options.show:
-        failures = run(
+        failures = lab.run(
             table.experiment,
             scale,
             cells,
@@ -74,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
             report=lambda finished: console.print(show.line(finished), highlight=False),
         )
     if options.json:
-        print(json.dumps([asdict(row) for row in rows(table, scale, results, cells)], indent=1))
+        print(json.dumps([asdict(row) for row in lab.rows(table, scale, results, cells)], indent=1))
     else:
         console.print(show.comparison(table, scale, results, cells))
         if (claims := show.claims(table, scale, results, cells)) is not None:

@@ -14,8 +14,9 @@ from rich.console import Console
 
 from .. import jobs as shared
 from ..errors import Interrupted, require_count
+from ..fitting import prepare
 from ..jobs import Backend
-from ..method import prepare
+from ..method import require_training
 from ..registry import methods as known_methods
 from ..storage import encode
 from ..version import __version__
@@ -100,15 +101,8 @@ def compare(
 def check(task: Task, settings: Settings) -> None:
     """Find before any work starts what every method would stumble over."""
     rows = tuple(tensor[:8] for tensor in task.train)
-    options = {"validation": None, "num_data": None, "checkpoint": None, "progress": False}
-    prepare(
-        task.network.build(settings.seed),
-        rows,
-        task.likelihood,
-        seed=settings.seed,
-        training=settings.training,
-        **options,  # pyright: ignore[reportArgumentType]
-    )
+    require_training(settings.training)
+    prepare(task.network.build(settings.seed), rows, task.likelihood, seed=settings.seed, progress=False)
 
 
 def _compared(

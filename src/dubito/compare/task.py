@@ -19,6 +19,12 @@ from .settings import Settings, is_table
 
 #: Rows of a foreign set that are judged, and of the validation part that watch over training.
 MOST_FOREIGN, MOST_WATCHED = 2000, 1000
+#: What fits the targets of each task.
+LIKELIHOODS: dict[str, type[Likelihood]] = {
+    "classification": Categorical,
+    "binary": Bernoulli,
+    "regression": Gaussian,
+}
 
 
 @dataclass(frozen=True)
@@ -53,32 +59,33 @@ def make_task(settings: Settings) -> Task:
     data = loaded(settings)
     if not len(data.train.targets):
         raise DataError(f"{data.name!r} has no training rows here; choose another data set")
-    kept = data.num_outputs
-    likelihood: Likelihood = Bernoulli() if data.task == "binary" else Gaussian()
-    if data.task == "classification":
-        kept = data.num_outputs - _count_held_out(data, settings)
-        likelihood = Categorical()
-    elif settings.held_out:
+    if data.task != "classification" and settings.held_out:
         raise ConfigError(
             f"classes can be held out of a classification with several, but {data.name!r} is {data.task}"
         )
+    names = data.class_names or tuple(map(str, range(data.num_classes or 0)))
     parts = [part for part in (data.train, data.validation, data.test) if part is not None]
     foreign: dict[str, Tensor] = {}
-    names = data.class_names or tuple(map(str, range(data.num_classes or 0)))
-    held_out = names[kept:] if data.task == "classification" else ()
+    outputs, classes, held_out = data.num_outputs, names, ()
+    if data.task == "classification":
+        outputs -= _count_held_out(data, settings)
+        classes, held_out = names[:outputs], names[outputs:]
     if held_out:
-        rows = torch.cat([part.inputs[part.targets >= kept] for part in parts])
-        foreign[f"held-out {', '.join(held_out)}"] = rows[:MOST_FOREIGN]
-        parts = [Part(*(tensor[part.targets < kept] for tensor in part)) for part in parts]
+        parts, foreign[f"held-out {', '.join(held_out)}"] = _without_classes(parts, outputs)
     train, validation, test = parts
     if settings.rows is not None:
         rows = chosen_rows(len(train.targets), settings.rows, settings.seed)
         train = Part(*(tensor[rows] for tensor in train))
     for name in settings.ood or (() if foreign else usual_foreign(test.inputs)):
         foreign[name] = foreign_rows(name, data, test.inputs, settings.seed)[:MOST_FOREIGN]
-    network = suited(data, kept if data.task == "classification" else data.num_outputs, settings.model)
-    classes = names[:kept] if data.task == "classification" else names
+    network, likelihood = suited(data, outputs, settings.model), LIKELIHOODS[data.task]()
     return Task(data, train, validation, test, foreign, held_out, classes, likelihood, network)
+
+
+def _without_classes(parts: list[Part], kept: int) -> tuple[list[Part], Tensor]:
+    """The rows of the first `kept` classes, and inputs of the others."""
+    others = torch.cat([part.inputs[part.targets >= kept] for part in parts])
+    return [Part(*(tensor[part.targets < kept] for tensor in part)) for part in parts], others[:MOST_FOREIGN]
 
 
 def loaded(settings: Settings) -> Data:

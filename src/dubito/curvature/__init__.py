@@ -1,9 +1,10 @@
-"""Curvature of the loss around a point, from taps, streamed over the data."""
+"""Curvature of the loss around a point, from recorded passes, streamed over the data."""
 
 from .blocks import Block as Block
 from .blocks import Statistics as Statistics
-from .find import Taps as Taps
-from .find import find_blocks as find_blocks
+from .covering import Cover as Cover
+from .covering import cover as cover
+from .covering import find_blocks as find_blocks
 from .kinds import GGN as GGN
 from .kinds import Curvature as Curvature
 from .kinds import Empirical as Empirical

@@ -22,6 +22,7 @@ class Block:
         rows: m of each matrix.
         columns: n of each matrix, the bias column included.
         kronecker: whether it has Kronecker factors; else only the diagonal.
+        turned: whether the weight is stored as inputs × outputs.
     """
 
     name: str
@@ -32,6 +33,7 @@ class Block:
     rows: int
     columns: int
     kronecker: bool
+    turned: bool = False
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -40,7 +42,8 @@ class Block:
 
     def matrix(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Tensors by parameter name, in the parameters' own shapes, as matrices [G, m, n]."""
-        weight = tensors[self.weight].reshape(self.groups, self.rows, -1)
+        weight = tensors[self.weight]
+        weight = (weight.mT if self.turned else weight).reshape(self.groups, self.rows, -1)
         if self.bias is None:
             return weight
         return torch.cat([weight, tensors[self.bias].reshape(self.groups, self.rows, 1)], -1)
@@ -49,12 +52,17 @@ class Block:
         """Matrices [..., G, m, n] as tensors by parameter name; axes before G stay."""
         leading = matrix.shape[:-3]
         if self.bias is None:
-            return {self.weight: matrix.reshape(*leading, *self.shape)}
+            return {self.weight: self._weight(matrix)}
         weight, bias = matrix.split([self.columns - 1, 1], -1)
         return {
-            self.weight: weight.reshape(*leading, *self.shape),
+            self.weight: self._weight(weight),
             self.bias: bias.reshape(*leading, self.groups * self.rows),
         }
+
+    def _weight(self, matrix: Tensor) -> Tensor:
+        if self.turned:
+            return matrix.squeeze(-3).mT
+        return matrix.reshape(*matrix.shape[:-3], *self.shape)
 
     @property
     def size(self) -> int:

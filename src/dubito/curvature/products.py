@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..layers.taps import Call, Link, Tap, by_row, rows_first
-from ..layers.trace import Layout
-from ..layers.uses import PIECE, Product, add_gram, mirrored
+from ..layers.form import PIECE, Product
+from ..layers.grams import add_gram, mirrored
+from ..layers.layout import Layout, rows_first
+from ..layers.record import BlockPart, Call, by_row, count
 from .sums import BLOCK, Sums, Wanted, add_squares, row_blocks
 
 #: Rows that layers with one position per row wait for: products over few rows are slow.
@@ -35,15 +36,15 @@ class ProductSums(Sums):
     """The sums of a weight that multiplies its layer's inputs.
 
     Args:
-        tap: the weight's.
+        part: the weight, or its part.
         wanted: what to sum.
         like: a tensor of the dtype and device of the sums.
     """
 
-    def __init__(self, tap: Tap, wanted: Wanted, like: Tensor) -> None:
-        product = tap.product
+    def __init__(self, part: BlockPart, wanted: Wanted, like: Tensor) -> None:
+        product = part.product
         assert product is not None
-        self.tap, self.product, self.biased = tap, product, tap.bias is not None
+        self.part, self.product, self.biased = part, product, part.bias is not None
         groups, m, n = product.groups, product.rows, product.columns + self.biased
         sides = None if wanted.basis is None else (wanted.basis[1].shape[-1], wanted.basis[0].shape[-1])
         super().__init__(
@@ -63,82 +64,86 @@ class ProductSums(Sums):
             vectors, self.left = wanted.basis
             self.right = vectors if order is None else vectors[:, order]
 
-    def add(self, rows: int, weight: float, first: bool, last: bool) -> None:
-        """Add what the tap saw of a batch of rows, for a share `weight` of their gradients.
+    def add(self, calls: list[Call], rows: int, weight: float, first: bool, last: bool) -> None:
+        """Add what the calls saw of a batch of rows, for a share `weight` of their gradients.
 
         Args:
+            calls: of the weight.
             rows: of the batch.
             weight: of these gradients.
             first: whether these are the first gradients for the batch; its inputs count once.
             last: whether they are the last.
         """
-        seen = self.tap.seen()
-        if not seen:
+        if not calls:
             return
-        positions = sum(_positions(call, link) for call, link in seen) // rows
-        if positions == 1 and seen[0][0].active is None:
-            self._wait(*seen[0], rows, weight, first, last)
+        positions = sum(map(_positions, calls)) // rows
+        if positions == 1 and calls[0].active is None:
+            self._wait(calls[0], rows, weight, first, last)
             return
         if self.inputs is not None and first:
-            for call, link in seen:
-                self._add_inputs(call, link)
+            for call in calls:
+                self._add_inputs(call)
         if self.gradients is not None:
-            self._add_gradients(seen, rows, weight)
+            self._add_gradients(calls, rows, weight)
         if self.eigenvalues is None and self.diagonal is None:
             return
-        cases = max(_cases(call, rows) for call, _ in seen)
+        cases = max(_cases(call, rows) for call in calls)
         size = self.product.groups * max(positions, cases * self.product.rows) * (self.product.columns + 1)
         for part in row_blocks(rows, size):
-            self._add_block(seen, rows, part, positions, weight)
+            self._add_block(calls, rows, part, positions, weight)
 
-    def _add_inputs(self, call: Call, link: Link) -> None:
+    def _with_bias(self, call: Call) -> bool:
+        """Whether a call adds the bias that is the last column."""
+        return self.biased and call.bias == self.part.bias
+
+    def _add_inputs(self, call: Call) -> None:
         """A += Σ_t a_t a_tᵀ, in any order of positions."""
-        assert self.inputs is not None and isinstance(link.use, Product)
+        assert self.inputs is not None and isinstance(call.form, Product)
         x = call.inputs.to(self.dtype)
         if call.active is not None:
             x = x * call.active.unsqueeze(-1)
         width = self.product.columns
-        link.use.add_moment(self.inputs[:, :width, :width], x)
-        if self.biased and link.biased:
-            count = _positions(call, link) if call.active is None else call.active.sum()
-            self.inputs[:, :width, width] += link.use.total(x)
-            self.inputs[:, width, width] += count
+        call.form.add_moment(self.inputs[:, :width, :width], x)
+        if self._with_bias(call):
+            ones = _positions(call) if call.active is None else call.active.sum()
+            self.inputs[:, :width, width] += call.form.total(x)
+            self.inputs[:, width, width] += ones
 
-    def _add_gradients(self, seen: list[tuple[Call, Link]], rows: int, weight: float) -> None:
+    def _add_gradients(self, calls: list[Call], rows: int, weight: float) -> None:
         """G += 1/T Σ_t g_t g_tᵀ, with T all positions of a row."""
         assert self.gradients is not None
-        if all(call.active is None for call, _ in seen):
-            scale = weight * rows / sum(_positions(call, link) for call, link in seen)
-            for call, link in seen:
-                assert isinstance(link.use, Product) and call.gradient is not None
-                _add_outer(self.gradients, link.use.outputs(call.gradient.to(self.dtype)), scale)
+        if all(call.active is None for call in calls):
+            scale = weight * rows / sum(map(_positions, calls))
+            for call in calls:
+                assert isinstance(call.form, Product) and call.gradient is not None
+                _add_outer(self.gradients, call.form.outputs(call.gradient.to(self.dtype)), scale)
             return
-        lengths = sum(_lengths(call, link, rows) for call, link in seen)
+        lengths = sum(_lengths(call, rows) for call in calls)
         roots = torch.as_tensor(lengths).to(self.gradients).clamp(min=1).rsqrt()
-        for call, link in seen:
-            assert isinstance(link.use, Product)
-            _, g = call.part(rows, slice(None))
-            own = by_row(link.use.outputs(g.to(self.dtype)), rows, 3)
-            _add_outer(self.gradients, own * roots.reshape(-1, 1, 1, 1), weight)
+        for call in calls:
+            assert isinstance(call.form, Product)
+            _, g = call.rows(rows, slice(None))
+            matrices = by_row(call.form.outputs(g.to(self.dtype)), rows, 3)
+            _add_outer(self.gradients, matrices * roots.reshape(-1, 1, 1, 1), weight)
 
-    def _wait(self, call: Call, link: Link, rows: int, weight: float, first: bool, last: bool) -> None:
+    def _wait(self, call: Call, rows: int, weight: float, first: bool, last: bool) -> None:
         """One position per row: keep inputs and gradients until there are enough rows."""
-        assert isinstance(link.use, Product)
-        _, g = call.part(rows, slice(None))
-        g = link.use.outputs(g.to(self.dtype))[..., 0].transpose(0, 1)
+        assert isinstance(call.form, Product)
+        _, g = call.rows(rows, slice(None))
+        g = call.form.outputs(g.to(self.dtype))[..., 0].transpose(0, 1)
         if first:
-            if self.share != (weight, link.biased):
+            if self.share != (weight, self._with_bias(call)):
                 self.flush()
-                self.share = (weight, link.biased)
-            x, _ = call.part(rows, slice(None))
-            a = link.use.inputs(x.to(self.dtype))[:, :, 0].transpose(0, 1)
+                self.share = (weight, self._with_bias(call))
+            x, _ = call.rows(rows, slice(None))
+            a = call.form.inputs(x.to(self.dtype))[:, :, 0].transpose(0, 1)
             self.waiting.append(Waiting(a, g))
         else:
             self._add_further(self.waiting[-1], g, weight)
         if last:
-            count = sum(each.inputs.shape[1] for each in self.waiting)
+            waiting = sum(batch.inputs.shape[1] for batch in self.waiting)
             size = self.product.groups * (self.product.columns + self.product.rows)
-            if count >= TOGETHER or count * size > 4 * BLOCK:
+            if waiting >= TOGETHER or waiting * size > 4 * BLOCK:
                 self.flush()
 
     def _add_further(self, waiting: Waiting, g: Tensor, weight: float) -> None:
@@ -158,7 +163,7 @@ class ProductSums(Sums):
         waiting, self.waiting = self.waiting, []
         weight, biased = self.share[0], self.biased and self.share[1]
         width = self.product.columns
-        a, g = _joined([each.inputs for each in waiting]), _joined([each.gradients for each in waiting])
+        a, g = _joined([batch.inputs for batch in waiting]), _joined([batch.gradients for batch in waiting])
         if self.inputs is not None and self.gradients is not None:
             add_gram(self.inputs[:, :width, :width], a)
             if biased:
@@ -167,65 +172,67 @@ class ProductSums(Sums):
             add_gram(self.gradients, g, weight)
         # (g aᵀ)^∘2 = g^∘2 (a^∘2)ᵀ, so the sum over rows is one product.
         if self.diagonal is not None:
-            squares = _with_further(g.square(), weight, [each.squares for each in waiting])
+            squares = _with_further(g.square(), weight, [batch.squares for batch in waiting])
             _add_product(self.diagonal[..., :width], squares.mT, a.square())
             if biased:
                 self.diagonal[..., width].add_(squares.sum(1))
         if self.eigenvalues is not None:
             # Λ = Σ_i (U_Gᵀ g_i)^∘2 ((U_Aᵀ a_i)^∘2)ᵀ
-            squares = _with_further(_times(g, self.left).square_(), weight, [each.turned for each in waiting])
+            squares = _with_further(
+                _times(g, self.left).square_(), weight, [batch.turned for batch in waiting]
+            )
             turned = _with_row(a, self.right, width) if biased else _times(a, self.right[:, :width])
             _add_product(self.eigenvalues, squares.mT, turned.square_())
 
-    def _add_block(
-        self, seen: list[tuple[Call, Link]], rows: int, part: slice, positions: int, weight: float
-    ) -> None:
+    def _add_block(self, calls: list[Call], rows: int, part: slice, positions: int, weight: float) -> None:
         """Several positions: they add up inside a row, before squaring."""
-        own = None
+        gradients = None
         if self.diagonal is not None or positions > self.product.rows:
-            own = self._gradients(seen, rows, part, positions)
+            gradients = self._gradients(calls, rows, part, positions)
         if self.eigenvalues is not None:
             # (U_Gᵀ δ U_A)^∘2, turning whichever is shorter: δ or the inputs
             if positions > self.product.rows:
-                assert own is not None
-                turned = self.left.mT @ _times(own, self.right)
+                assert gradients is not None
+                turned = self.left.mT @ _times(gradients, self.right)
             else:
-                a, g, ones = self._matrices(seen, rows, part)
+                a, g, ones = self._matrices(calls, rows, part)
                 width = a.shape[-1]
                 inputs = _with_row(a, self.right, width) if ones else _times(a, self.right[:, :width])
                 turned = (self.left.mT @ g) @ inputs
             add_squares(self.eigenvalues, turned, weight)
         if self.diagonal is not None:
-            assert own is not None
-            add_squares(self.diagonal, own, weight)
+            assert gradients is not None
+            add_squares(self.diagonal, gradients, weight)
 
-    def _gradients(self, seen: list[tuple[Call, Link]], rows: int, part: slice, positions: int) -> Tensor:
+    def _gradients(self, calls: list[Call], rows: int, part: slice, positions: int) -> Tensor:
         """δ of some rows, [b, G, m, n]."""
-        if len(seen) > 1 and positions * self.product.groups * self.product.columns <= PIECE:
-            a, g = self.tap.matrices(rows, part, self.dtype)  # all calls in one product
+        if len(calls) > 1 and positions * self.product.groups * self.product.columns <= PIECE:
+            a, g = self.part.matrices(calls, rows, part, self.dtype)  # all calls in one product
             return g @ a
         total = None
-        for call, link in seen:
-            assert isinstance(link.use, Product)
-            x, g = (tensor.to(self.dtype) for tensor in call.part(rows, part))
-            own = link.use.products(x, g)
+        for call in calls:
+            assert isinstance(call.form, Product)
+            x, g = (tensor.to(self.dtype) for tensor in call.rows(rows, part))
+            products = call.form.products(x, g)
             if self.biased:
-                own = torch.cat([own, link.use.outputs(g).sum(-1, keepdim=True) * link.biased], -1)
-            own = own.unflatten(0, (_length(part, rows), -1)).sum(1) if _cases(call, rows) > 1 else own
-            total = own if total is None else total.add_(own)
+                column = call.form.outputs(g).sum(-1, keepdim=True) * self._with_bias(call)
+                products = torch.cat([products, column], -1)
+            if _cases(call, rows) > 1:
+                products = products.unflatten(0, (count(part, rows), -1)).sum(1)
+            total = products if total is None else total.add_(products)
         assert total is not None
         return total
 
-    def _matrices(self, seen: list[tuple[Call, Link]], rows: int, part: slice) -> tuple[Tensor, Tensor, bool]:
+    def _matrices(self, calls: list[Call], rows: int, part: slice) -> tuple[Tensor, Tensor, bool]:
         """Inputs [b, G, T, n], gradients [b, G, m, T], and whether a column of ones belongs behind the inputs."""
-        call, link = seen[0]
-        if len(seen) > 1 or call.active is not None or self.biased > link.biased:
-            return *self.tap.matrices(rows, part, self.dtype), False
-        assert isinstance(link.use, Product)
-        x, g = call.part(rows, part)
-        count = _length(part, rows)
-        a = by_row(link.use.inputs(x.to(self.dtype)), count, 2)
-        return a, by_row(link.use.outputs(g.to(self.dtype)), count, 3), self.biased
+        call = calls[0]
+        if len(calls) > 1 or call.active is not None or self.biased > self._with_bias(call):
+            return *self.part.matrices(calls, rows, part, self.dtype), False
+        assert isinstance(call.form, Product)
+        x, g = call.rows(rows, part)
+        size = count(part, rows)
+        a = by_row(call.form.inputs(x.to(self.dtype)), size, 2)
+        return a, by_row(call.form.outputs(g.to(self.dtype)), size, 3), self.biased
 
     def finish(self) -> None:
         """Bring the sums into their final form: symmetric, columns in the weight's order."""
@@ -242,10 +249,10 @@ class ProductSums(Sums):
             self.diagonal = self.diagonal[..., place]
 
 
-def _positions(call: Call, link: Link) -> int:
+def _positions(call: Call) -> int:
     """Positions of all rows together."""
-    assert call.gradient is not None and isinstance(link.use, Product)
-    return call.gradient.numel() // (link.use.groups * link.use.rows)
+    assert call.gradient is not None and isinstance(call.form, Product)
+    return call.gradient.numel() // (call.form.groups * call.form.rows)
 
 
 def _cases(call: Call, rows: int) -> int:
@@ -254,16 +261,11 @@ def _cases(call: Call, rows: int) -> int:
     return len(call.inputs) // rows if flat else 1
 
 
-def _length(part: slice, rows: int) -> int:
-    return len(range(*part.indices(rows)))
-
-
-def _lengths(call: Call, link: Link, rows: int) -> Tensor:
+def _lengths(call: Call, rows: int) -> Tensor:
     """Positions of each row that count, [rows]."""
     assert call.gradient is not None
     if call.active is None:
-        each = _positions(call, link) // rows
-        return torch.full((rows,), each, device=call.gradient.device)
+        return torch.full((rows,), _positions(call) // rows, device=call.gradient.device)
     return rows_first(call.active, call.layout, rows).reshape(rows, -1).sum(1)
 
 
@@ -278,7 +280,7 @@ def _add_product(sums: Tensor, left: Tensor, right: Tensor) -> None:
 def _with_further(squares: Tensor, weight: float, further: list[Tensor | None]) -> Tensor:
     """The first gradients' squares by their weight, and those of the further ones."""
     squares = squares if weight == 1 else squares.mul_(weight)
-    more = [each for each in further if each is not None]
+    more = [batch for batch in further if batch is not None]
     return squares.add_(_joined(more)) if more else squares
 
 

@@ -1,7 +1,7 @@
 """Statistics of blocks over the data: one pass for Kronecker factors, a second one along their eigenvectors."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -10,27 +10,58 @@ from torch import Tensor, nn
 from ..distributions.linalg import eigh
 from ..errors import ConfigError, DataError
 from ..inputs import Batch, call, map_tensors, rows_of, take
-from ..layers.shell import leased
-from ..layers.taps import Port, tapped
+from ..layers.record import Call, Part, recorded
 from ..likelihoods import BuiltLikelihood
 from ..sources import OrderedSource, Source
 from .blocks import Block, Statistics
-from .find import Taps
+from .covering import Cover
 from .kinds import Curvature
 from .labels import LabelNoise
 from .products import ProductSums
 from .sums import DiagonalSums, Sums, Wanted
 
 if TYPE_CHECKING:
-    from ..training.processes import Processes
+    from ..processes import Processes
 
-#: The sums of every block's taps, by block name.
+#: The sums of the parts of every block, by block name.
 BlockSums = dict[str, list[DiagonalSums | ProductSums]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """What every pass over the data has in common.
+
+    Attributes:
+        network: in evaluation mode.
+        cover: its blocks.
+        source: the rows.
+        likelihood: judges outputs and draws labels.
+        kind: which curvature.
+        batch_size: rows per step; the results do not depend on it.
+        seed: of drawn labels.
+        processes: share the rows and the eigendecompositions; each gets all results.
+    """
+
+    network: nn.Module
+    cover: Cover
+    source: Source
+    likelihood: BuiltLikelihood
+    kind: Curvature
+    batch_size: int
+    seed: int
+    processes: "Processes | None" = None
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and device of sums."""
+        weight = next(self.network.parameters())
+        dtype = torch.promote_types(weight.dtype, torch.float32)
+        return torch.zeros((), dtype=dtype, device=weight.device)
 
 
 def statistics(
     network: nn.Module,
-    taps: Taps,
+    cover: Cover,
     source: Source,
     likelihood: BuiltLikelihood,
     kind: Curvature,
@@ -51,7 +82,7 @@ def statistics(
 
     Args:
         network: in evaluation mode.
-        taps: from `find_blocks`.
+        cover: its blocks.
         source: the rows.
         likelihood: judges outputs and draws labels.
         kind: which curvature.
@@ -65,53 +96,73 @@ def statistics(
         watch: told the outputs and targets of every batch of this process once, so that who wants to judge the
             network's answers needs no pass of their own.
     """
-    like = next(network.parameters())
-    like = torch.zeros((), dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
+    over = Pass(
+        network=network,
+        cover=cover,
+        source=source,
+        likelihood=likelihood,
+        kind=kind,
+        batch_size=batch_size,
+        seed=seed,
+        processes=processes,
+    )
+    results = {name: Statistics() for name in cover.blocks}
     factors = kronecker or (eigenvalues and basis is None)
-    found = {name: Statistics() for name in taps.blocks}
-    watchers = [watch] if watch is not None else []
-
-    def once(wanted: Mapping[str, Wanted]) -> None:
-        """One pass over the data."""
-        sums = _sums(network, taps, wanted, like)
-        told = watchers.pop() if watchers else None
-        _fill(network, sums, source, likelihood, kind, batch_size, seed, processes, told)
-        for name in list(sums):
-            found[name] = _with(found[name], taps.blocks[name], sums.pop(name))
-
-    products = [name for name, block in taps.blocks.items() if block.kronecker]
-    others = {name: Wanted(diagonal=True) for name in taps.blocks if name not in products}
     if factors:
         # Where there is a second pass, the diagonal comes from it, where patches are at hand.
         first = Wanted(factors=True, diagonal=diagonal and not eigenvalues)
-        once({**dict.fromkeys(products, first), **({} if eigenvalues else others)})
-        decompose(found, processes)
+        _once(over, results, _wanted(cover, first, others=not eigenvalues), watch)
+        decompose(results, processes)
     if eigenvalues or not factors:
-        frames = found if basis is None else basis
-        second = {
-            name: Wanted(diagonal=diagonal, basis=_frame(taps.blocks[name], frames) if eigenvalues else None)
-            for name in products
+        frames = results if basis is None else basis
+        frame = {name: _frame(cover.blocks[name], frames) for name in _products(cover)} if eigenvalues else {}
+        wanted = {
+            name: Wanted(diagonal=diagonal, basis=frame.get(name))
+            for name in _products(cover)
             if eigenvalues or diagonal
         }
-        once({**second, **others})
-        if eigenvalues and basis is not None:
-            for name in products:
-                vectors, left = _frame(taps.blocks[name], basis)
-                found[name] = replace(found[name], input_vectors=vectors, gradient_vectors=left)
+        _once(over, results, {**wanted, **_wanted(cover, None)}, None if factors else watch)
+        for name, (vectors, left) in frame.items():
+            results[name] = replace(results[name], input_vectors=vectors, gradient_vectors=left)
     if not kronecker:
-        found = {name: replace(each, inputs=None, gradients=None) for name, each in found.items()}
-    return found
+        results = {name: replace(means, inputs=None, gradients=None) for name, means in results.items()}
+    return results
 
 
-def decompose(found: dict[str, Statistics], processes: "Processes | None" = None) -> None:
+def _products(cover: Cover) -> list[str]:
+    """The blocks with Kronecker factors."""
+    return [name for name, block in cover.blocks.items() if block.kronecker]
+
+
+def _wanted(cover: Cover, first: Wanted | None, *, others: bool = True) -> dict[str, Wanted]:
+    """What to sum: `first` for blocks with Kronecker factors, the diagonal for `others`."""
+    products = {} if first is None else dict.fromkeys(_products(cover), first)
+    rest = {name: Wanted(diagonal=True) for name, block in cover.blocks.items() if not block.kronecker}
+    return {**products, **(rest if others else {})}
+
+
+def _once(
+    over: Pass,
+    results: dict[str, Statistics],
+    wanted: Mapping[str, Wanted],
+    watch: Callable[[Tensor, Tensor], None] | None,
+) -> None:
+    """One pass over the data, whose means join the results."""
+    sums = _sums(over, wanted)
+    _fill(over, sums, watch)
+    for name in list(sums):
+        results[name] = _with(results[name], over.cover.blocks[name], sums.pop(name))
+
+
+def decompose(results: dict[str, Statistics], processes: "Processes | None" = None) -> None:
     """Put the eigendecompositions of A and G beside them; processes share them out, the largest first."""
     jobs = []
-    for name, each in found.items():
-        for side, matrices in (("input", each.inputs), ("gradient", each.gradients)):
+    for name, means in results.items():
+        for side, matrices in (("input", means.inputs), ("gradient", means.gradients)):
             if matrices is not None:
                 jobs.append((name, side, matrices))
     loads = [0] * (1 if processes is None else processes.count)
-    results = []
+    shared = []
     for name, side, matrices in sorted(jobs, key=lambda job: -len(job[2]) * job[2].shape[-1] ** 3):
         owner = loads.index(min(loads))
         loads[owner] += len(matrices) * matrices.shape[-1] ** 3
@@ -119,17 +170,17 @@ def decompose(found: dict[str, Statistics], processes: "Processes | None" = None
         if processes is None or processes.rank == owner:
             for group, matrix in enumerate(matrices):
                 values[group], vectors[group] = eigh(matrix, name=f"the {side} factor of {name!r}")
-        results.append((owner, values, vectors))
-        found[name] = replace(found[name], **{f"{side}_eigenvalues": values, f"{side}_vectors": vectors})
+        shared.append((owner, values, vectors))
+        results[name] = replace(results[name], **{f"{side}_eigenvalues": values, f"{side}_vectors": vectors})
     if processes is not None:  # only now, so that nobody waits for another's decomposition
-        for owner, values, vectors in results:
+        for owner, values, vectors in shared:
             processes.broadcast([values, vectors], owner)
 
 
 def _frame(block: Block, basis: Mapping[str, Statistics]) -> tuple[Tensor, Tensor]:
     """The eigenvectors of a block's A and G."""
-    own = basis.get(block.name, Statistics())
-    vectors, left = own.input_vectors, own.gradient_vectors
+    known = basis.get(block.name, Statistics())
+    vectors, left = known.input_vectors, known.gradient_vectors
     shapes = (block.groups, block.columns), (block.groups, block.rows)
     if vectors is None or left is None or (tuple(vectors.shape[:2]), tuple(left.shape[:2])) != shapes:
         raise ConfigError(
@@ -139,142 +190,131 @@ def _frame(block: Block, basis: Mapping[str, Statistics]) -> tuple[Tensor, Tenso
     return vectors, left
 
 
-def _sums(network: nn.Module, taps: Taps, wanted: Mapping[str, Wanted], like: Tensor) -> BlockSums:
-    named = dict(network.named_parameters())
+def _sums(over: Pass, wanted: Mapping[str, Wanted]) -> BlockSums:
+    shapes = {name: parameter.shape for name, parameter in over.network.named_parameters()}
     sums: BlockSums = {}
     for name, want in wanted.items():
-        own: list[DiagonalSums | ProductSums] = []
-        for tap in taps.taps[name]:
-            if tap.product is None:
-                first, *rest = named[tap.parameter].shape or (1,)
-                own.append(DiagonalSums(tap, (first // tap.parts, *rest), like))
+        sums[name] = []
+        for part in over.cover.parts[name]:
+            if part.product is None:
+                first, *rest = shapes[part.parameter] or (1,)
+                sums[name].append(DiagonalSums(part, (first // part.parts, *rest), over.like))
                 continue
-            part = want
+            chosen = want
             if want.basis is not None:  # groups of the block that belong to this part
-                count = tap.product.groups
-                groups = slice(tap.part * count, (tap.part + 1) * count)
-                part = replace(want, basis=(want.basis[0][groups], want.basis[1][groups]))
-            own.append(ProductSums(tap, part, like))
-        sums[name] = own
+                count = part.product.groups
+                groups = slice(part.part * count, (part.part + 1) * count)
+                chosen = replace(want, basis=(want.basis[0][groups], want.basis[1][groups]))
+            sums[name].append(ProductSums(part, chosen, over.like))
     return sums
 
 
-def _with(found: Statistics, block: Block, sums: list[DiagonalSums | ProductSums]) -> Statistics:
+def _with(means: Statistics, block: Block, sums: list[DiagonalSums | ProductSums]) -> Statistics:
     """The statistics with the means of one more pass."""
-    means: dict[str, Tensor] = {}
-    for each in fields(Sums):
-        parts = [getattr(own, each.name) for own in sums]
+    further: dict[str, Tensor] = {}
+    for field in fields(Sums):
+        parts = [getattr(part, field.name) for part in sums]
         if parts[0] is not None:
-            means[each.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
-    if "diagonal" in means:
-        means["diagonal"] = means["diagonal"].reshape(block.groups, block.rows, block.columns)
-    return replace(found, **means)
+            further[field.name] = torch.cat(parts) if len(parts) > 1 else parts[0]
+    if "diagonal" in further:
+        further["diagonal"] = further["diagonal"].reshape(block.groups, block.rows, block.columns)
+    return replace(means, **further)
 
 
 # -- one pass over the data -----------------------------------------------------------------------------------------
 
 
-def _fill(
-    network: nn.Module,
-    sums: BlockSums,
-    source: Source,
-    likelihood: BuiltLikelihood,
-    kind: Curvature,
-    batch_size: int,
-    seed: int,
-    processes: "Processes | None",
-    watch: Callable[[Tensor, Tensor], None] | None,
-) -> None:
+def _fill(over: Pass, sums: BlockSums, watch: Callable[[Tensor, Tensor], None] | None) -> None:
     """Fill the sums with means over all rows of all processes."""
-    flat = [each for own in sums.values() for each in own]
+    flat = [part for block in sums.values() for part in block]
     if not flat:
         return
-    step = _Step(flat)
-    noise = LabelNoise(seed)
-    count = 0
-    with (
-        torch.enable_grad(),
-        leased(network, detached=True) as shell,
-        tapped(shell, step.ports, step.ready),
-    ):
-        for first_row, batch in _batches(source, batch_size, processes):
+    count = _add_batches(over, flat, watch)
+    for part in flat:
+        part.flush()
+    # As two numbers, each exact in single precision.
+    rows = torch.tensor([count % 65536, count // 65536]).to(flat[0].tensors()[0])
+    if over.processes is not None:
+        over.processes.sum([rows, *(tensor for part in flat for tensor in part.tensors())])
+    count = int(rows[0]) + 65536 * int(rows[1])
+    if count == 0:
+        raise DataError("data must hold at least one row, got none")
+    for part in flat:
+        part.divide(count)
+        part.finish()
+
+
+def _add_batches(
+    over: Pass, sums: list[DiagonalSums | ProductSums], watch: Callable[[Tensor, Tensor], None] | None
+) -> int:
+    """Add all batches of this process to the sums; returns the number of rows."""
+    step, noise, count = _Step(over.cover, sums), LabelNoise(over.seed), 0
+    with torch.enable_grad(), recorded(over.network, step.names, step.record) as shell:
+        for first_row, batch in _batches(over.source, over.batch_size, over.processes):
             step.rows = rows_of(batch.inputs)
             count += step.rows
             outputs = call(shell, map_tensors(Tensor.detach, batch.inputs))
-            kept = outputs.detach()
+            answers = outputs.detach()
             if watch is not None:
-                watch(kept, batch.targets)
-            gradients = kind.seeds(likelihood, kept, batch.targets, noise.at(first_row, kept))
+                watch(answers, batch.targets)
+            gradients = over.kind.seeds(over.likelihood, answers, batch.targets, noise.at(first_row, answers))
             for number, last, (weight, gradient) in _numbered(gradients):
                 step.weight, step.first, step.last = weight, number == 0, last
                 if outputs.requires_grad:
                     outputs.backward(gradient, retain_graph=not last)
                 step.finish()
             del outputs
-            step.clear()
-    for each in flat:
-        each.flush()
-    # As two numbers, each exact in single precision.
-    rows = torch.tensor([count % 65536, count // 65536]).to(flat[0].tensors()[0])
-    if processes is not None:
-        processes.sum([rows, *(tensor for each in flat for tensor in each.tensors())])
-    count = int(rows[0]) + 65536 * int(rows[1])
-    if count == 0:
-        raise DataError("data must hold at least one row, got none")
-    for each in flat:
-        each.divide(count)
-        each.finish()
+            step.record.clear()
+    return count
 
 
 class _Step:
-    """Adds what taps saw to their sums: as soon as a gradient is there, so that it need not be kept.
+    """Adds what calls saw to the sums: as soon as a gradient is there, so that it need not be kept.
 
     Args:
-        sums: of all taps.
+        cover: the blocks.
+        sums: of all their parts.
     """
 
-    def __init__(self, sums: list[DiagonalSums | ProductSums]) -> None:
+    def __init__(self, cover: Cover, sums: list[DiagonalSums | ProductSums]) -> None:
         self.rows, self.weight, self.first, self.last = 0, 1.0, True, True
         self.sums = sums
-        self.by_port: dict[Port, list[DiagonalSums | ProductSums]] = {}
-        for each in sums:
-            for link in each.tap.links:
-                self.by_port.setdefault(link.port, []).append(each)
+        self.record = cover.record(ready=self.ready)
+        self.by_part: dict[Part, DiagonalSums | ProductSums] = {}
+        for part_sums in sums:
+            part = part_sums.part
+            self.by_part[part.key] = part_sums
+            if part.bias is not None:
+                self.by_part[part.bias, part.part] = part_sums
         self.done: set[DiagonalSums | ProductSums] = set()
 
     @property
-    def ports(self) -> list[Port]:
-        """All ports that the taps read."""
-        return list(self.by_port)
+    def names(self) -> list[str]:
+        """The parameters that are read."""
+        return list(dict.fromkeys(name for name, _ in self.by_part))
 
-    def ready(self, port: Port) -> None:
-        """A gradient has come: taps that read this one call alone are served at once."""
-        own = self.by_port[port]
-        if len(port.calls) > 1 or any(len(each.tap.links) > 1 for each in own):
+    def ready(self, seen: Call) -> None:
+        """A gradient has come: sums that read this one call alone are served at once."""
+        readers = [self.by_part[place] for place in seen.places]
+        if any(len(self.record.uses[reader.part.key]) > 1 for reader in readers):
             return
-        for each in own:
-            self._add(each)
-        port.calls[0].gradient = None
+        for reader in dict.fromkeys(readers):
+            self._add(reader)
+        seen.gradient = None
 
     def finish(self) -> None:
-        """After the backward pass: serve the taps that read several calls."""
-        for each in self.sums:
-            if each not in self.done:
-                self._add(each)
+        """After the backward pass: serve the sums that read several calls."""
+        for part_sums in self.sums:
+            if part_sums not in self.done:
+                self._add(part_sums)
         self.done.clear()
-        for port in self.by_port:
-            for each in port.calls:
-                each.gradient = None
+        self.record.forget_gradients()
 
-    def _add(self, each: DiagonalSums | ProductSums) -> None:
+    def _add(self, part_sums: DiagonalSums | ProductSums) -> None:
+        calls = self.record.of(part_sums.part.key)
         with torch.no_grad():
-            each.add(self.rows, self.weight, self.first, self.last)
-        self.done.add(each)
-
-    def clear(self) -> None:
-        """Forget the batch."""
-        for port in self.by_port:
-            port.clear()
+            part_sums.add(calls, self.rows, self.weight, self.first, self.last)
+        self.done.add(part_sums)
 
 
 def _numbered(

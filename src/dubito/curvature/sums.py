@@ -1,10 +1,10 @@
-"""Running sums over rows of what one tap sees: what all have in common, and the diagonal of any parameter."""
+"""Running sums over rows of what the calls of a parameter saw: what all have in common, and the diagonal of any."""
 
 from dataclasses import dataclass, fields
 
 from torch import Tensor
 
-from ..layers.taps import Tap
+from ..layers.record import BlockPart, Call
 
 #: Numbers one block of per-example products may hold: rows come in blocks that stay below it, in the cache.
 BLOCK = 1 << 20
@@ -27,7 +27,7 @@ class Wanted:
 
 @dataclass(eq=False)
 class Sums:
-    """The sums of one tap, in the order of the weight's columns once `finished`; None where not wanted.
+    """The sums of one parameter, in the order of the weight's columns once `finished`; None where not wanted.
 
     See `Statistics` for what they are.
     """
@@ -39,8 +39,8 @@ class Sums:
 
     def tensors(self) -> list[Tensor]:
         """All sums, to be added up over processes."""
-        each = (getattr(self, own.name) for own in fields(Sums))
-        return [tensor for tensor in each if tensor is not None]
+        sums = (getattr(self, field.name) for field in fields(Sums))
+        return [tensor for tensor in sums if tensor is not None]
 
     def flush(self) -> None:
         """Add what still waits for more rows."""
@@ -55,32 +55,30 @@ class DiagonalSums(Sums):
     """Σ_i δ_i^∘2 for any parameter, from each row's own gradient.
 
     Args:
-        tap: the parameter's.
+        part: the parameter, or its part.
         shape: of the parameter, or of its part.
         like: a tensor of the dtype and device of the sums.
     """
 
-    def __init__(self, tap: Tap, shape: tuple[int, ...], like: Tensor) -> None:
+    def __init__(self, part: BlockPart, shape: tuple[int, ...], like: Tensor) -> None:
         super().__init__(diagonal=like.new_zeros(shape))
-        self.tap = tap
+        self.part = part
 
-    def add(self, rows: int, weight: float, first: bool, last: bool) -> None:
-        """Add what the tap saw of a batch of rows, for a share `weight` of their gradients."""
+    def add(self, calls: list[Call], rows: int, weight: float, first: bool, last: bool) -> None:
+        """Add what the calls saw of a batch of rows, for a share `weight` of their gradients."""
         assert self.diagonal is not None
-        seen = self.tap.seen()
-        if not seen:
+        if not calls:
             return
-        if len(seen) == 1:
-            ((call, link),) = seen
-            x, g = call.part(rows, slice(None))
-            squares = link.use.squares(x, g.to(self.diagonal.dtype), rows)
+        if len(calls) == 1 and calls[0].weight == self.part.parameter:
+            x, g = calls[0].rows(rows, slice(None))
+            squares = calls[0].form.squares(x, g.to(self.diagonal.dtype), rows)
             if squares is not None:
                 self.diagonal.add_(squares, alpha=weight)
                 return
-        each = sum(link.use.numbers(*call.part(rows, slice(None))) for call, link in seen) // rows
-        for part in row_blocks(rows, max(each, self.diagonal.numel())):
-            own = self.tap.gradients(rows, part, self.diagonal.dtype)
-            add_squares(self.diagonal.view(-1), own, weight)
+        numbers = sum(call.form.numbers(*call.rows(rows, slice(None))) for call in calls) // rows
+        for part in row_blocks(rows, max(numbers, self.diagonal.numel())):
+            gradients = self.part.gradients(calls, rows, part, self.diagonal.dtype)
+            add_squares(self.diagonal.view(-1), gradients, weight)
 
     def finish(self) -> None:
         """Bring the sums into their final form."""

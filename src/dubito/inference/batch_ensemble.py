@@ -1,14 +1,11 @@
 """BatchEnsemble: K networks that share their weights up to factors on inputs and outputs [Wen et al. 2020]."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import nn
-
 from ..errors import ConfigError, require_count, require_positive
 from ..factors import NearOne, Point, Signs
-from ..likelihoods import BuiltLikelihood
+from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
 from ..node_factors import (
@@ -55,13 +52,5 @@ class BatchEnsemble(TrainedMethod):
         require_positive(factor_rate=self.factor_rate)
         check_arrangement(self.arrangement)
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> ComponentObjective:
-        return component_objective(self, network, likelihood, num_data, modes, initial_std=0.0, seed=seed)
+    def objective(self, start: Start) -> ComponentObjective:
+        return component_objective(self, start, initial_std=0.0)

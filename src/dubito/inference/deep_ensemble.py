@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..errors import NetworkError, require_count, require_positive
+from ..fitting import Prepared
 from ..inputs import Place
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
-from ..method import Method, Prepared
-from ..networks import with_flags
+from ..method import Method
 from ..posterior import Posterior, stored_tensors
 from ..training import Processes, Run, Training, current
 from .point import MAP, PointPosterior
@@ -59,7 +59,7 @@ class DeepEnsemble(Method):
         if self.prior_std is not None:
             require_positive(prior_std=self.prior_std)
 
-    def _fit(self, prepared: Prepared, training: Training | None) -> DeepEnsemblePosterior:
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> DeepEnsemblePosterior:
         training = training or Training()
         device = Place.of(prepared.network).device
         # Members are whole runs: who has one less waits for the others longer than any step takes.
@@ -70,7 +70,7 @@ class DeepEnsemble(Method):
             own = replace(prepared, network=start, likelihood=copy.deepcopy(prepared.likelihood))
             if member % processes.count == processes.rank:
                 own = replace(own, run=self._run(prepared.run, member, shown=processes.first))
-                points.append(MAP(prior_std=self.prior_std)._fit(own, training))  # pyright: ignore
+                points.append(self._member(own, training))
             else:
                 points.append(PointPosterior(start, own.likelihood, method=self))
         for member, point in enumerate(points):
@@ -79,6 +79,11 @@ class DeepEnsemble(Method):
             point.history = processes.broadcast_json(point.history, device, owner)
         history = [{**entry, "member": m} for m, point in enumerate(points) for entry in point.history]
         return self._joined(points, history)
+
+    def _member(self, prepared: Prepared, training: Training) -> PointPosterior:
+        point = MAP(prior_std=self.prior_std).fit_prepared(prepared, training)
+        assert isinstance(point, PointPosterior)
+        return point
 
     def _start(self, prepared: Prepared, member: int) -> nn.Module:
         network = copy.deepcopy(prepared.network)
@@ -102,11 +107,12 @@ class DeepEnsemble(Method):
         names = [name for name in parameters if name in first.trainable]
         buffers = [name for name in stored_tensors(first.network) if name not in parameters]
         posterior = DeepEnsemblePosterior(
-            with_flags(first.network, first.trainable),
+            first.network,
             joined_noise([point.likelihood for point in points]),
             method=self,
             structure={"members": stacked(names, kept), "statistics": stacked(buffers, kept)},
             history=history,
+            trainable=first.trainable,
         )
         return posterior.finished()
 

@@ -3,14 +3,11 @@
 [Swiatkowski et al. 2020]
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import nn
-
 from ..errors import ConfigError, require_count
+from ..fitting import Start
 from ..layers.reasons import points
-from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
 from ..priors import PriorStd, check_prior_std
@@ -68,31 +65,24 @@ class KTied(TrainedMethod):
         if not isinstance(self.match_rates, bool):
             raise ConfigError(f"match_rates must be True or False, got {self.match_rates!r}")
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> NormalObjective:
+    def objective(self, start: Start) -> NormalObjective:
+        network = start.network
         names = resolve(self.subset, network)
-        own = dict(network.named_parameters())
-        weights = {name: own[name] for name in names}
+        parameters = dict(network.named_parameters())
+        weights = {name: parameters[name] for name in names}
         ranks = tied_ranks(weights, self.tied, self.rank, network, stacklevel=4)
-        start = (self.initial_std, self.initial_spread, seed)
-        factors = {name: initial_factors(weights[name], rank, *start, name) for name, rank in ranks.items()}
+        law = (self.initial_std, self.initial_spread, start.seed)
+        factors = {name: initial_factors(weights[name], rank, *law, name) for name, rank in ranks.items()}
         draft = NormalPosterior(
             network,
-            likelihood,
+            start.likelihood,
             method=replace(
                 self,
                 subset=None if self.subset is None else names,
                 tied=None if self.tied is None else tuple(ranks),
             ),
             structure={
-                "raw_std": {n: initial_raw_std(w, *start, n) for n, w in weights.items() if n not in ranks},
+                "raw_std": {n: initial_raw_std(w, *law, n) for n, w in weights.items() if n not in ranks},
                 "log_u": {name: log_u for name, (log_u, _) in factors.items()},
                 "log_v": {name: log_v for name, (_, log_v) in factors.items()},
             },
@@ -103,6 +93,6 @@ class KTied(TrainedMethod):
             estimator=self.estimator,
             max_std=self.max_std,
             factor_rate=0.5 if self.match_rates else 1.0,
-            num_data=num_data,
-            modes=modes,
+            num_data=start.num_data,
+            modes=start.modes,
         )

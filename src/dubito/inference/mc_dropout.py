@@ -1,6 +1,6 @@
 """Monte Carlo dropout: Bernoulli factors on the inputs of layers [Gal & Ghahramani 2016]."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NetworkError, require_fraction, require_positive
+from ..fitting import Start
 from ..inputs import Batch, Inputs, call, rows_of
 from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
 from ..layers.node_noise import bernoulli_factors, factors_on_inputs, per_example, read_first
 from ..layers.shell import leased
 from ..layers.sites import LAYERS, Site, find_sites
 from ..layers.trace import Layout, trace
-from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
 from ..networks import resolve, trainable, with_flags
 from ..objective import Objective
@@ -161,23 +161,15 @@ class MCDropout(TrainedMethod):
         if self.prior_std is not None:
             require_positive(prior_std=self.prior_std)
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> MCDropoutObjective:
-        resolve(None, network)  # refuses a network whose parameters are all frozen
-        if self.rate is None and not find_dropouts(network):
+    def objective(self, start: Start) -> MCDropoutObjective:
+        resolve(None, start.network)  # refuses a network whose parameters are all frozen
+        if self.rate is None and not find_dropouts(start.network):
             raise NetworkError(
                 "rate=None uses the network's own dropout layers, but it has none with a rate above 0; "
                 "give a rate, as in MCDropout(rate=0.1), to put dropout on its layers' inputs"
             )
-        draft = MCDropoutPosterior(network, likelihood, method=self)
-        return MCDropoutObjective(draft, num_data=num_data, modes=modes)
+        draft = MCDropoutPosterior(start.network, start.likelihood, method=self)
+        return MCDropoutObjective(draft, num_data=start.num_data, modes=start.modes)
 
 
 def reads_inputs(site: Site, first: set[str]) -> bool:

@@ -1,12 +1,9 @@
 """Mean field: an independent Normal for every weight."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from torch import nn
-
+from ..fitting import Start
 from ..layers.reasons import points
-from ..likelihoods import BuiltLikelihood
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
 from ..priors import PriorStd, check_prior_std
@@ -49,29 +46,25 @@ class MeanField(TrainedMethod):
         check_stds(self.initial_std, self.initial_spread, self.max_std)
         check_estimator(self.estimator)
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> NormalObjective:
-        names = resolve(self.subset, network)
-        weights = dict(network.named_parameters())
+    def objective(self, start: Start) -> NormalObjective:
+        names = resolve(self.subset, start.network)
+        weights = dict(start.network.named_parameters())
         raw_std = {
-            name: initial_raw_std(weights[name], self.initial_std, self.initial_spread, seed, name)
+            name: initial_raw_std(weights[name], self.initial_std, self.initial_spread, start.seed, name)
             for name in names
         }
         method = self if self.subset is None else replace(self, subset=names)
         draft = NormalPosterior(
-            network,
-            likelihood,
+            start.network,
+            start.likelihood,
             method=method,
             structure={"raw_std": raw_std},
-            details={"points": points(network, names)},
+            details={"points": points(start.network, names)},
         )
         return NormalObjective(
-            draft, estimator=self.estimator, max_std=self.max_std, num_data=num_data, modes=modes
+            draft,
+            estimator=self.estimator,
+            max_std=self.max_std,
+            num_data=start.num_data,
+            modes=start.modes,
         )

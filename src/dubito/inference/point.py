@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..errors import require_positive
-from ..likelihoods import BuiltLikelihood
+from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import resolve, trainable
 from ..objective import PlainObjective
@@ -56,15 +56,7 @@ class MAP(TrainedMethod):
         if self.prior_std is not None:
             require_positive(prior_std=self.prior_std)
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> MAPObjective:
-        resolve(None, network)  # refuses a network whose parameters are all frozen
-        draft = PointPosterior(network, likelihood, method=self)
-        return MAPObjective(draft, self.prior_std, num_data=num_data, modes=modes)
+    def objective(self, start: Start) -> MAPObjective:
+        resolve(None, start.network)  # refuses a network whose parameters are all frozen
+        draft = PointPosterior(start.network, start.likelihood, method=self)
+        return MAPObjective(draft, self.prior_std, num_data=start.num_data, modes=start.modes)

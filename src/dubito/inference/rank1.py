@@ -3,15 +3,12 @@
 [Dusenberry et al. 2020]
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
-
 from ..errors import ConfigError, require_count, require_fraction, require_positive
 from ..factors import Family, NearOne, Normal, Point, Signs
-from ..likelihoods import BuiltLikelihood
+from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
 from ..node_factors import (
@@ -91,22 +88,10 @@ class Rank1(TrainedMethod):
             self.family if self.on != "input" else Point(),
         )
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> ComponentObjective:
+    def objective(self, start: Start) -> ComponentObjective:
         return component_objective(
             self,
-            network,
-            likelihood,
-            num_data,
-            modes,
+            start,
             initial_std=(self.initial_rate / (1 - self.initial_rate)) ** 0.5,
             summed=self.kl == "sum",
-            seed=seed,
         )

@@ -7,12 +7,12 @@ from . import linear as linear
 from . import norm as norm
 from . import recurrent as recurrent
 from .context import Context as Context
+from .dry_run import survey as survey
 from .form import Form as Form
 from .form import Product as Product
 from .kinds import NoRule as NoRule
 from .kinds import kind as kind
 from .layout import Layout as Layout
 from .linear import Dense as Dense
-from .survey import Survey as Survey
-from .survey import Use as Use
-from .survey import survey as survey
+from .uses import Survey as Survey
+from .uses import Use as Use

@@ -47,7 +47,9 @@ def multi_head_attention_forward(
     # PyTorch does the rest, with projections that change nothing: a product with the identity is exact.
     identity = torch.eye(embed_dim_to_check, dtype=projected[0].dtype, device=query.device)
     attended, attention = F.multi_head_attention_forward(
-        *projected,
+        projected[0],
+        projected[1],
+        projected[2],
         embed_dim_to_check,
         num_heads,
         None,

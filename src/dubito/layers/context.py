@@ -64,6 +64,11 @@ class Context:
         """Told that a function ran as it is on some parameters, and why if a reader said so."""
 
 
+def part_of(tensor: Tensor | None) -> tuple[int, int]:
+    """Which of how many equal parts of a parameter a standin is."""
+    return (tensor.part, tensor.parts) if isinstance(tensor, Standin) else (0, 1)
+
+
 def name_of(tensor: Tensor | None) -> str | None:
     """The user's name of a parameter; None for a tensor that is no standin."""
     return tensor.parameter if isinstance(tensor, Standin) else None

@@ -47,7 +47,7 @@ class Convolution(Product):
     stride: tuple[int, ...]
     padding: Padding
     dilation: tuple[int, ...]
-    groups: int = 1  # pyright: ignore[reportIncompatibleVariableOverride]
+    groups: int = 1  # pyright: ignore[reportIncompatibleMethodOverride]
 
     trailing: ClassVar[bool] = False
 

@@ -68,7 +68,9 @@ class Standin(Tensor):
 
     @staticmethod
     def _view(value: Tensor, name: str, context: "Context", part: int, parts: int, turned: bool) -> "Standin":
-        standin: Standin = Tensor._make_subclass(Standin, value)  # pyright: ignore[reportAttributeAccessIssue]
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # pyright: ignore
+        memory = torch.empty(0) if wrapped else value  # inside `vmap` there is no memory to share
+        standin: Standin = Tensor._make_subclass(Standin, memory)  # pyright: ignore[reportAttributeAccessIssue]
         standin.parameter, standin.value, standin.context = name, value, context
         standin.part, standin.parts, standin.turned = part, parts, turned
         return standin

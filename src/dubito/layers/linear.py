@@ -35,6 +35,10 @@ class Dense(Product):
     def output_view(self) -> tuple[int, ...]:
         return (1, self.rows) if self.turned else (self.rows, 1)
 
+    @property
+    def signature(self) -> tuple[object, ...]:
+        return (*super().signature, self.turned)
+
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight.mT if self.turned else weight, bias)
 
@@ -117,7 +121,8 @@ class Pairwise(Form):
         return x[..., : self.first], x[..., self.first :]
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return F.bilinear(*(part.contiguous() for part in self.split(x)), weight, bias)
+        left, right = self.split(x)
+        return F.bilinear(left.contiguous(), right.contiguous(), weight, bias)
 
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:
         left, right = (part.reshape(len(x), -1, part.shape[-1]) for part in self.split(x))

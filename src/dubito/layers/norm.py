@@ -1,4 +1,4 @@
-"""Vectors that scale or shift features: norms in evaluation mode, and products and sums that networks write themselves."""
+"""Vectors that scale or shift features: norms in evaluation mode, and what networks write themselves."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar

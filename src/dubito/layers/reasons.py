@@ -34,7 +34,7 @@ def no_rule(name: str, function: Any) -> str:
     """Why a parameter that a function without a rule reads is left out."""
     if "parametrizations" in name.split("."):
         return PARAMETRISED
-    return f"there is no rule for {getattr(function, '__name__', function)}"
+    return f"there is no rule for the way {getattr(function, '__name__', function)} uses it"
 
 
 def unread(name: str) -> str:

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .context import Context, name_of
+from .context import Context, name_of, part_of
 from .form import Form, Product
-from .kinds import NoRule, Standin
 from .layout import Layout, rows_first
 from .passes import asking
 
@@ -49,6 +48,8 @@ class Call:
         bias: likewise of the bias.
         part: which of the weight's equal parts.
         parts: how many there are.
+        bias_part: likewise of the bias.
+        bias_parts: likewise.
         number: of the torch function's call; the steps of a recurrent layer share it.
         function: its name.
         inputs: what it read, cases first.
@@ -62,6 +63,8 @@ class Call:
     bias: str | None
     part: int
     parts: int
+    bias_part: int
+    bias_parts: int
     number: int
     function: str
     inputs: Tensor
@@ -72,7 +75,8 @@ class Call:
     @property
     def places(self) -> list[Part]:
         """The parameters that it uses."""
-        return [(name, self.part) for name in (self.weight, self.bias) if name is not None]
+        places = ((self.weight, self.part), (self.bias, self.bias_part))
+        return [(name, part) for name, part in places if name is not None]
 
     def rows(self, rows: int, part: slice) -> tuple[Tensor, Tensor]:
         """Inputs and gradients of some of the rows, each row's cases one after the other, [b · cases, ...]."""
@@ -132,13 +136,11 @@ class Record(Context):
         self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None, active: Tensor | None
     ) -> Call | None:
         """The use as a call, put under the parameters it uses."""
-        first = weight if isinstance(weight, Standin) else bias
-        if not isinstance(first, Standin):
-            return None
-        if isinstance(weight, Standin) and isinstance(bias, Standin) and bias.parts != weight.parts:
-            raise NoRule("it is used whole with a part of another parameter")
         names = name_of(weight), name_of(bias)
-        call = Call(form, *names, first.part, first.parts, self.number, self.function, x.detach(), active)
+        if names == (None, None):
+            return None
+        parts = *part_of(weight), *part_of(bias)
+        call = Call(form, *names, *parts, self.number, self.function, x.detach(), active)
         for place in call.places:
             self.uses.setdefault(place, []).append(call)
         if self.place is not None:

@@ -92,7 +92,7 @@ def advance(mode: str, x: Tensor, h: Tensor, state: State) -> State:
 def recurrent(at: Context, input: Tensor, *args: Any) -> Any:
     """Of nn.LSTM, nn.GRU and nn.RNN, whose inputs may be packed sequences."""
     mode = at.function
-    if isinstance(args[-1], bool) and len(args) == 8:
+    if isinstance(args[2], bool):
         hx, flat, biased, layers, dropout, training, bidirectional, batch_first = args
         x, active = input if batch_first else input.transpose(0, 1), None
         settings = Settings(mode, layers, 1 + bidirectional, dropout, training)

@@ -8,9 +8,8 @@ from enum import Enum
 import torch
 from torch import Tensor, nn
 
-from .. import seeds
-from ..inputs import Inputs, Place, call, count_rows, map_tensors, named_tensors, take
-from .shell import leased
+from ..inputs import Inputs, call, count_rows, map_tensors, named_tensors, take
+from .shell import leased, seeded
 
 
 class Layout(Enum):
@@ -104,7 +103,7 @@ def _record(
         modules = dict(shell.named_modules(remove_duplicate=False))
         for name in names:
             hooks.enter_context(modules[name].register_forward_pre_hook(hook(name), with_kwargs=True))
-        with torch.no_grad(), unnested(shell), seeds.forked(0, "trace", device=Place.of(network).device):
+        with torch.no_grad(), unnested(shell), seeded(network, 0, "trace"):
             call(shell, inputs)
     return seen, list(seen), reading
 

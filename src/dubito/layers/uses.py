@@ -1,187 +1,139 @@
-"""Uses: how a layer uses one of its parameters, and so what each row's own gradient for it is.
+"""The survey of a network: how every parameter is used, where rows stand, and why a parameter is not covered."""
 
-A use reads what a layer saw: its inputs `x` and the gradients `g` at its outputs, both with an axis of N cases
-first (rows, or frames of rows).
-"""
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from functools import reduce
-from math import prod
-
-import torch
-from torch import Tensor
-
-#: Numbers that patches of one case may take at a time.
-PIECE = 1 << 23
-
-#: From this width on, only the upper part of a symmetric product is computed, in blocks.
-WIDE = 256
-#: Numbers in a cache line: products of columns that start with one are a fifth faster.
-LINE = 16
+from ..errors import NetworkError
+from .form import Form, Nodes
+from .layout import Layout
+from .record import Call, Record
 
 
-class Use(ABC):
-    """How a layer's outputs depend on one parameter, or on one of the equal parts it is cut in.
+@dataclass(frozen=True)
+class Use:
+    """One place where a network uses a weight, a bias, or both.
 
     Attributes:
-        trailing: whether the parameter meets the last axes of the inputs, so that all axes before them may
-            hold positions; else it meets axis 1, that of channels.
+        weight: the user's name of the weight; None where the weight is no parameter.
+        bias: likewise of the bias.
+        form: how the outputs depend on them.
+        function: the torch function that uses them.
+        layout: where its inputs and outputs hold the rows.
+        part: which of the weight's equal parts along its first axis.
+        parts: how many there are.
+        bias_part: likewise of the bias.
+        bias_parts: likewise.
+        index: which of the function calls that use them, where these differ; None where all are alike.
+        calls: how many there were.
+        steps: whether one function call uses them several times, as recurrent layers do.
+        reads_input: whether it reads the network's own inputs, untouched but for views, or what the first use reads.
+        size: numbers in its inputs per row, of all calls.
     """
 
-    trailing: bool = True
+    weight: str | None
+    bias: str | None
+    form: Form
+    function: str
+    layout: Layout
+    part: int = 0
+    parts: int = 1
+    bias_part: int = 0
+    bias_parts: int = 1
+    index: int | None = None
+    calls: int = 1
+    steps: bool = False
+    reads_input: bool = False
+    size: float = 0.0
 
-    @abstractmethod
-    def gradients(self, x: Tensor, g: Tensor) -> Tensor:
-        """The gradient of each case, [N, ...], in the parameter's own order of axes."""
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for storage."""
+        return {**asdict(self), "form": self.form.to_json(), "layout": self.layout.value}
 
-    def squares(self, x: Tensor, g: Tensor, rows: int) -> Tensor | None:
-        """Σ over rows of squared gradients where that is cheaper than from `gradients`, else None."""
-        return None
-
-    def numbers(self, x: Tensor, g: Tensor) -> int:
-        """How many numbers `gradients` takes beside its answer."""
-        return g.numel()
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Use":
+        """The use behind `to_json`."""
+        return cls(**{**values, "form": Form.from_json(values["form"]), "layout": Layout(values["layout"])})
 
 
-class Product(Use):
-    """A matrix that multiplies the features at every position: y = W x.
+@dataclass(frozen=True)
+class Survey:
+    """What a dry run learned about a network.
 
-    As matrices, the inputs are [N, G, T, n] and the gradients [N, G, m, T]: T positions, G groups.
-
-    Args:
-        rows: m.
-        columns: n.
+    Attributes:
+        uses: every place that uses a parameter by a rule, in the order of the first calls.
+        reasons: why the rows' own gradients cannot be told for the other parameters, by name.
+        last: the weight whose outputs are the network's own, or None.
+        dropouts: layouts of the dropout layers that were called, by name.
     """
 
-    groups = 1
-    #: Column j of the inputs as matrices belongs to column `order[j]` of the weight; None if the same.
-    order: Tensor | None = None
+    uses: tuple[Use, ...]
+    reasons: Mapping[str, str]
+    last: str | None = None
+    dropouts: Mapping[str, Layout] = field(default_factory=dict)
 
-    def __init__(self, rows: int, columns: int) -> None:
-        self.rows, self.columns = rows, columns
+    def of(self, parameter: str) -> list[Use]:
+        """The uses of a parameter, as weight or as bias."""
+        return self._by_parameter.get(parameter, [])
 
-    @property
-    def form(self) -> tuple[object, ...]:
-        """What two uses must share to be parts of the same product."""
-        return (type(self), self.groups, self.rows, self.columns)
+    @cached_property
+    def _by_parameter(self) -> dict[str, list[Use]]:
+        table: dict[str, list[Use]] = {}
+        for use in self.uses:
+            for name in (use.weight, use.bias):
+                if name is not None:
+                    table.setdefault(name, []).append(use)
+        return table
 
-    def inputs(self, x: Tensor) -> Tensor:
-        """The inputs as matrices [N, G, T, n]."""
-        return x.reshape(len(x), 1, prod(x.shape[1:-1]), self.columns)
+    def place(self, record: Record, call: Call) -> Layout:
+        """Where a call of a recorded pass holds the rows.
 
-    def outputs(self, g: Tensor) -> Tensor:
-        """The gradients as matrices [N, G, m, T]."""
-        return g.reshape(len(g), 1, prod(g.shape[1:-1]), self.rows).mT
+        Raises:
+            NetworkError: where the network uses the parameter otherwise than in the dry run.
+        """
+        options = [use for use in self.of(call.places[0][0]) if _matches(use, call)]
+        if len({use.layout for use in options}) > 1:
+            alike = (other for other in record.uses[call.places[0]] if call_key(other) == call_key(call))
+            index = len({other.number for other in alike}) - 1
+            options = [use for use in options if use.index == index]
+        if not options:
+            raise NetworkError(
+                f"the network must use {call.weight or call.bias!r} as it did on the rows it was surveyed with, but "
+                f"{call.function} now uses it in another way; fit with rows like those you predict, or predict with "
+                "draws of weights"
+            )
+        return options[0].layout
 
-    def pieces(self, x: Tensor, numbers: int) -> Iterator[tuple[slice, Tensor]]:
-        """The inputs as matrices [N, G, t, n] of some positions each, of about `numbers` numbers if they are new."""
-        yield slice(None), self.inputs(x)
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for storage."""
+        return {
+            "uses": [use.to_json() for use in self.uses],
+            "reasons": dict(self.reasons),
+            "last": self.last,
+            "dropouts": {name: layout.value for name, layout in self.dropouts.items()},
+        }
 
-    def add_moment(self, sums: Tensor, x: Tensor) -> None:
-        """Add Σ a aᵀ over all positions to the upper triangle of [G, n, n]."""
-        add_gram(sums, x.reshape(1, -1, self.columns))
-
-    def total(self, x: Tensor) -> Tensor:
-        """Σ a over all positions, [G, n]."""
-        return x.reshape(1, -1, self.columns).sum(1)
-
-    def products(self, x: Tensor, g: Tensor) -> Tensor:
-        """δ = Σ_t g_t a_tᵀ of each case, [N, G, m, n], in the inputs' order of columns."""
-        outputs = self.outputs(g)
-        return reduce(Tensor.add_, (outputs[..., part] @ a for part, a in self.pieces(x, PIECE)))
-
-    def gradients(self, x: Tensor, g: Tensor) -> Tensor:
-        own = self.products(x, g)
-        return own[..., self.order.argsort()] if self.order is not None else own
-
-
-class Shift(Use):
-    """A bias that is added at every position.
-
-    Args:
-        shape: of the bias.
-        trailing: see `Use`.
-    """
-
-    def __init__(self, shape: tuple[int, ...], trailing: bool) -> None:
-        self.shape, self.trailing = shape, trailing
-
-    def gradients(self, x: Tensor, g: Tensor) -> Tensor:
-        return self._summed(g)
-
-    def _summed(self, values: Tensor) -> Tensor:
-        """Over all positions of a case, [N, *shape]."""
-        if self.trailing:
-            return values.reshape(len(values), -1, *self.shape).sum(1)
-        return values.reshape(*values.shape[:2], -1).sum(2)
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Survey":
+        """The survey behind `to_json`."""
+        dropouts = {name: Layout(layout) for name, layout in values["dropouts"].items()}
+        uses = tuple(Use.from_json(use) for use in values["uses"])
+        return cls(uses, values["reasons"], values["last"], dropouts)
 
 
-class Scale(Shift):
-    """A factor on features that were normalised before.
-
-    Args:
-        shape: of the factors.
-        trailing: see `Use`.
-        normalised: gives what the factors multiply.
-    """
-
-    def __init__(
-        self, shape: tuple[int, ...], trailing: bool, normalised: Callable[[Tensor], Tensor]
-    ) -> None:
-        super().__init__(shape, trailing)
-        self.normalised = normalised
-
-    def gradients(self, x: Tensor, g: Tensor) -> Tensor:
-        return self._summed(g * self.normalised(x).to(g.dtype))
+def _matches(use: Use, call: Call) -> bool:
+    """Whether a call may be this use; a pass that watches fewer parameters sees only one of weight and bias."""
+    weight = call.weight is None or (call.weight, call.part) == (use.weight, use.part)
+    bias = call.bias is None or (call.bias, call.bias_part) == (use.bias, use.bias_part)
+    return weight and bias and use.form.signature == call.form.signature
 
 
-class Lookup(Use):
-    """A table of which each position reads one row.
-
-    Args:
-        count: the rows of the table.
-        padding: the row that is never learned, or None.
-    """
-
-    def __init__(self, count: int, padding: int | None) -> None:
-        self.count, self.padding = count, padding
-
-    def gradients(self, x: Tensor, g: Tensor) -> Tensor:
-        table = g.new_zeros(len(x), self.count, g.shape[-1])
-        read = x.reshape(len(x), -1, 1).expand(-1, -1, g.shape[-1])
-        return table.scatter_add_(1, read, self._learned(x, g).reshape(read.shape))
-
-    def squares(self, x: Tensor, g: Tensor, rows: int) -> Tensor:
-        width = g.shape[-1]
-        owner = torch.arange(rows, device=x.device).repeat_interleave(x.numel() // rows)
-        # Only entries that a row reads have a gradient: one sum for each pair of a row and an entry it reads.
-        pairs, place = torch.unique(owner * self.count + x.reshape(-1), return_inverse=True)
-        sums = g.new_zeros(len(pairs), width).index_add_(0, place, self._learned(x, g).reshape(-1, width))
-        return g.new_zeros(self.count, width).index_add_(0, pairs % self.count, sums.square_())
-
-    def _learned(self, x: Tensor, g: Tensor) -> Tensor:
-        return g if self.padding is None else g.masked_fill((x == self.padding).unsqueeze(-1), 0)
+def call_key(call: Call) -> tuple[object, ...]:
+    """What the calls of one use have in common."""
+    return call.weight, call.bias, call.part, call.bias_part
 
 
-def add_gram(sums: Tensor, matrices: Tensor, scale: float = 1.0) -> None:
-    """Add scale · XᵀX of [G, P, n] to the upper triangle of [G, n, n]; below it anything may stand."""
-    groups, _, width = matrices.shape
-    if width < WIDE and groups > 1:
-        sums.baddbmm_(matrices.mT, matrices, alpha=scale)
-        return
-    step = width if width < WIDE else -(-width // (8 * LINE)) * LINE  # eight blocks: 9/16 of the products
-    for own, matrix in zip(sums, matrices, strict=True):
-        for start in range(0, width, step):
-            block = slice(start, start + step)
-            own[block, start:].addmm_(matrix[:, block].mT, matrix[:, start:], alpha=scale)
-
-
-def mirrored(sums: Tensor) -> Tensor:
-    """The symmetric matrices whose upper triangles these are; what is given becomes them."""
-    for start in range(0, sums.shape[-1], WIDE // 2):  # blocks that stay in the cache while they are turned
-        block, rest = slice(start, start + WIDE // 2), slice(start + WIDE // 2, None)
-        corner = sums[..., block, block].triu_()
-        corner.add_(corner.triu(1).mT)
-        sums[..., rest, block].copy_(sums[..., block, rest].mT)
-    return sums
+def has_nodes(use: Use) -> bool:
+    """Whether a use's weight stands between input and output nodes."""
+    return use.weight is not None and isinstance(use.form, Nodes)

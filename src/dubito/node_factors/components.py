@@ -7,14 +7,14 @@ from math import log
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..errors import DubitoWarning
+from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
 from ..layers.node_noise import Sides
 from ..layers.sites import Site
-from ..likelihoods import BuiltLikelihood
 from .objective import Arrangement, Drawn, NodeObjective
 from .posterior import NodePosterior, Noise, Stds
 from .start import sites_of, structure_of
@@ -180,45 +180,33 @@ def signed(
 
 
 def component_objective(
-    method: Any,
-    network: nn.Module,
-    likelihood: BuiltLikelihood,
-    num_data: int,
-    modes: Mapping[str, bool],
-    *,
-    initial_std: float,
-    summed: bool = False,
-    seed: int,
+    method: Any, start: Start, *, initial_std: float, summed: bool = False
 ) -> ComponentObjective:
     """The objective of a method whose components all see every row.
 
     Args:
         method: its settings, which the posterior keeps, with the weights of its subset by name.
-        network: a copy of the user's.
-        likelihood: judges outputs.
-        num_data: the number of training rows.
-        modes: modules by name that stay in evaluation mode while training.
+        start: network, likelihood, number of rows and seed.
         initial_std: where standard deviations of factors start.
         summed: add the components' divergences up instead of averaging them.
-        seed: of the start.
     """
-    sites = sites_of(network, method.subset)
+    sites = sites_of(start.network, method.subset)
     structure = structure_of(
-        network,
+        start.network,
         sites,
         method.families,
         method.components,
         initial=method.initial,
         initial_std=initial_std,
         additive=method.additive,
-        seed=seed,
+        seed=start.seed,
     )
     return ComponentObjective(
-        NodePosterior.draft(method, network, likelihood, sites, structure),
+        NodePosterior.draft(method, start.network, start.likelihood, sites, structure),
         arrangement=method.arrangement,
         log_mixture=method.log_mixture,
         summed=summed,
         factor_rate=method.factor_rate,
-        num_data=num_data,
-        modes=modes,
+        num_data=start.num_data,
+        modes=start.modes,
     )

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from ..errors import ConfigError, NetworkError
 from ..inputs import Batch, Inputs, Place, map_tensors, rows_of, take
+from ..layers import shell
 from ..layers.node_noise import Patches, Sides, by_row, factors_on
+from ..layers.shell import Lease, seeded
 from ..layers.sites import LAYERS, Site
 from ..layers.trace import Layout, trace
 from ..likelihoods import at_least_float
@@ -119,11 +121,14 @@ class NodeObjective(Objective):
         batch = Batch(few, torch.zeros(2))
         stream = torch.Generator(Place.of(self.draft.network).device).manual_seed(0)
         drawn = self.drawn(batch, stream)
-        try:
-            late = self._tiled(batch, drawn, late=True)
-        except (RuntimeError, ValueError, IndexError):  # rows that were repeated meet rows that were not
-            return False
-        early = self._tiled(batch, drawn, late=False)
+        network = self.draft.network
+        with seeded(network, 0, "parts late"):
+            try:
+                late = self._tiled(shell.take(network), batch, drawn, late=True)
+            except (RuntimeError, ValueError, IndexError):  # rows that were repeated meet rows that were not
+                return False
+        with seeded(network, 0, "parts late"):
+            early = self._tiled(shell.take(network), batch, drawn, late=False)
         return late.shape == early.shape and torch.allclose(late, early, rtol=1e-3, atol=1e-5)
 
     def tiles(self, batch: Batch) -> bool:
@@ -141,16 +146,15 @@ class NodeObjective(Objective):
         """Outputs of all passes, one after the other, [P·n, ...]."""
         drawn = self.drawn(batch, generator)
         if self.tiles(batch):
-            return self._tiled(batch, drawn, late=self.parts_late)
+            return self._tiled(self.lease(), batch, drawn, late=self.parts_late)
         return torch.cat([self.one_pass(index, batch, drawn) for index in range(self.passes)])
 
-    def _tiled(self, batch: Batch, drawn: Drawn, *, late: bool) -> Tensor:
+    def _tiled(self, lease: Lease, batch: Batch, drawn: Drawn, *, late: bool) -> Tensor:
         """Outputs of all passes at once, [P·n, ...]."""
         draft, everything = self.draft, slice(0, self.passes)
         inputs = batch.inputs
         if not late and self.passes > 1:
             inputs = map_tensors(lambda t: t.repeat(self.passes, *(1 for _ in t.shape[1:])), inputs)
-        lease = self.lease()
         factors = factors_on(
             lease.module,
             {site: self.sides(site, everything, drawn) for site in draft.sites},
@@ -190,7 +194,7 @@ class NodeObjective(Objective):
     ) -> Loss:
         drawn = self.drawn(batch, generator)
         if self.tiles(batch):
-            outputs = self._tiled(batch, drawn, late=self.parts_late)
+            outputs = self._tiled(self.lease(), batch, drawn, late=self.parts_late)
             each = outputs.view(self.passes, -1, *outputs.shape[1:])
             nll = self._nll([self._log_prob(one, batch, p, checked) for p, one in enumerate(each)])
         elif self.passes > 1 and not self.log_mixture and torch.is_grad_enabled() and not half_precision():

@@ -8,16 +8,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ConfigError, require_count
+from ..errors import ConfigError
 from ..factors import Family
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
 from ..layers.node_noise import Factor, Sides, fold
 from ..layers.sites import Site
 from ..likelihoods import BuiltLikelihood
 from ..metrics import Disagreement, disagreement
-from ..networks import duplicate, with_flags
+from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
-from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction
+from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, PredictionOptions
 from .rows import row_draws
 
 #: The sides of a weight, in the order in which their noise is drawn.
@@ -198,7 +198,7 @@ class NodePosterior(Posterior):
 
     def component(self, index: int) -> Self:
         """Component `index` as a posterior of its own."""
-        network = with_flags(duplicate(self.network), self.trainable)
+        network = duplicate(self.network)
         own = dict(network.named_parameters())
         with torch.no_grad():
             for name, value in self.biases(index).items():
@@ -218,6 +218,7 @@ class NodePosterior(Posterior):
             structure=structure,
             details=self.details,
             history=self.history,
+            trainable=self.trainable,
         )
         return posterior.finished()
 
@@ -250,33 +251,15 @@ class NodePosterior(Posterior):
 
     # -- a draw per row ------------------------------------------------------------------------------------
 
-    def predict(
-        self,
-        inputs: Inputs,
-        num_samples: int = 32,
-        *,
-        seed: int = 0,
-        max_rows: int = MAX_ROWS,
-        per_example: bool = False,
-    ) -> Prediction:
-        """The prediction for some rows, averaged over draws.
-
-        Args:
-            inputs: what the network reads.
-            num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely
-                many atoms uses each once instead.
-            seed: the same seed, dtype and device give the same draws.
-            max_rows: rows that go through the network at once.
-            per_example: draw factors anew for each row, as in training, instead of one function for all rows.
-        """
-        if not per_example or self.num_atoms is not None:
-            return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
-        require_count(num_samples=num_samples, max_rows=max_rows)
+    def per_example_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
+        """Averaged over draws of factors anew for each row; points have no others."""
+        if self.num_atoms is not None:
+            return self.sampled_prediction(inputs, options)
         inputs = checked_inputs(inputs, Place.of(self.network))
-        samples = -(-num_samples // self.num_components) * self.num_components
+        samples = -(-options.num_samples // self.num_components) * self.num_components
         predictions, first = [], 0
-        for piece in chunks(inputs, max_rows):
-            draws = row_draws(self, piece, samples, seed, first)
+        for piece in chunks(inputs, options.max_rows):
+            draws = row_draws(self, piece, samples, options.seed, first)
             predictions.append(self.likelihood.predictive(draws))
             first += rows_of(piece)
         return type(predictions[0]).cat(predictions)

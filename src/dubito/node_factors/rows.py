@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..inputs import Inputs, Place, rows_of
+from ..fitting import read
+from ..inputs import Inputs, rows_of
 from ..layers.node_noise import Sides, factors_on
-from ..layers.shell import leased
+from ..layers.shell import leased, seeded
 from ..layers.sites import Site
 from ..networks import run
 
@@ -27,7 +28,7 @@ def row_draws(
 ) -> Iterator[Tensor]:
     """Outputs of rows from number `first` on, draw by draw; weights that rows share have one draw for all."""
     stds, bound, rows = posterior.stds(), posterior.method.bound, rows_of(inputs)
-    device, additive = Place.of(posterior.network).device, posterior.method.additive
+    additive = posterior.method.additive
     for index in range(num_samples):
         component = index % posterior.num_components
         chosen = slice(component, component + 1)
@@ -48,11 +49,11 @@ def row_draws(
         placed = {name: value.unsqueeze(0) for name, value in biases.items()}
         with (
             torch.no_grad(),
-            seeds.forked(seed, "network", index, device=device),
+            seeded(posterior.network, seed, "network", index),
             leased(posterior.network) as shell,
             factors_on(shell, own, placed, passes=1, rows=rows, additive=additive),
         ):
-            outputs = posterior._read(partial(run, shell, weights), inputs)
+            outputs = read(partial(run, shell, weights), inputs)
         yield outputs
 
 

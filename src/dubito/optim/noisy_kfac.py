@@ -73,17 +73,24 @@ class NoisyKFAC(NoisyOptimizer):
     def look(self) -> None:
         places = {id(p): index for index, p in enumerate(self._all)}
         for p in self._all:
-            found = self._watch.factors(p)
-            if found is not None:
-                rows = found[0].new_tensor(float(self._watch.rows))
-                self.add(p, seen_inputs=found[0], seen_outputs=found[1], seen_rows=rows)
+            factors = self._watch.factors(p)
+            if factors is not None:
+                rows = factors[0].new_tensor(float(self._watch.rows))
+                self.add(p, seen_inputs=factors[0], seen_outputs=factors[1], seen_rows=rows)
                 self.state[p]["bias"] = places.get(id(self._watch.biases.get(id(p))), -1)
+                self.state[p]["turned"] = self._watch.turned(p)
 
     def matrix(self, p: Tensor, values: Tensor, bias_values: Tensor | None) -> Tensor:
         """A weight's values, with its bias's as the last column, as matrices [G, m, n]."""
         groups, m = len(self.state[p]["inputs"]), self.state[p]["outputs"].shape[-1]
-        own = values.reshape(groups, m, -1)
-        return own if bias_values is None else torch.cat([own, bias_values.reshape(groups, m, 1)], -1)
+        matrices = (values.mT if self._turned(p) else values).reshape(groups, m, -1)
+        if bias_values is None:
+            return matrices
+        return torch.cat([matrices, bias_values.reshape(groups, m, 1)], -1)
+
+    def _turned(self, p: Tensor) -> bool:
+        """Whether a weight is stored as inputs × outputs."""
+        return bool(self.state[p].get("turned", False))
 
     def roots(self, p: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Cholesky factors of R⁻¹ = π √γ_in I + Ψ^xx and of Σ⁻¹ = √γ_in / π I + Ψ^gg (lines 10 and 11)."""
@@ -120,12 +127,10 @@ class NoisyKFAC(NoisyOptimizer):
         self._add(p, bias, drawn * (group["kl_weight"] / group["num_data"]) ** 0.5)
 
     def _add(self, p: Tensor, bias: Tensor | None, values: Tensor) -> None:
-        if bias is None:
-            p.add_(values.reshape(p.shape))
-            return
-        weight, last = values.split([values.shape[-1] - 1, 1], -1)
-        p.add_(weight.reshape(p.shape))
-        bias.add_(last.reshape(bias.shape))
+        weight, last = values.split([values.shape[-1] - (bias is not None), int(bias is not None)], -1)
+        p.add_(weight[0].mT if self._turned(p) else weight.reshape(p.shape))
+        if bias is not None:
+            bias.add_(last.reshape(bias.shape))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:

@@ -11,4 +11,6 @@ from .formulas import not_binary as not_binary
 from .formulas import per_row as per_row
 from .formulas import spread_per_row as spread_per_row
 from .formulas import sum_events as sum_events
+from .options import FORMS as FORMS
+from .options import PredictionOptions as PredictionOptions
 from .real import RealPrediction as RealPrediction

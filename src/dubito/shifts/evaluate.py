@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .. import metrics
 from ..data import Data
-from ..errors import ConfigError, DataError, require_count
+from ..errors import ConfigError, DataError
 from ..posterior import MAX_ROWS, Posterior
-from ..prediction import CategoricalPrediction
+from ..prediction import CategoricalPrediction, PredictionOptions
 from ..training.progress import Bar
 from .constants import CORRUPTIONS, SEVERITIES
 from .corruptions import chosen_rows, corruptions
@@ -103,7 +103,9 @@ def evaluate_corruptions(
     seed: int = 0,
     max_rows: int = MAX_ROWS,
     progress: bool | None = None,
-    **options: Any,
+    linearised: bool | None = None,
+    marginal: bool = False,
+    per_example: bool = False,
 ) -> CorruptionResults:
     """Metrics on test images, clean and under every corruption.
 
@@ -122,15 +124,24 @@ def evaluate_corruptions(
         seed: of the subset, of the corruptions and of `predict`.
         max_rows: as in `predict`.
         progress: show a bar; None on terminals only.
-        options: what else this posterior's `predict` takes.
+        linearised: as in `predict`.
+        marginal: as in `predict`.
+        per_example: as in `predict`.
     """
-    require_count(num_samples=num_samples, max_rows=max_rows)
+    options = PredictionOptions(
+        num_samples=num_samples,
+        seed=seed,
+        max_rows=max_rows,
+        linearised=linearised,
+        marginal=marginal,
+        per_example=per_example,
+    )
+    predict = posterior.predictor(options)
     images, labels, prepared = _test_images(data, prepare, subset, seed)
     sets = corruptions(images, names=names, severities=severities, constants=constants, seed=seed)
-    arguments = {"num_samples": num_samples, "seed": seed, "max_rows": max_rows, **options}
 
     def measured(pixels: Tensor) -> dict[str, float]:
-        prediction = posterior.predict(prepared(pixels), **arguments)
+        prediction = predict(prepared(pixels))
         if not isinstance(prediction, CategoricalPrediction):
             raise DataError(f"corruptions need a posterior over classes, got {type(prediction).__name__}")
         probs, targets = prediction.probs, labels.to(prediction.probs.device)

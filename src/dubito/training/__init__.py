@@ -1,12 +1,18 @@
 """The one training loop and its settings."""
 
-from .loop import Run as Run
+from ..fitting import Run as Run
+from ..processes import Processes as Processes
+from ..processes import current as current
+from .contract import Loss as Loss
+from .contract import ObjectiveLike as ObjectiveLike
+from .contract import Record as Record
+from .contract import Stepper as Stepper
 from .loop import train as train
 from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW
-from .processes import Processes as Processes
-from .processes import current as current
+from .plan import Plan as Plan
+from .plan import plan_run as plan_run
 from .progress import Reached as Reached
 from .progress import listened as listened
 from .schedules import Constant as Constant
@@ -17,6 +23,3 @@ from .settings import KL as KL
 from .settings import EarlyStopping as EarlyStopping
 from .settings import Training as Training
 from .steps import GradientStepper as GradientStepper
-from .steps import Plan as Plan
-from .steps import Record as Record
-from .steps import Stepper as Stepper

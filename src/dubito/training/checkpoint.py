@@ -3,23 +3,21 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import storage
 from ..errors import StorageError
-
-if TYPE_CHECKING:
-    from ..objective import Objective
-    from .settings import Training
+from .contract import ObjectiveLike
+from .settings import Training
 
 KIND = "checkpoint"
 
 
 def fingerprint(
-    objective: "Objective", training: "Training", seed: int, data: str, validation: str | None
+    objective: ObjectiveLike, training: Training, seed: int, data: str, validation: str | None
 ) -> dict[str, Any]:
     """What makes two runs the same run; the number of processes and the first weights do not.
 

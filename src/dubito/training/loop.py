@@ -1,7 +1,6 @@
 """The one training loop: order, progress, validation, checkpoints and processes around a method's steps."""
 
 import math
-import os
 import signal
 import statistics
 import threading
@@ -11,45 +10,26 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import seeds
 from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
+from ..fitting import Run
 from ..inputs import Batch, Place, map_tensors
-from ..sources import OrderedSource, Source, split
+from ..layers.shell import seeded
+from ..processes import current
+from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
-from .processes import Processes, current
+from .contract import ObjectiveLike, Record
+from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training
-from .steps import Plan, Record, plan_run
-
-if TYPE_CHECKING:
-    from ..objective import Objective
 
 #: A gradient norm this many times the usual one is reported.
 EXPLOSION = 1e3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """What surrounds a training run.
-
-    Attributes:
-        seed: of data order and noise.
-        progress: show a bar; None on terminals only.
-        checkpoint: a file to go on from.
-        validation: rows that watch over training.
-        processes: the processes that share the run; None asks `torchrun`.
-    """
-
-    seed: int = 0
-    progress: bool | None = None
-    checkpoint: str | os.PathLike[str] | None = None
-    validation: Source | None = None
-    processes: Processes | None = None
 
 
 @dataclass
@@ -79,7 +59,7 @@ class Progress:
     done: bool = False
 
 
-def train(objective: "Objective", source: Source, training: Training, run: Run) -> list[dict[str, float]]:
+def train(objective: ObjectiveLike, source: Source, training: Training, run: Run) -> list[dict[str, float]]:
     """Train an objective in place; returns one record per epoch.
 
     The same seed, data and settings give the same result, also when the run was interrupted and started again
@@ -93,7 +73,7 @@ def train(objective: "Objective", source: Source, training: Training, run: Run) 
 class Loop:
     """One run; see `train`."""
 
-    def __init__(self, objective: "Objective", source: Source, training: Training, run: Run) -> None:
+    def __init__(self, objective: ObjectiveLike, source: Source, training: Training, run: Run) -> None:
         self.objective, self.source, self.training, self.run = objective, source, training, run
         self.device = Place.of(objective.draft).device
         self.processes = run.processes or current(training.timeout, self.device)
@@ -109,7 +89,7 @@ class Loop:
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
         network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
-        with seeds.forked(self.run.seed, "training", device=self.device), prepared(network, self.training):
+        with prepared(network, self.training):
             if self.run.checkpoint is not None:
                 self._resume()
             shown = self.run.progress if self.processes.first else False
@@ -125,10 +105,10 @@ class Loop:
     # -- one epoch -----------------------------------------------------------------------------------------
 
     def _epoch(self, bar: Bar) -> None:
-        state = self.progress
+        state, network, modes = self.progress, self.objective.draft.network, self.objective.modes
         for passes, rows in self._steps():
-            seeds.reseed(seeds.derived(self.run.seed, "network", state.step), self.device)
-            record = self.stepper.step(state.step, passes, rows, self.interrupted)
+            with seeded(network, self.run.seed, "network", state.step, training=modes):
+                record = self.stepper.step(state.step, passes, rows, self.interrupted)
             self._account(record, len(passes), bar)
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
@@ -142,8 +122,8 @@ class Loop:
         while self.progress.step != self.training.iterations:
             # Samplers and datasets that draw from the global state find the same one in every process and after
             # every interruption.
-            seeds.reseed(seeds.derived(self.run.seed, "data", self.progress.step), self.device)
-            chunk = list(islice(passes, self.training.accumulate))
+            with reading(self.source, self.run.seed, "data", self.progress.step, device=self.device):
+                chunk = list(islice(passes, self.training.accumulate))
             if not chunk:
                 return
             yield [batch for batch, _ in chunk], sum(rows for _, rows in chunk)
@@ -227,10 +207,13 @@ class Loop:
         """
         assert self.run.validation is not None
         draft, total, rows = self.objective.draft, 0.0, 0
-        for batch in self.run.validation.batches(1024) if self.processes.first else ():
-            prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
-            total -= float(prediction.log_prob(batch.targets).sum())
-            rows += len(batch.targets)
+        with reading(
+            self.run.validation, self.run.seed, "validation", self.progress.epoch, device=self.device
+        ):
+            for batch in self.run.validation.batches(1024) if self.processes.first else ():
+                prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
+                total -= float(prediction.log_prob(batch.targets).sum())
+                rows += len(batch.targets)
         return self.processes.broadcast_json(total / max(rows, 1), self.device)
 
     # -- what may go wrong ---------------------------------------------------------------------------------
@@ -345,11 +328,7 @@ def prepared(network: nn.Module, training: Training) -> Iterator[None]:
     if training.channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     if training.compile:
-        # A function of ours around the call: PyTorch does not look into forward passes that are its own, such as
-        # that of nn.Sequential, when `network.compile()` asks for it.
-        network._compiled_call_impl = torch.compile(
-            lambda *args, **kwargs: network._call_impl(*args, **kwargs)
-        )
+        network.compile()  # each of its shells is compiled by itself
     try:
         yield
     finally:

@@ -1,98 +1,22 @@
 """One optimiser step: gradients of all passes and processes, clipped, at the rates of the moment."""
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import seeds
 from ..inputs import Batch, Place
-from .processes import Processes
+from ..processes import Processes
+from .contract import ObjectiveLike, Record, Stepper
+from .plan import Plan
 from .settings import Training
-
-if TYPE_CHECKING:
-    from ..objective import Objective
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: A gradient norm is taken at every so many steps, enough to see noise with heavy tails.
 NORM_EVERY = 8
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The size of a run.
-
-    Attributes:
-        batch_size: rows of a full pass.
-        step_rows: rows of a full step, B: those of all its passes, never more than there are.
-        passes: forward passes of an epoch, None where only reading tells.
-        steps_per_epoch: optimiser steps of an epoch, None likewise.
-        total: optimiser steps of the run, None likewise.
-    """
-
-    batch_size: int
-    step_rows: int
-    passes: int | None
-    steps_per_epoch: int | None
-    total: int | None
-
-    def progress(self, number: int) -> float:
-        """How much of the run lies before a step, from 0 to 1; 0 where nothing tells its length."""
-        return min(1.0, number / self.total) if self.total else 0.0
-
-    def rise(self, number: int, warmup: float) -> float:
-        """The factor on rates at a step, where they rise in a straight line over so many epochs."""
-        steps = warmup * (self.steps_per_epoch or 1)
-        return min(1.0, (number + 1) / steps) if steps else 1.0
-
-
-@dataclass(frozen=True)
-class Record:
-    """What one step saw: the terms of its loss, a mean over its rows, as [total, nll, kl].
-
-    Attributes:
-        step: its number.
-        terms: the three terms.
-        rows: rows it saw, over all processes.
-        lr: the rate of the first parameter group.
-        norm: the norm of its gradient, where it was taken.
-        stop: whether some process was asked to stop.
-    """
-
-    step: int
-    terms: Tensor
-    rows: int
-    lr: float
-    norm: Tensor | None
-    stop: bool
-
-
-class Stepper(ABC):
-    """A method's update rule; the loop around it is always the same."""
-
-    @abstractmethod
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
-        """Make step `number` from its passes; None is a pass of which this process has no rows.
-
-        Args:
-            number: counts the steps of the run.
-            passes: this process's rows of each pass.
-            rows: rows of all passes, over all processes.
-            stop: whether this process was asked to stop.
-        """
-
-    @abstractmethod
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and plain facts that a checkpoint must keep beside the posterior's own."""
-
-    @abstractmethod
-    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-        """Take back what `state` gave."""
 
 
 class GradientStepper(Stepper):
@@ -103,7 +27,7 @@ class GradientStepper(Stepper):
     """
 
     def __init__(
-        self, objective: "Objective", training: Training, plan: Plan, processes: Processes, seed: int
+        self, objective: ObjectiveLike, training: Training, plan: Plan, processes: Processes, seed: int
     ) -> None:
         self.objective, self.training, self.plan = objective, training, plan
         self.processes, self.seed = processes, seed
@@ -138,13 +62,12 @@ class GradientStepper(Stepper):
             self.scaler.scale(loss.total if share == 1 else loss.total * share).backward()
             terms = torch.stack([loss.total.detach(), loss.nll.detach(), loss.kl.detach().to(loss.nll)])
             sums.append(terms * len(batch.targets))
+            del loss  # and with its graph the lease on a shell, which the next pass takes again
         total = torch.stack(sums).sum(0) if sums else torch.zeros(3, device=self.device)
         total, stop = self._combine(total, stop)
         self.scaler.unscale_(self.optimizer)
-        norm = self._norm(number)
-        lr = self._set_rates(number)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        norm = self.norm(number)
+        lr = self.descend(number)
         return Record(number, total / rows, rows, lr, norm, stop)
 
     def kl_weight(self, number: int) -> float:
@@ -195,12 +118,24 @@ class GradientStepper(Stepper):
                 parameter.grad = None
         return total, stop
 
-    def _norm(self, number: int) -> Tensor | None:
+    def norm(self, number: int) -> Tensor | None:
+        """The norm of the gradient that is there, clipped where that is asked for; None at steps that skip it."""
         if self.training.clip_norm is not None:
             return torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         if number % NORM_EVERY:
             return None
         return torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+
+    def descend(self, number: int) -> float:
+        """Make the optimiser's step along the gradient that is there, at the rates of the moment.
+
+        Returns the rate of the first parameter group. Steppers with an update rule of their own call it for what
+        the optimiser trains beside that.
+        """
+        lr = self._set_rates(number)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return lr
 
     def _set_rates(self, number: int) -> float:
         progress, rise = self.plan.progress(number), self.plan.rise(number, self.training.warmup)
@@ -209,15 +144,3 @@ class GradientStepper(Stepper):
         ):
             group["lr"] = rate * rise * schedule.factor(progress)
         return self.optimizer.param_groups[0]["lr"]
-
-
-def plan_run(training: Training, rows: int | None, passes: int | None, batch_size: int) -> Plan:
-    """The plan of a run from what is known of its data."""
-    steps = None if passes is None else math.ceil(passes / training.accumulate)
-    total = training.iterations
-    if total is None and steps is not None and training.epochs is not None:
-        total = steps * training.epochs
-    step_rows = batch_size * training.accumulate
-    if rows is not None:
-        batch_size, step_rows = min(batch_size, rows), min(step_rows, rows)
-    return Plan(batch_size, step_rows, passes, steps, total)

@@ -15,7 +15,7 @@ from ..layers.form import Form, Product
 from ..layers.kinds import NoRule, Standin, plain
 from ..layers.layout import Layout
 from ..layers.linear import Dense
-from ..layers.survey import Use
+from ..layers.uses import Use
 from .kernels import SMALLEST, AddNoise, OwnLinearNoise, TiedLinearNoise, full_precision
 from .placement import Key, Placement
 from .scales import Scale, TiedScale
@@ -51,12 +51,13 @@ class OutputNoise(Context):
         self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None
     ) -> tuple[Use, str, int] | None:
         """The use, the name of its stream of noise, and the number of the call there; None without noise."""
-        parameter = weight if isinstance(weight, Standin) else bias
-        if not isinstance(parameter, Standin):
+        name, part = (weight.parameter, weight.part) if isinstance(weight, Standin) else (None, 0)
+        bias_name, bias_part = (bias.parameter, bias.part) if isinstance(bias, Standin) else (None, 0)
+        if name is None and bias_name is None:
             return None
         if isinstance(x, Standin):
             raise NoRule("another parameter is its input")
-        key = (name_of(weight), name_of(bias), parameter.part)
+        key = (name, bias_name, part, bias_part)
         calls = self.placement.by_key.get(key)
         if calls is None:
             raise _changed(key, form)

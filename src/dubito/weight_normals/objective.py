@@ -11,7 +11,6 @@ from .. import seeds
 from ..errors import ConfigError, require_positive
 from ..inputs import Batch, Inputs, rows_of
 from ..layers.passes import asked
-from ..layers.survey import Survey, survey
 from ..likelihoods import inverse_softplus
 from ..objective import Loss, Objective
 from ..posterior import Posterior
@@ -59,8 +58,7 @@ class NormalObjective(Objective):
         if self.placement is not None:
             return
         draft, estimator = self.draft, self.estimator
-        stored = draft.details.get("survey")
-        learned = survey(draft.network, inputs) if stored is None else Survey.from_json(stored)
+        learned = draft.survey(inputs)
         draft.details["survey"] = learned.to_json()
         if isinstance(estimator, Reparameterised):
             self.placement = Placement((), dict.fromkeys(draft.random, ""), ())

@@ -10,11 +10,11 @@ from torch import nn
 from ..errors import NetworkError, unknown_name
 from ..layers import reasons
 from ..layers.form import Product
-from ..layers.survey import Survey, Use
+from ..layers.uses import Survey, Use
 from ..networks import parameters_of
 
-#: The names under which a context meets the parameters of a use: weight, bias, part of the weight.
-Key = tuple[str | None, str | None, int]
+#: As what a context meets the parameters of a use: names of weight and bias, and which part of each.
+Key = tuple[str | None, str | None, int, int]
 
 
 class Calls(NamedTuple):
@@ -92,7 +92,7 @@ def place(
         mixed = [
             key[0] or key[1]
             for key, same in _by_key(uses, names).items()
-            if not _alike(same) and len({use.key for use in same}) > 1
+            if not _alike(same) and len({(use.weight, use.bias, use.part, use.bias_part) for use in same}) > 1
         ]
         if not mixed:
             ordered = {name: drawn[name] for name in parameters if name in drawn}
@@ -105,7 +105,8 @@ def _by_key(uses: Sequence[Use], names: Collection[str]) -> dict[Key, list[Use]]
     table: dict[Key, list[Use]] = {}
     for use in uses:
         weight, bias = (name if name in names else None for name in (use.weight, use.bias))
-        table.setdefault((weight, bias, use.part), []).append(use)
+        key = (weight, bias, use.part if weight else 0, use.bias_part if bias else 0)
+        table.setdefault(key, []).append(use)
     return table
 
 

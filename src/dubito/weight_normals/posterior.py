@@ -1,6 +1,5 @@
 """Posteriors of independent Normals: a mean for every weight, standard deviations in one of several forms."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -11,13 +10,14 @@ from torch import Tensor
 
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
+from ..fitting import read
 from ..inputs import Inputs, Place, call, checked_inputs, chunks, rows_of
 from ..layers.passes import asking
-from ..layers.survey import Survey, survey
-from ..networks import Subset, duplicate, run, with_flags
-from ..posterior import MAX_ROWS, Posterior
-from ..prediction import Prediction
-from ..seeds import derived, forked
+from ..layers.shell import seeded
+from ..networks import Subset, duplicate, run
+from ..posterior import Posterior
+from ..prediction import Prediction, PredictionOptions
+from ..seeds import derived
 from .noise import LocalNoise, Moments
 from .normals import Normals
 from .placement import Placement, place
@@ -27,10 +27,6 @@ from .ties import matrix_shape, tied_ranks
 
 #: The least standard deviation a truncation leaves: truncated matrices go below 0, where no logarithm is.
 FLOOR = 1e-6
-
-
-#: Held while a posterior without a stored survey makes one.
-_surveying = threading.Lock()
 
 
 class NormalPosterior(Posterior):
@@ -45,7 +41,6 @@ class NormalPosterior(Posterior):
         super().__init__(*args, **kwargs)
         keys = [key for key in ("raw_std", "log_u", "u") if key in self.structure]
         self._forms = {name: key for key in keys for name in self.group(key).names}
-        self._survey: Survey | None = None
         self.random = tuple(name for name in self.weights() if name in self._forms)
 
     # -- the distribution ----------------------------------------------------------------------------------
@@ -99,39 +94,15 @@ class NormalPosterior(Posterior):
 
         return applied
 
-    def predict(
-        self,
-        inputs: Inputs,
-        num_samples: int = 32,
-        *,
-        seed: int = 0,
-        max_rows: int = MAX_ROWS,
-        marginal: bool = False,
-    ) -> Prediction:
-        """The prediction for some rows, averaged over draws.
-
-        Args:
-            inputs: what the network reads.
-            num_samples: draws in all.
-            seed: the same seed, dtype and device give the same draws.
-            max_rows: rows that go through the network at once.
-            marginal: draw the outputs of layers anew for each row (as `LocalReparameterised` does in training)
-                instead of one function for all rows: cheaper for networks of few layers, right for each row by
-                itself where layers are dense, and an approximation for convolutions.
-        """
-        if not marginal:
-            return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
-        return self._marginal(inputs, num_samples, seed, max_rows)
-
     @torch.no_grad()
-    def _marginal(self, inputs: Inputs, num_samples: int, seed: int, max_rows: int) -> Prediction:
-        require_count(num_samples=num_samples, max_rows=max_rows)
+    def marginal_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
+        """Averaged over draws of the outputs of layers, anew for each row."""
         inputs = checked_inputs(inputs, Place.of(self.network))
-        placement = place(self.surveyed(inputs), self.network, self.random)
+        placement = place(self.survey(inputs), self.network, self.random)
         normals = Normals(self)
         predictions, first, total = [], 0, rows_of(inputs)
-        for piece in chunks(inputs, max_rows):
-            draws = self._marginal_draws(piece, placement, normals, num_samples, seed, first, total)
+        for piece in chunks(inputs, options.max_rows):
+            draws = self._marginal_draws(piece, placement, normals, options, first, total)
             predictions.append(self.likelihood.predictive(draws))
             first += rows_of(piece)
         return type(predictions[0]).cat(predictions)
@@ -141,37 +112,28 @@ class NormalPosterior(Posterior):
         inputs: Inputs,
         placement: Placement,
         normals: Normals,
-        num_samples: int,
-        seed: int,
+        options: PredictionOptions,
         first: int,
         total: int,
     ) -> Iterator[Tensor]:
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         moments: Moments = {}
-        means = {name: normals.means[name] for name in placement.names}
-        device, rows = Place.of(self.network).device, rows_of(inputs)
-        for index in range(num_samples):
+        means, rows, seed = (
+            {name: normals.means[name] for name in placement.names},
+            rows_of(inputs),
+            options.seed,
+        )
+        for index in range(options.num_samples):
             weights = normals.draw(tuple(placement.drawn), self.generator(seed, index))
             streams = RowStreams(derived(seed, "marginal", index), first, rows, total)
             noise = LocalNoise(placement, normals.scale, streams, moments)
             with (
                 torch.no_grad(),
-                forked(seed, "network", index, device=device),  # noise of the network's own
+                seeded(self.network, seed, "network", index),  # noise of the network's own
                 asking(self.network, noise, placement.names, means | weights) as shell,
             ):
-                outputs = self._read(partial(call, shell), inputs)
+                outputs = read(partial(call, shell), inputs)
             yield outputs
-
-    def surveyed(self, inputs: Inputs) -> Survey:
-        """The survey of the network that was stored, or one made of some rows and kept for later calls."""
-        if self._survey is None:
-            with _surveying:
-                if self._survey is None:
-                    stored = self.details.get("survey")
-                    self._survey = (
-                        survey(self.network, inputs) if stored is None else Survey.from_json(stored)
-                    )
-        return self._survey
 
     # -- low rank ------------------------------------------------------------------------------------------
 
@@ -210,10 +172,11 @@ class NormalPosterior(Posterior):
             structure[key] = structure.get(key, {}) | {name: pair[side] for name, pair in factors.items()}
         floors = {**self.details.get("floors", {}), **dict.fromkeys(ranks, floor)}
         return NormalPosterior(
-            with_flags(duplicate(self.network), self.trainable),
+            duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,
             structure=structure,
             details={**self.details, "floors": floors},
             history=self.history,
+            trainable=self.trainable,
         ).finished()

@@ -1,94 +1,72 @@
 """Local reparameterisation: a draw of a layer's outputs for each case, instead of one of its weights (BALI-L)."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...inputs import Batch, rows_of
-from ...layers.taps import Tap
-from ...layers.uses import Product
+from ...layers import Context, Form, Product
+from ...layers.context import name_of
 from .layer import Layer
 
 
-class LocalNoise:
-    """The noise on one plain layer's outputs, ε ~ N(0, xᵀR x · Σ) for each case (Eq. 68).
+class LayerNoise(Context):
+    """Adds noise ε ~ N(0, xᵀR x · Σ) to the outputs of layers, drawn for each case (Eq. 68).
+
+    Noise is drawn for the whole batch that the rows belong to, and sliced.
 
     Args:
-        tap: of the layer.
-        layer: what is known of it.
+        layers: those that get it, by the names of their weights, and whether a bias is their last column.
+        batch: the rows.
+        stream: of the noise.
+        silent: whether the noise is 0.
     """
 
-    def __init__(self, tap: Tap, layer: Layer) -> None:
-        self.layer, self.link, self.biased = layer, tap.links[0], tap.bias is not None
-        assert isinstance(self.link.use, Product)
-        self.use = self.link.use
-        self.order = None if self.use.order is None else self.use.order.argsort()
-        self._added: list[Tensor] = []
+    def __init__(
+        self, layers: Mapping[str, tuple[Layer, bool]], batch: Batch, stream: torch.Generator, *, silent: bool
+    ) -> None:
+        self.layers, self.stream, self.silent = layers, stream, silent
+        rows = rows_of(batch.inputs)
+        self.total, self.rows = batch.total or rows, slice(batch.first, batch.first + rows)
+        self._added: dict[str, list[Tensor]] = {}
 
-    def taken(self) -> Tensor:
-        """The noise of the last forward pass, [B, K, T, m], forgotten here."""
-        added, self._added = self._added, []
-        return torch.cat(added, 2)
+    def added(self, weight: str) -> Tensor:
+        """The noise that a layer got, [B, K, T, m]."""
+        return torch.cat(self._added[weight], 2)
 
-    def on(self, inputs: Tensor, outputs: Tensor, unit: Tensor) -> Tensor:
-        """Outputs with noise, from unit noise [B, K, T, m]."""
-        layer = self.layer
-        a = self.use.inputs(inputs)  # [B, K, T, n]
-        if self.order is not None:
-            a = a[..., self.order.to(a.device)]
-        if self.biased:
-            a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
-        rows, groups, positions, width = a.shape
-        flat = a.transpose(0, 1).reshape(groups, -1, width)
-        white = torch.linalg.solve_triangular(layer.input_tril, flat.mT, upper=False)  # xᵀR x = |L⁻¹x|²
-        spread = white.square().sum(1).reshape(groups, rows, positions).transpose(0, 1)
-        noise = spread.sqrt().unsqueeze(-1) * (unit @ layer.output_tril.mT)
-        self._added.append(noise.detach())
+    def use(
+        self,
+        form: Form,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None = None,
+        *,
+        active: Tensor | None = None,
+    ) -> Tensor:
+        outputs = super().use(form, x, weight, bias, active=active)
+        name = name_of(weight)
+        if name is None or name not in self.layers:
+            return outputs
+        assert isinstance(form, Product)
+        shape = (self.total, form.groups, outputs[0].numel() // (form.groups * form.rows), form.rows)
+        unit = torch.randn(shape, generator=self.stream, dtype=outputs.dtype, device=outputs.device)
+        noise = noise_on(form, x, *self.layers[name], unit[self.rows] * (0 if self.silent else 1))
+        self._added.setdefault(name, []).append(noise.detach())
         # `Product.outputs` in reverse: features last where it meets the last axis, else channels second
-        shaped = noise if self.use.trailing else noise.mT
+        shaped = noise if form.trailing else noise.mT
         return outputs + shaped.reshape(outputs.shape)
 
-    @staticmethod
-    @contextmanager
-    def added(
-        network: nn.Module,
-        layers: Sequence["LocalNoise"],
-        batch: Batch,
-        stream: torch.Generator,
-        *,
-        silent: bool,
-    ) -> Iterator[None]:
-        """While open, a forward pass adds noise to the layers' outputs; `silent` noise is 0.
 
-        Noise is drawn for the whole batch that the rows belong to, and sliced.
-        """
-        rows = rows_of(batch.inputs)
-        handles = []
-
-        def hook(own: "LocalNoise"):
-            def add(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-                inputs = args[0] if args else kwargs["input"]
-                use = own.use
-                shape = (
-                    batch.total or rows,
-                    use.groups,
-                    output[0].numel() // (use.groups * use.rows),
-                    use.rows,
-                )
-                unit = torch.randn(shape, generator=stream, dtype=output.dtype, device=output.device)
-                unit = unit[batch.first : batch.first + rows]
-                return own.on(inputs, output, unit * 0 if silent else unit)
-
-            return add
-
-        try:
-            for own in layers:
-                module = network.get_submodule(own.link.port.path)
-                handles.append(module.register_forward_hook(hook(own), with_kwargs=True))
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
+def noise_on(form: Product, inputs: Tensor, layer: Layer, biased: bool, unit: Tensor) -> Tensor:
+    """√(xᵀR x) Σ^½ ε from unit noise ε [B, K, T, m]."""
+    a = form.inputs(inputs)  # [B, K, T, n]
+    if form.order is not None:
+        a = a[..., form.order.argsort().to(a.device)]
+    if biased:
+        a = torch.cat([a, a.new_ones(*a.shape[:-1], 1)], -1)
+    rows, groups, positions, width = a.shape
+    flat = a.transpose(0, 1).reshape(groups, -1, width)
+    white = torch.linalg.solve_triangular(layer.input_tril, flat.mT, upper=False)  # xᵀR x = |L⁻¹x|²
+    variance = white.square().sum(1).reshape(groups, rows, positions).transpose(0, 1)
+    return variance.sqrt().unsqueeze(-1) * (unit @ layer.output_tril.mT)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError, require_fraction, require_positive
+from ...fitting import Prepared
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood, Likelihood
-from ...method import Method, Prepared
+from ...method import Method
 from ...networks import Subset
 from ...sources import Source, TensorSource
 from ...training import Run, Step, Training, train
@@ -85,7 +86,7 @@ class BALI(Method):
 
     # -- one fit -----------------------------------------------------------------------------------------------
 
-    def _fit(self, prepared: Prepared, training: Training | None) -> BALIPosterior:
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> BALIPosterior:
         training = training or Training()
         check_training(training)
         found = find_layers(prepared.network, prepared.example.inputs, self.subset)

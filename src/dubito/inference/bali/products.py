@@ -5,12 +5,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...layers.taps import Tap
-from ...layers.uses import LINE, PIECE, WIDE, add_gram, mirrored
+from ...layers.form import PIECE, Product
+from ...layers.grams import LINE, WIDE, add_gram, mirrored
+from ...layers.record import BlockPart, Call, Record
 
 
 def gram(
-    taps: Sequence[Tap], rows: int, targets: Tensor | None = None, noise: Tensor | None = None
+    parts: Sequence[BlockPart],
+    record: Record,
+    rows: int,
+    targets: Tensor | None = None,
+    noise: Tensor | None = None,
 ) -> tuple[Tensor, float]:
     """[X G]ᵀ[X G] of a block, [K, w, w], and the cases (rows times positions) it was summed over.
 
@@ -18,24 +23,27 @@ def gram(
     G the gradients at its outputs. Every position of every row is a case.
 
     Args:
-        taps: of the block, one for each part of its weight.
+        parts: of the block's weight.
+        record: of the pass.
         rows: of the batch.
         targets: in place of the gradients, [B, ...].
         noise: E on the outputs [B, K, T, m], for [X E G].
     """
-    each = [_gram(tap, rows, targets, noise) for tap in taps]
-    return torch.cat([sums for sums, _ in each]) if len(each) > 1 else each[0][0], each[0][1]
+    grams = [_gram(part, record.of(part.key), rows, targets, noise) for part in parts]
+    return torch.cat([sums for sums, _ in grams]) if len(grams) > 1 else grams[0][0], grams[0][1]
 
 
-def _gram(tap: Tap, rows: int, targets: Tensor | None, noise: Tensor | None) -> tuple[Tensor, float]:
-    product = tap.product
+def _gram(
+    part: BlockPart, calls: list[Call], rows: int, targets: Tensor | None, noise: Tensor | None
+) -> tuple[Tensor, float]:
+    product = part.product
     assert product is not None
     sums, cases, width = None, 0.0, 0
-    for part in _parts(tap, rows):
-        a, g = tap.matrices(rows, part)  # [b, K, T, n], [b, K, m, T]
-        last = g.mT if targets is None else targets[part].reshape(len(a), 1, 1, -1)
-        columns = [a, last] if noise is None else [a, noise[part], last]
-        width = sum(each.shape[-1] for each in columns)
+    for some in _slices(product, calls, rows):
+        a, g = part.matrices(calls, rows, some)  # [b, K, T, n], [b, K, m, T]
+        last = g.mT if targets is None else targets[some].reshape(len(a), 1, 1, -1)
+        columns = [a, last] if noise is None else [a, noise[some], last]
+        width = sum(column.shape[-1] for column in columns)
         if width >= WIDE:
             columns.append(a.new_zeros(*a.shape[:-1], -width % LINE))
         joint = torch.cat(columns, -1).transpose(0, 1).flatten(1, 2)  # [K, b · T, w]
@@ -52,12 +60,9 @@ def _gram(tap: Tap, rows: int, targets: Tensor | None, noise: Tensor | None) -> 
     return sums, cases
 
 
-def _parts(tap: Tap, rows: int) -> list[slice]:
+def _slices(product: Product, calls: list[Call], rows: int) -> list[slice]:
     """Slices of rows whose patches fit into memory together."""
-    seen = tap.seen()
-    kernel = max(link.use.columns for _, link in seen)  # pyright: ignore[reportAttributeAccessIssue]
-    outputs = sum(call.gradient.numel() for call, _ in seen if call.gradient is not None)
-    groups = tap.links[0].use.groups  # pyright: ignore[reportAttributeAccessIssue]
-    width = outputs // tap.links[0].use.rows * kernel // max(groups, 1) * groups  # pyright: ignore
+    outputs = sum(call.gradient.numel() for call in calls if call.gradient is not None)
+    width = outputs // product.rows * product.columns
     step = max(1, rows * PIECE // max(width, 1))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]

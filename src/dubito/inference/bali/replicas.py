@@ -11,11 +11,11 @@ from torch import nn
 
 from ... import seeds
 from ...errors import ConfigError, DataError
-from ...inputs import Batch, Place, map_tensors, named_tensors
+from ...fitting import Prepared, Run, prepare, undisturbed
+from ...inputs import Batch, map_tensors, named_tensors
 from ...likelihoods import Likelihood
-from ...method import Prepared, prepare
 from ...sources import TensorSource
-from ...training import Run, Training, train
+from ...training import Training, train
 from .choose import chosen, split_rows, started
 from .layer import Layer
 from .objective import BALIObjective
@@ -51,7 +51,7 @@ def fit_many(
         raise ConfigError("early_stopping ends each run by itself: use fit, or leave it out of fit_many")
     with torch.inference_mode(False):
         each = [
-            prepare(net, one, likelihood, None, None, None, own[number], progress, training)
+            prepare(net, one, likelihood, seed=own[number], progress=progress)
             for number, one in enumerate(data)
         ]
         groups: dict[Any, list[int]] = {}
@@ -61,7 +61,7 @@ def fit_many(
         for place, numbers in enumerate(groups.values()):
             run = Run(seed=seed, progress=progress, checkpoint=suffixed(checkpoint, f"group-{place}"))
             group = [each[number] for number in numbers]
-            with seeds.forked(seed, "fit", device=Place.of(group[0].network).device):
+            with undisturbed(replace(group[0], run=run), "fit"):
                 posteriors = _fit_group(method, group, training, run)
             fitted |= dict(zip(numbers, posteriors, strict=True))
     return [fitted[number] for number in range(len(data))]
@@ -80,7 +80,7 @@ def _fit_group(method: "BALI", group: list[Prepared], training: Training, run: R
     found = find_layers(group[0].network, group[0].example.inputs, method.subset)  # alike in all copies
     if not _stackable(method, group[0], found):
         return [
-            method._fit(
+            method.fit_prepared(
                 replace(one, run=replace(one.run, checkpoint=suffixed(run.checkpoint, f"fit-{i}"))), training
             )
             for i, one in enumerate(group)

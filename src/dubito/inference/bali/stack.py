@@ -81,7 +81,11 @@ class Stack(Objective):
             for key, group in groups.items():
                 group[name] = getattr(layer, key)
         draft = StackPosterior(
-            first.draft.network, first.draft.likelihood, method=first.draft.method, structure=groups
+            first.draft.network,
+            first.draft.likelihood,
+            method=first.draft.method,
+            structure=groups,
+            trainable=first.draft.trainable,
         )
         super().__init__(draft, num_data=first.num_data, modes=first.modes)
         draft.structure.requires_grad_(False)

@@ -1,16 +1,16 @@
 """One forward and one backward pass of a stack of networks, by `vmap` over their weights."""
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from ...inputs import Batch, Inputs, call, map_tensors
-from ...layers.shell import leased, take
-from ...layers.uses import Product
+from ...layers import Context, Form
+from ...layers.context import name_of
+from ...layers.passes import asking
+from ...layers.shell import leased
 from ...likelihoods import BuiltLikelihood
 from .setup import Layers
 
@@ -24,6 +24,36 @@ class _Judged(nn.Module):
 
     def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.likelihood.log_prob(outputs, targets)
+
+
+class _Anchored(Context):
+    """Keeps the inputs and outputs of layers, and adds anchors to the outputs.
+
+    Args:
+        anchors: by the names of weights.
+    """
+
+    def __init__(self, anchors: Mapping[str, Tensor]) -> None:
+        self.anchors = anchors
+        self.inputs: dict[str, Tensor] = {}
+        self.outputs: dict[str, Tensor] = {}
+
+    def use(
+        self,
+        form: Form,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None = None,
+        *,
+        active: Tensor | None = None,
+    ) -> Tensor:
+        output, name = super().use(form, x, weight, bias, active=active), name_of(weight)
+        if name is None:
+            return output
+        if name in self.inputs:
+            raise NotImplementedError(f"{name} is used more than once")
+        self.inputs[name], self.outputs[name] = x, output
+        return output + self.anchors[name] if name in self.anchors else output
 
 
 class StackedPass:
@@ -49,11 +79,12 @@ class StackedPass:
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         self.modes = modes or {}
-        self.network, self.judged, self.blocks, self.last = network, _Judged(likelihood), found.blocks, last
-        self.taps = {block.name: found.taps_of(block)[0] for block in found.blocks}
+        self.network, self.judged, self.blocks = network, _Judged(likelihood), found.blocks
+        self.last = next((block.weight for block in found.blocks if block.name == last), None)
+        self.parts = {block.name: found.cover.parts[block.name][0] for block in found.blocks}
+        self.weights = [block.weight for block in found.blocks]
+        #: Zeros by the names of weights.
         self.anchors: dict[str, Tensor] = {}
-        self._present: tuple[dict[str, Tensor], Mapping[str, Tensor]] = ({}, {})
-        self._shell = network
         self._all = vmap(self._one, in_dims=(0, 0, 1, 1, 0), randomness="different")
 
     def noise_tensors(self) -> dict[str, Tensor]:
@@ -74,19 +105,17 @@ class StackedPass:
         for block in self.blocks:
             tensors |= block.tensors(weights[block.name])
         self._anchor(batch)
-        with torch.enable_grad(), self._hooked():
-            sums, seen = self._all(tensors, dict(noise), batch.inputs, batch.targets, self.anchors)
+        with torch.enable_grad():
+            sums, inputs = self._all(tensors, dict(noise), batch.inputs, batch.targets, self.anchors)
             total = sums.sum()
-            names = list(self.anchors)
-            slopes = dict(
-                zip(names, torch.autograd.grad(total, [self.anchors[n] for n in names]), strict=True)
-            )
+            gradients = torch.autograd.grad(total, list(self.anchors.values()))
+        slopes = dict(zip(self.anchors, gradients, strict=True))
         grams, cases = {}, {}
         with torch.no_grad():
             targets = batch.targets.transpose(0, 1)
             for block in self.blocks:
-                own = slopes.get(block.name)
-                grams[block.name], cases[block.name] = self._gram(block.name, seen[block.name], own, targets)
+                seen = inputs[block.weight], slopes.get(block.weight)
+                grams[block.name], cases[block.name] = self._gram(block.name, *seen, targets)
         return total.detach(), grams, cases
 
     def _one(
@@ -98,30 +127,11 @@ class StackedPass:
         anchors: dict[str, Tensor],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One replica: its log-likelihood, and what each layer read."""
-        seen: dict[str, Tensor] = {}
-        self._present = seen, anchors
-        take(self._shell, tensors)
-        outputs = call(self._shell, inputs)
+        context = _Anchored(anchors)
+        with asking(self.network, context, self.weights, tensors, training=self.modes) as shell:
+            outputs = call(shell, inputs)
         with leased(self.judged, {f"likelihood.{name}": value for name, value in noise.items()}) as judged:
-            return judged(outputs, targets).sum(), seen
-
-    @contextmanager
-    def _hooked(self) -> Iterator[None]:
-        def hook(name: str):
-            def record(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> Tensor:
-                seen, anchors = self._present
-                if name in seen:
-                    raise NotImplementedError(f"{name} is called more than once")
-                seen[name] = args[0] if args else kwargs["input"]
-                return output + anchors[name] if name in anchors else output
-
-            return record
-
-        with leased(self.network, training=self.modes) as self._shell, ExitStack() as hooks:
-            for name, tap in self.taps.items():
-                module = self._shell.get_submodule(tap.links[0].port.path)
-                hooks.enter_context(module.register_forward_hook(hook(name), with_kwargs=True, prepend=True))
-            yield
+            return judged(outputs, targets).sum(), context.inputs
 
     def _anchor(self, batch: Batch) -> None:
         """Zeros in the shapes of the layers' outputs; a dry run of one row tells them."""
@@ -129,22 +139,12 @@ class StackedPass:
         known = next(iter(self.anchors.values()), None)
         if known is not None and known.shape[:2] == (count, rows):
             return
-        shapes: dict[str, Tensor] = {}
-
-        def hook(name: str):
-            def record(_: nn.Module, args: Any, output: Tensor) -> None:
-                shapes[name] = output
-
-            return record
-
-        with leased(self.network, training=self.modes) as shell, ExitStack() as hooks, torch.no_grad():
-            for name, tap in self.taps.items():
-                module = shell.get_submodule(tap.links[0].port.path)
-                hooks.enter_context(module.register_forward_hook(hook(name)))
+        context = _Anchored({})
+        with asking(self.network, context, self.weights, training=self.modes) as shell, torch.no_grad():
             call(shell, map_tensors(lambda tensor: tensor[:1, 0], batch.inputs))
         self.anchors = {
             name: output.new_zeros(count, rows, *output.shape[1:]).requires_grad_()
-            for name, output in shapes.items()
+            for name, output in context.outputs.items()
             if name != self.last
         }
 
@@ -152,22 +152,21 @@ class StackedPass:
         self, name: str, inputs: Tensor, slopes: Tensor | None, targets: Tensor
     ) -> tuple[Tensor, float]:
         """[X G]ᵀ[X G], or [X Y]ᵀ[X Y] where no gradients are given, as in `products.gram`."""
-        tap = self.taps[name]
-        use = tap.links[0].use
-        assert isinstance(use, Product)
+        part, form = self.parts[name], self.parts[name].product
+        assert form is not None
         count, rows = inputs.shape[:2]
-        a = use.inputs(inputs.flatten(0, 1))  # [R · B, G, T, n]
+        a = form.inputs(inputs.flatten(0, 1))  # [R · B, G, T, n]
         positions = a.shape[2]
-        ones = [a.new_ones(*a.shape[:-1], 1)] if tap.bias is not None else []
-        own = targets.reshape(count * rows, 1, 1, -1) if slopes is None else slopes.flatten(0, 1)
-        last = own if slopes is None else use.outputs(own).mT
+        ones = [a.new_ones(*a.shape[:-1], 1)] if part.bias is not None else []
+        true = targets.reshape(count * rows, 1, 1, -1)
+        last = true if slopes is None else form.outputs(slopes.flatten(0, 1)).mT
         joint = torch.cat([a, *ones, last], -1)
         joint = (
             joint.unflatten(0, (count, rows)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
         )  # [R · G, B · T, w]
         sums = torch.bmm(joint.mT, joint)
-        if use.order is not None:  # from the order of patches to that of weights
-            inner = use.order.argsort().to(sums.device)
+        if form.order is not None:  # from the order of patches to that of weights
+            inner = form.order.argsort().to(sums.device)
             index = torch.cat([inner, torch.arange(len(inner), sums.shape[-1], device=sums.device)])
             sums = sums[:, index][:, :, index]
         return sums, float(rows * positions)

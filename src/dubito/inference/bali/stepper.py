@@ -11,13 +11,11 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import ConfigError, DubitoWarning
-from ...inputs import Batch, Place, rows_of
-from ...layers.shell import leased
-from ...layers.taps import tapped
-from ...networks import run
+from ...inputs import Batch, Place, call, rows_of
+from ...layers.passes import asking
 from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
 from .layer import Layer, placed
-from .local import LocalNoise
+from .local import LayerNoise
 from .posterior import sampled_root
 from .products import gram
 
@@ -189,12 +187,10 @@ class BALIStepper(LayerwiseStepper):
         self.points = (
             GradientStepper(objective, training, plan, processes, seed) if objective.beside() else None
         )
-        self.local: dict[str, LocalNoise] = {}
-        if method.sampling == "local":
-            plain = [block for block in found.blocks if found.plain(block)]
-            self.local = {
-                block.name: LocalNoise(found.taps_of(block)[0], layers[block.name]) for block in plain
-            }
+        #: The blocks whose outputs get the noise, instead of their weights.
+        self.local = {
+            block.name: block for block in found.blocks if method.sampling == "local" and found.plain(block)
+        }
 
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
         weights = self.weights(number)
@@ -212,9 +208,8 @@ class BALIStepper(LayerwiseStepper):
         rate = self.learn(number, seen, weights)
         norm = None
         if self.points is not None:
-            norm = self.points._norm(number)
-            self.points._set_rates(number)
-            self.points.optimizer.step()
+            norm = self.points.norm(number)
+            self.points.descend(number)
         nll = seen.nll / rows
         return Record(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, norm, stop)
 
@@ -238,30 +233,38 @@ class BALIStepper(LayerwiseStepper):
 
     def look(self, batch: Batch, weights: Mapping[str, Tensor], seen: Seen, number: int, index: int) -> None:
         """A forward and a backward pass over some rows, and the sums of products they give."""
-        rows = rows_of(batch.inputs)
-        tensors: dict[str, Tensor] = {}
+        network, rows = self.draft.network, rows_of(batch.inputs)
+        tensors: dict[str, Tensor] = {name: network.get_parameter(name) for name in self.found.points}
         for block in self.found.blocks:
             tensors |= block.tensors(weights[block.name])
+        stream = seeds.generator(self.seed, "noise", number, index, "rows", device=self.device)
+        local = {
+            block.weight: (self.layers[name], block.bias is not None) for name, block in self.local.items()
+        }
+        noise = LayerNoise(local, batch, stream, silent=number == 0) if local else None
+        record = self.found.cover.record(inner=noise)
         with (
             torch.enable_grad(),
-            leased(self.draft.network, training=self.objective.modes) as network,
-            tapped(network, self.found.ports),
+            asking(
+                network,
+                record,
+                self.found.cover.parameters,
+                tensors,
+                detached=True,
+                training=self.objective.modes,
+            ) as shell,
         ):
-            for name in self.found.points:
-                network.get_parameter(name).requires_grad_(True)
-            stream = seeds.generator(self.seed, "noise", number, index, "rows", device=self.device)
-            with LocalNoise.added(network, list(self.local.values()), batch, stream, silent=number == 0):
-                outputs = run(network, tensors, batch.inputs)
-            total = self.draft.likelihood.log_prob(outputs, batch.targets).sum()
+            total = self.draft.likelihood.log_prob(call(shell, batch.inputs), batch.targets).sum()
             total.backward()
-            with torch.no_grad():
-                seen.nll -= total
-                for block in self.found.blocks:
-                    targets = batch.targets if block.name == self.last else None
-                    added = self.local[block.name].taken() if block.name in self.local else None
-                    if targets is not None:
-                        added = None  # true targets need no forward pass of their own layer
-                    seen.add(block.name, *gram(self.found.taps_of(block), rows, targets, added))
+        with torch.no_grad():
+            seen.nll -= total
+            for block in self.found.blocks:
+                targets = batch.targets if block.name == self.last else None
+                added = noise.added(block.weight) if noise is not None and block.name in self.local else None
+                if targets is not None:
+                    added = None  # true targets need no forward pass of their own layer
+                parts = self.found.cover.parts[block.name]
+                seen.add(block.name, *gram(parts, record, rows, targets, added))
 
     def width(self, name: str) -> int:
         noisy = name in self.local and name != self.last

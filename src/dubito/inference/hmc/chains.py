@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ... import seeds, storage
 from ...errors import ConfigError
-from ...method import Prepared
+from ...fitting import Prepared
 from ...posterior import stored_tensors
 from ...training import checkpoint
 from ...training.progress import Bar

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError, DubitoWarning, require_count, require_fraction, require_positive
-from ...method import Method, Prepared
+from ...fitting import Prepared
+from ...method import Method
 from ...priors import PriorStd, check_prior_std
 from ...training import Training
 from .chains import diagnostics, finished_chains
@@ -57,7 +58,7 @@ class HMC(Method):
             require_positive(trajectory=self.trajectory)
         require_fraction(zero=False, target_acceptance=self.target_acceptance)
 
-    def _fit(self, prepared: Prepared, training: Training | None) -> HMCPosterior:
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> HMCPosterior:
         if training is not None:
             raise ConfigError("HMC draws from the posterior and trains nothing; leave training= out")
         target = Target(prepared, self.prior_std)

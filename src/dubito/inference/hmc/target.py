@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import ConfigError
+from ...fitting import Prepared
 from ...inputs import Inputs, Place, map_tensors, take
 from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
-from ...method import Prepared
 from ...networks import resolve, run, trainable
 from ...priors import PriorStd, prior_std_of
 

@@ -1,16 +1,16 @@
 """The implicit Bayesian network's settings and start."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ... import seeds
 from ...errors import ConfigError, require_count, require_positive
 from ...factors import NearOne, Normal
-from ...likelihoods import BuiltLikelihood, inverse_softplus
+from ...fitting import Start
+from ...likelihoods import inverse_softplus
 from ...method import TrainedMethod
 from ...networks import Subset
 from ...node_factors import Arrangement, bias_names, check_arrangement, sites_of, structure_of
@@ -73,15 +73,8 @@ class Implicit(TrainedMethod):
         """The law of factors on input nodes; output nodes have none."""
         return Normal(prior_mean=1.0, prior_std=self.prior_std), None
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> ImplicitObjective:
+    def objective(self, start: Start) -> ImplicitObjective:
+        network, seed = start.network, start.seed
         sites = sites_of(network, self.subset, embeddings=False)
         structure = structure_of(
             network,
@@ -96,26 +89,25 @@ class Implicit(TrainedMethod):
         for name, raw in structure["input_raw_std"].items():
             structure["input_raw_std"][name] = self._raw_std(raw, seed, name)
         if self.bias_factors:
-            own = dict(network.named_parameters())
-            names = bias_names(network, sites)
-            starts = {
-                name: 1 + self.mean_std * noise(own[name].new_empty(self.components), seed, "bias", name)
-                for name in names
+            weights = dict(network.named_parameters())
+            means = {
+                name: 1 + self.mean_std * noise(weights[name].new_empty(self.components), seed, "bias", name)
+                for name in bias_names(network, sites)
             }
-            structure["bias_mean"] = starts
+            structure["bias_mean"] = means
             structure["bias_raw_std"] = {
-                name: self._raw_std(start, seed, name) for name, start in starts.items()
+                name: self._raw_std(mean, seed, name) for name, mean in means.items()
             }
         structure["statistics"] = {
             ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
         }
         return ImplicitObjective(
-            ImplicitPosterior.draft(self, network, likelihood, sites, structure),
+            ImplicitPosterior.draft(self, network, start.likelihood, sites, structure),
             noise_samples=self.noise_samples,
             mixture_mean=self.kl == "mixture-mean",
             arrangement=self.arrangement,
-            num_data=num_data,
-            modes=modes,
+            num_data=start.num_data,
+            modes=start.modes,
         )
 
     def _raw_std(self, like: Tensor, seed: int, name: str) -> Tensor:

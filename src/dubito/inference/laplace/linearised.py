@@ -6,19 +6,18 @@ and of the layer's inputs, and is never formed for all rows.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ... import seeds
-from ...curvature import Block, find_blocks
+from ...curvature import Block, Cover
 from ...distributions import DiagonalNormal, StructuredNormal
-from ...errors import ConfigError, NetworkError
-from ...inputs import Inputs, Place, call, map_tensors, rows_of, take
-from ...layers.shell import leased
-from ...layers.taps import Call, Tap, by_row, tapped
-from ...layers.uses import Product
+from ...errors import ConfigError
+from ...inputs import Inputs, call, map_tensors, rows_of, take
+from ...layers.form import Product
+from ...layers.record import BlockPart, Call, Record, by_row, recorded
+from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, at_least_float
 from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
 from .spread import CHUNK, dense_spread, spreads
@@ -39,23 +38,11 @@ class Linearised:
 
     Args:
         network: at the centre of the posterior, in evaluation mode.
-        blocks: of the posterior, by name.
-        example: a few rows of inputs, to learn where its layers hold the rows.
+        cover: the blocks of the posterior.
     """
 
-    def __init__(self, network: nn.Module, blocks: Mapping[str, Block], example: Inputs) -> None:
-        self.network, self.blocks = network, dict(blocks)
-        names = [name for block in blocks.values() for name in block.parameters]
-        found, taps, left_out = find_blocks(network, example, names)
-        if {block.name: block for block in found} != self.blocks:
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-            raise NetworkError(
-                "the linearised prediction must find the layers that the fit found, but with these inputs they "
-                f"look different ({reasons or 'other blocks'}); predict with draws instead"
-            )
-        self.taps = taps.taps
-        self.ports = list({id(link.port): link.port for own in self.taps.values() for tap in own
-                           for link in tap.links}.values())  # fmt: skip
+    def __init__(self, network: nn.Module, cover: Cover) -> None:
+        self.network, self.cover, self.blocks = network, cover, dict(cover.blocks)
         self.step = 32  # the first rows tell how many fit into the budget
 
     def __call__(
@@ -71,42 +58,37 @@ class Linearised:
         rows, start = rows_of(inputs), 0
         outputs: list[Tensor] = []
         covariances: list[list[Tensor]] = [[] for _ in posteriors]
-        device = Place.of(self.network).device
+        record, step = self.cover.record(), self.step
         with (
-            leased(self.network, detached=True) as shell,
-            tapped(shell, self.ports),
-            seeds.forked(0, "linearised", device=device),
+            recorded(self.network, self.cover.parameters, record) as shell,
+            seeded(self.network, 0, "linearised"),
         ):
             while start < rows:
-                own, caught = self._passes(
-                    shell, take(inputs, slice(start, start + min(self.step, max_rows)))
-                )
+                part = take(inputs, slice(start, start + min(step, max_rows)))
+                answers, caught = self._passes(shell, record, part)
                 with torch.no_grad():
-                    for kept, part in zip(
-                        covariances, self._covariances(caught, len(own), posteriors), strict=True
-                    ):
-                        kept.append(part)
-                outputs.append(own)
-                start += len(own)
+                    covariance = self._covariances(record, caught, len(answers), posteriors)
+                for pieces, piece in zip(covariances, covariance, strict=True):
+                    pieces.append(piece)
+                outputs.append(answers)
+                start += len(answers)
                 numbers = sum(
                     seen.inputs.numel() + sum(g.numel() for g in gradients if g is not None)
                     for seen, gradients in caught.items()
                 )
-                self.step = max(1, BUDGET * len(own) // max(1, numbers))
-        return torch.cat(outputs), [torch.cat(kept) for kept in covariances]
+                step = max(1, BUDGET * len(answers) // max(1, numbers))
+                record.clear()
+        return torch.cat(outputs), [torch.cat(pieces) for pieces in covariances]
 
-    def _passes(self, shell: nn.Module, inputs: Inputs) -> tuple[Tensor, Caught]:
+    def _passes(self, shell: nn.Module, record: Record, inputs: Inputs) -> tuple[Tensor, Caught]:
         """Outputs of some rows, and what one backward pass per output brings to every call of a layer."""
-        for port in self.ports:
-            port.clear()
         with torch.enable_grad():
             outputs = call(shell, map_tensors(Tensor.detach, inputs))
             flat = outputs.reshape(len(outputs), -1)
             require_few_outputs(outputs)
-            caught: Caught = {seen: [] for port in self.ports for seen in port.calls}
+            caught: Caught = {seen: [] for seen in record.calls}
             for output in range(flat.shape[1]):
-                for seen in caught:
-                    seen.gradient = None
+                record.forget_gradients()
                 unit = torch.zeros_like(flat)
                 unit[:, output] = 1
                 flat.backward(unit, retain_graph=output + 1 < flat.shape[1])
@@ -114,82 +96,94 @@ class Linearised:
                     gradients.append(seen.gradient)
         return outputs.detach(), caught
 
-    def _covariances(self, caught: Caught, rows: int, posteriors: Sequence[Normals]) -> list[Tensor]:
+    def _covariances(
+        self, record: Record, caught: Caught, rows: int, posteriors: Sequence[Normals]
+    ) -> list[Tensor]:
         """J P⁻¹ Jᵀ of some rows, [b, E, E], under each posterior."""
         totals: list[Tensor | int] = [0 for _ in posteriors]
         for name, block in self.blocks.items():
-            each = [posterior(name) for posterior in posteriors]
-            own = (self._of_product if block.kronecker else self._of_diagonal)(block, caught, rows, each)
-            totals = [total + part for total, part in zip(totals, own, strict=True)]
+            normals = [posterior(name) for posterior in posteriors]
+            share = self._of_product if block.kronecker else self._of_diagonal
+            parts = share(block, record, caught, rows, normals)
+            totals = [total + part for total, part in zip(totals, parts, strict=True)]
         return totals  # pyright: ignore[reportReturnType]
 
     def _of_product(
-        self, block: Block, caught: Caught, rows: int, each: Sequence[Sequence[StructuredNormal]]
+        self,
+        block: Block,
+        record: Record,
+        caught: Caught,
+        rows: int,
+        normals: Sequence[Sequence[StructuredNormal]],
     ) -> list[Tensor]:
         """The share of a weight that multiplies its layer's inputs."""
-        like, taps = each[0][0].mean, self.taps[block.name]
-        by_group = list(zip(*(_grouped(normals, block) for normals in each), strict=True))  # [G][posterior]
-        count = block.groups // len(taps)
-        totals: list[Tensor | int] = [0 for _ in each]
-        for tap in taps:
-            inputs, gradients = _matrices(tap, caught, rows, like.dtype)
+        like, parts = normals[0][0].mean, self.cover.parts[block.name]
+        by_group = list(zip(*(_grouped(each, block) for each in normals), strict=True))  # [G][posterior]
+        count = block.groups // len(parts)
+        totals: list[Tensor | int] = [0 for _ in normals]
+        for part in parts:
+            inputs, gradients = _matrices(part, record, caught, rows, like.dtype)
             for group in range(count):
-                own = spreads(by_group[tap.part * count + group], inputs[:, group], gradients[:, :, group])
-                totals = [total + part for total, part in zip(totals, own, strict=True)]
+                chosen = by_group[part.part * count + group]
+                shares = spreads(chosen, inputs[:, group], gradients[:, :, group])
+                totals = [total + share for total, share in zip(totals, shares, strict=True)]
         return totals  # pyright: ignore[reportReturnType]
 
     def _of_diagonal(
-        self, block: Block, caught: Caught, rows: int, each: Sequence[Sequence[StructuredNormal]]
+        self,
+        block: Block,
+        record: Record,
+        caught: Caught,
+        rows: int,
+        normals: Sequence[Sequence[StructuredNormal]],
     ) -> list[Tensor]:
         """The share of a parameter without factors, from each row's own gradients."""
-        taps = self.taps[block.name]
+        parts, dtype = self.cover.parts[block.name], normals[0][0].mean.dtype
         outputs = len(next(iter(caught.values())))
-        found: list[list[Tensor]] = [[] for _ in each]
+        shares: list[list[Tensor]] = [[] for _ in normals]
         step = max(1, CHUNK // (outputs * block.size))
         for start in range(0, rows, step):
-            part = slice(start, min(start + step, rows))
+            some = slice(start, min(start + step, rows))
             columns = []
             for output in range(outputs):
-                _put(taps, caught, output)
-                own = [tap.gradients(rows, part, each[0][0].mean.dtype) for tap in taps]
-                columns.append(torch.cat(own, 1))
+                calls = [_with_gradients(record, part, caught, output) for part in parts]
+                gradients = [p.gradients(c, rows, some, dtype) for p, c in zip(parts, calls, strict=True)]
+                columns.append(torch.cat(gradients, 1))
             jacobians = torch.stack(columns, 1).unflatten(2, (block.rows, block.columns))
-            for kept, (normal,) in zip(found, each, strict=True):
-                kept.append(dense_spread(normal, jacobians))
-        return [torch.cat(kept) for kept in found]
+            for pieces, (normal,) in zip(shares, normals, strict=True):
+                pieces.append(dense_spread(normal, jacobians))
+        return [torch.cat(pieces) for pieces in shares]
 
 
-def _put(taps: Sequence[Tap], caught: Caught, output: int) -> None:
-    """Give the taps' calls the gradients of one output; calls that no output reaches stay without."""
-    for tap in taps:
-        for link in tap.links:
-            for seen in link.port.calls:
-                gradients = caught[seen]
-                seen.gradient = gradients[output]
-                reached = next((g for g in gradients if g is not None), None)
-                if seen.gradient is None and reached is not None:
-                    seen.gradient = torch.zeros_like(reached)
+def _with_gradients(record: Record, part: BlockPart, caught: Caught, output: int) -> list[Call]:
+    """The calls of a part with the gradients of one output; calls that no output reaches are left out."""
+    for seen in record.uses.get(part.key, ()):
+        gradients = caught[seen]
+        seen.gradient = gradients[output]
+        reached = next((g for g in gradients if g is not None), None)
+        if seen.gradient is None and reached is not None:
+            seen.gradient = torch.zeros_like(reached)
+    return record.of(part.key)
 
 
-def _matrices(tap: Tap, caught: Caught, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _matrices(
+    part: BlockPart, record: Record, caught: Caught, rows: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """Inputs [b, G, T, n], columns in the weight's order, and gradients [b, C, G, m, T]."""
-    _put([tap], caught, 0)
-    inputs, first = tap.matrices(rows, slice(0, rows), dtype)
+    inputs, first = part.matrices(_with_gradients(record, part, caught, 0), rows, slice(0, rows), dtype)
     gradients = [first]
     for output in range(1, len(next(iter(caught.values())))):
-        _put([tap], caught, output)
-        own = []
-        for seen, link in tap.seen():
-            assert isinstance(link.use, Product)
-            _, g = seen.part(rows, slice(0, rows))
-            own.append(by_row(link.use.outputs(g.to(dtype)), rows, 3))
-        gradients.append(own[0] if len(own) == 1 else torch.cat(own, 3))
-    product = tap.product
-    assert product is not None
-    if product.order is not None:
-        place = product.order.to(inputs.device).argsort()
-        bias = place.new_tensor([len(place)] if tap.bias is not None else [])
-        inputs = inputs[..., torch.cat([place, bias])]
+        matrices = []
+        for seen in _with_gradients(record, part, caught, output):
+            assert isinstance(seen.form, Product)
+            _, g = seen.rows(rows, slice(0, rows))
+            matrices.append(by_row(seen.form.outputs(g.to(dtype)), rows, 3))
+        gradients.append(matrices[0] if len(matrices) == 1 else torch.cat(matrices, 3))
+    assert part.product is not None
+    if part.product.order is not None:
+        order = part.product.order.to(inputs.device).argsort()
+        bias = order.new_tensor([len(order)] if part.bias is not None else [])
+        inputs = inputs[..., torch.cat([order, bias])]
     return inputs, torch.stack(gradients, 1)
 
 

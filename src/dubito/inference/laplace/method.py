@@ -5,19 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ...curvature import Block, Curvature, Fisher, find_blocks, statistics
+from ...curvature import Block, Cover, Curvature, Fisher, Statistics, cover, statistics
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
+from ...fitting import Prepared, probe
 from ...inputs import Inputs, Place, take
-from ...layers.trace import trace
+from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
-from ...method import Method, Prepared, probe
+from ...method import Method
 from ...networks import Subset, resolve, with_flags
 from ...training import Training, current
 from ..point import MAP
-from .point import Look
+from .point import Look, Point
 from .posterior import LaplacePosterior, by_kind
 from .structures import INF, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
@@ -30,13 +31,18 @@ def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         network: in evaluation mode.
         inputs: a few rows.
     """
-    own = {path: list(module.parameters(recurse=False)) for path, module in network.named_modules()}
-    layers = [path for path, parameters in own.items() if any(p.requires_grad for p in parameters)]
-    visits = trace(network, inputs, layers)
-    if not visits:
-        raise NetworkError("last_layer needs a layer with trainable parameters that is called, found none")
-    wanted = {id(parameter) for parameter in own[list(visits)[-1]] if parameter.requires_grad}
-    return tuple(name for name, parameter in network.named_parameters() if id(parameter) in wanted)
+    return last_used(network, survey(network, inputs))
+
+
+def last_used(network: nn.Module, surveyed: Survey) -> tuple[str, ...]:
+    """The trainable parameters of the last layer in a forward pass that multiplies its inputs by a weight."""
+    named = dict(network.named_parameters())
+    products = [use for use in surveyed.uses if isinstance(use.form, Product)]
+    for use in reversed(products or surveyed.uses):
+        names = {name for name in (use.weight, use.bias) if name is not None and named[name].requires_grad}
+        if names:
+            return tuple(name for name in named if name in names)
+    raise NetworkError("last_layer needs a layer with trainable parameters that is called, got none")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,78 +83,95 @@ class Laplace(Method):
         if self.batch_size is not None:
             require_count(batch_size=self.batch_size)
 
-    def _fit(self, prepared: Prepared, training: Training | None) -> LaplacePosterior:
-        network, likelihood, history = prepared.network, prepared.likelihood, []
-        inputs = prepared.example.inputs
-        names = self._names(network, inputs)
-        blocks, taps, left_out = find_blocks(network, inputs, names)
-        # A curvature that cannot treat such outputs says so before any work starts.
-        outputs = probe(network, take(inputs, slice(1)))
-        targets = likelihood.check_targets(outputs, prepared.example.targets[:1])
-        next(self.curvature.seeds(likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
-        self._warn(blocks, left_out)
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> LaplacePosterior:
+        inputs, history = prepared.example.inputs, []
+        surveyed = survey(prepared.network, inputs)
+        names = self._names(prepared.network, surveyed, inputs)
+        covered = cover(prepared.network, surveyed, names)
+        outputs, targets = self._checked_example(prepared)
+        self._warn(covered)
         if training is not None:
-            trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5)._fit(prepared, training)
+            trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5).fit_prepared(prepared, training)
             network = with_flags(trained.network, trained.trainable)
-            likelihood, history = trained.likelihood, trained.history
-            blocks, taps, _ = find_blocks(network, inputs, names)  # in the network that was trained
-        batch_size = self.batch_size or prepared.source.batch_size or 128
+            prepared = replace(prepared, network=network, likelihood=trained.likelihood)
+            history = trained.history
+            surveyed = survey(network, inputs)  # of the network that was trained
+            covered = cover(network, surveyed, names)
+        blocks = list(covered.blocks.values())
+        look = Look(prepared.likelihood, outputs, targets)
+        curvatures, point = self._measured(prepared, covered, look, training)
+        point.warn_if_constant()
+        structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
+        facts, stored = {}, {}
+        for block in blocks:
+            structure, curvature = structures[block.name], curvatures.pop(block.name)
+            chosen = structure.chosen(block, curvature)
+            stored[block.weight] = structure.keep(block, curvature)
+            facts[block.name] = {**chosen, **structure.facts(block, stored[block.weight])}
+        return LaplacePosterior(
+            prepared.network,
+            point.likelihood,
+            method=self if self.subset is None else replace(self, subset=names),
+            structure=by_kind(stored),
+            details={
+                "survey": surveyed.to_json(),
+                "points": dict(covered.left_out),
+                "blocks": [block.to_json() for block in blocks],
+                "facts": facts,
+                "num_data": float(prepared.num_data),
+                "data_scale": float(prepared.num_data),
+                "noise_factor": 1.0,
+                "prior_precision": float(self.prior_precision or own_precision(prepared.network, blocks)),
+                **point.details(prepared.num_data),
+            },
+            history=history,
+        ).finished()
+
+    def _checked_example(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
+        """Outputs and targets of one row; a curvature that cannot treat such outputs says so here."""
+        outputs = probe(prepared.network, take(prepared.example.inputs, slice(1)))
+        targets = prepared.example.targets[:1]
+        next(self.curvature.seeds(prepared.likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
+        return outputs, targets
+
+    def _measured(
+        self, prepared: Prepared, covered: Cover, look: Look, training: Training | None
+    ) -> tuple[dict[str, Statistics], Point]:
+        """The curvature of all blocks, and what the network says about the data."""
+        network, likelihood, source = prepared.network, prepared.likelihood, prepared.source
+        batch_size = self.batch_size or source.batch_size or 128
         device = Place.of(network).device
         processes = prepared.run.processes or current((training or Training()).timeout, device)
-        look = Look(likelihood, outputs, targets)
         # The curvature depends on the noise, so residuals are looked at before; anything else on the way.
         learned = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None
         residual = learned and training is None
         if residual:
-            look.read(network, prepared.source, batch_size)
+            look.read(network, source, batch_size)
             likelihood = look.point(residual_noise=True).likelihood
-        found = statistics(
+        curvatures = statistics(
             network,
-            taps,
-            prepared.source,
+            covered,
+            source,
             likelihood,
             self.curvature,
             **self.structure.needs,
             batch_size=batch_size,
-            seed=prepared.run.seed,
+            seed=prepared.seed,
             processes=processes,
             watch=None if residual else look.add,
         )
         if not residual:
             look.join(processes, device)
-        point = look.point(residual_noise=residual)
-        point.warn_if_constant()
-        structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
-        chosen = {block.name: structures[block.name].chosen(block, found[block.name]) for block in blocks}
-        kept = {block: structures[block.name].keep(block, found.pop(block.name)) for block in blocks}
-        details = {
-            "blocks": [block.to_json() for block in blocks],
-            "facts": {
-                block.name: {**chosen[block.name], **structures[block.name].facts(block, own)}
-                for block, own in kept.items()
-            },
-            "num_data": float(prepared.num_data),
-            "data_scale": float(prepared.num_data),
-            "noise_factor": 1.0,
-            "prior_precision": float(self.prior_precision or own_precision(network, blocks)),
-            **point.details(prepared.num_data),
-        }
-        return LaplacePosterior(
-            network,
-            point.likelihood,
-            method=self if self.subset is None else replace(self, subset=names),
-            structure=by_kind({block.weight: own for block, own in kept.items()}),
-            details=details,
-            history=history,
-        ).finished()
+        return curvatures, look.point(residual_noise=residual)
 
-    def _names(self, network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
+    def _names(self, network: nn.Module, surveyed: Survey, inputs: Inputs) -> tuple[str, ...]:
         if self.subset is last_layer:
-            return last_layer(network, inputs)
+            return last_used(network, surveyed)
         return resolve(self.subset, network)  # pyright: ignore[reportArgumentType]
 
-    def _warn(self, blocks: list[Block], left_out: dict[str, str]) -> None:
+    def _warn(self, covered: Cover) -> None:
         """Name what is not covered as asked."""
+        blocks, left_out = covered.blocks.values(), covered.left_out
         if left_out:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             warnings.warn(

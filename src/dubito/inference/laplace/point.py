@@ -3,7 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from ...errors import DubitoWarning
 from ...likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from ...networks import run
+from ...processes import Processes
 from ...sources import Source
-
-if TYPE_CHECKING:
-    from ...training.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ class Look:
             for batch in source.batches(batch_size):
                 self.add(run(network, {}, batch.inputs), batch.targets)
 
-    def join(self, processes: "Processes", device: torch.device) -> None:
+    def join(self, processes: Processes, device: torch.device) -> None:
         """Add up the sums of all processes, in one message."""
         if processes.count > 1:
             moved = {name: value.to(device) for name, value in self.sums.items()}

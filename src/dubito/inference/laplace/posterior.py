@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from ...curvature import Block
+from ...curvature import Block, Cover, cover
 from ...distributions import GroupedNormal, StructuredNormal
-from ...errors import ConfigError, require_count, require_positive, unknown_name
+from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
+from ...fitting import read
 from ...inputs import Inputs, Place, checked_inputs, map_tensors, take
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...networks import run
 from ...posterior import MAX_ROWS, NamedTensors, Posterior
-from ...prediction import Prediction
+from ...prediction import Prediction, PredictionOptions
 from .linearised import Linearised, predictive
 from .structures import Diagonal, Kept, Structure, one_group
 from .tuning import Evidence, best_prior, best_scale
@@ -43,6 +44,7 @@ class LaplacePosterior(Posterior):
         self._of_weight = {block.weight: block for block in self.blocks.values()}
         self._of_bias = {block.bias: block for block in self.blocks.values() if block.bias is not None}
         self._built: dict[str, tuple[Any, tuple[StructuredNormal, ...]]] = {}
+        self._cover: Cover | None = None
 
     # -- the distribution ----------------------------------------------------------------------------------
 
@@ -155,40 +157,45 @@ class LaplacePosterior(Posterior):
 
     # -- predictions ---------------------------------------------------------------------------------------
 
-    def predict(
-        self,
-        inputs: Inputs,
-        num_samples: int = 32,
-        *,
-        seed: int = 0,
-        max_rows: int = MAX_ROWS,
-        linearised: bool | None = None,
-    ) -> Prediction:
-        """The prediction for some rows: averaged over draws, or in closed form.
+    @property
+    def default_form(self) -> str:
+        return "linearised" if self.method.linearised else "sampled"
 
-        Args:
-            inputs: what the network reads.
-            num_samples: draws in all; a linearised prediction takes none.
-            seed: the same seed, dtype and device give the same draws.
-            max_rows: rows that go through the network at once.
-            linearised: take the network as linear in its weights around their mean, so that its outputs are
-                Normal: reals stay Normal, classes come from the probit approximation. None does as the method says.
-        """
-        if not (self.method.linearised if linearised is None else linearised):
-            return super().predict(inputs, num_samples, seed=seed, max_rows=max_rows)
-        require_count(num_samples=num_samples, max_rows=max_rows)
+    def linearised_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
+        """In closed form, of the network as linear in its weights around their mean."""
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             inputs = self.readable(inputs)
-            read = Linearised(self.network, self.blocks, take(inputs, slice(8)))
-            outputs, (covariance,) = read(inputs, [self.normals], max_rows)
+            outputs, (covariance,) = self.linearised(inputs)(inputs, [self.normals], options.max_rows)
             return predictive(self.likelihood, outputs, covariance)
+
+    def linearised(self, inputs: Inputs) -> Linearised:
+        """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
+        return Linearised(self.network, self.cover(inputs))
+
+    def cover(self, inputs: Inputs) -> Cover:
+        """The posterior's blocks in its network.
+
+        Args:
+            inputs: checked rows, from which a posterior of an older file learns how its network uses them.
+        """
+        if self._cover is None:
+            names = [name for block in self.blocks.values() for name in block.parameters]
+            covered = cover(self.network, self.survey(inputs), names)
+            if dict(covered.blocks) != self.blocks:
+                reasons = "; ".join(f"{name}: {reason}" for name, reason in covered.left_out.items())
+                raise NetworkError(
+                    "the network must use its layers as in the fit, but with these inputs they look different "
+                    f"({reasons or 'other blocks'}); predict with draws instead"
+                )
+            self._cover = covered
+        return self._cover
 
     def readable(self, inputs: Inputs) -> Inputs:
         """The inputs, checked, of which the network can read the first row, and fit for gradients."""
         inputs = checked_inputs(inputs, Place.of(self.network))
         inputs = map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
         with torch.no_grad():
-            self._read(partial(run, self.network, {}), take(inputs, slice(1)))
+            read(partial(run, self.network, {}), take(inputs, slice(1)))
         return inputs
 
     # -- prior, noise, data scale --------------------------------------------------------------------------

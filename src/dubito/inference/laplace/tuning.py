@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ... import seeds
 from ...curvature import Empirical
 from ...distributions import SparseInformationNormal, StructuredNormal
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning
-from ...inputs import Place, take
-from ...sources import as_source
-from .linearised import Linearised, predictive
+from ...fitting import checked_rows
+from .linearised import predictive
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -221,19 +219,20 @@ def best_scale(
         scales: data scales to choose from, over the number of data.
         max_rows: rows that go through the network at once.
     """
-    source = as_source(validation, Place.of(posterior.network), "validation")
+    network, likelihood = posterior.network, posterior.likelihood
+    batches = checked_rows(
+        network, likelihood, validation, seed=0, max_rows=max_rows, whole=False, name="validation"
+    )
     candidates = [_Rescaled(posterior, scale * posterior.num_data) for scale in scales]
-    judges = [posterior.likelihood] * len(scales) + [before.likelihood]
+    judges = [likelihood] * len(scales) + [before.likelihood]
     nll, read, rows = [0.0 for _ in judges], None, 0
-    with seeds.forked(0, "validation"):  # loaders draw from the global state
-        for batch in source.batches(max_rows):
-            inputs = posterior.readable(batch.inputs)
-            read = read or Linearised(posterior.network, posterior.blocks, take(inputs, slice(8)))
-            outputs, covariances = read(inputs, [*candidates, before.normals], max_rows)
-            targets = posterior.likelihood.check_targets(outputs, batch.targets, rows)
-            rows += len(targets)
-            for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):
-                nll[index] -= float(total(predictive(judge, outputs, covariance).log_prob(targets)))
+    for batch in batches:
+        inputs = posterior.readable(batch.inputs)
+        read = read or posterior.linearised(inputs)
+        outputs, covariances = read(inputs, [*candidates, before.normals], max_rows)
+        rows += len(batch.targets)
+        for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):
+            nll[index] -= float(total(predictive(judge, outputs, covariance).log_prob(batch.targets)))
     *found, present = nll
     if present < min(found):
         warnings.warn(

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ... import seeds
-from ...curvature import find_blocks, statistics
-from ...errors import DataError, NetworkError, require_count
+from ...curvature import statistics
+from ...fitting import prepare_more, probe
 from ...inputs import Place
+from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
-from ...method import probe
-from ...sources import as_source
+from ...sources import reading
 from .point import Look
 
 if TYPE_CHECKING:
@@ -19,28 +19,16 @@ if TYPE_CHECKING:
 
 def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed: int) -> "LaplacePosterior":
     """See `LaplacePosterior.update`."""
-    if num_data is not None:
-        require_count(num_data=num_data)
     network, method, details = posterior.network, posterior.method, posterior.details
     likelihood = at_fit(posterior)
-    with torch.inference_mode(False), seeds.forked(seed, "update", device=Place.of(network).device):
-        source = as_source(data, Place.of(network))
-        example = source.example()
-        outputs = probe(network, example.inputs)
-        likelihood.check_outputs(outputs)
-        source.check_targets(lambda targets, rows: likelihood.check_targets(outputs, targets, rows))
-        count = num_data or source.num_data
-        if count is None:
-            raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
-        names = [name for block in posterior.blocks.values() for name in block.parameters]
-        found, taps, _ = find_blocks(network, example.inputs, names)
-        if {block.name: block for block in found} != posterior.blocks:
-            raise NetworkError(
-                "the update must find the layers that the fit found, but with these data it does not"
-            )
-        batch_size = method.batch_size or source.batch_size or 128
-        targets = likelihood.check_targets(outputs, example.targets)
-        look = Look(likelihood, outputs, targets)
+    with torch.inference_mode(False):
+        more = prepare_more(network, data, likelihood, num_data=num_data, seed=seed)
+    with (
+        torch.inference_mode(False),
+        reading(more.source, seed, "update", device=Place.of(network).device),
+        seeded(network, seed, "update"),
+    ):
+        look = Look(likelihood, probe(network, more.example.inputs), more.example.targets)
         bases = {
             name: posterior.structure_of(block).basis(posterior.kept(block))
             for name, block in posterior.blocks.items()
@@ -50,17 +38,17 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         needs["kronecker"] = needs["kronecker"] and not frozen  # the factors only gave the basis
         new = statistics(
             network,
-            taps,
-            source,
+            posterior.cover(more.example.inputs),
+            more.source,
             likelihood,
             method.curvature,
             **needs,
-            batch_size=batch_size,
+            batch_size=method.batch_size or more.source.batch_size or 128,
             seed=seeds.derived(seed, "update", str(posterior.num_data)),  # labels of their own
             basis=frozen or None,
             watch=look.add,
         )
-    total = posterior.num_data + count
+    total = posterior.num_data + more.num_data
     kept = {
         block.weight: posterior.structure_of(block).joined(
             block, posterior.kept(block), posterior.num_data / total, new[name]
@@ -73,7 +61,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
     }
     sums = {
         key: None if value is None else details[key] + value
-        for key, value in look.point().details(count).items()
+        for key, value in look.point().details(more.num_data).items()
     }
     return posterior.replaced(
         kept,

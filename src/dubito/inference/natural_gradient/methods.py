@@ -7,10 +7,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from ... import optim, seeds
+from ... import optim
 from ...errors import require_count, require_fraction, require_positive
-from ...inputs import Inputs, Place
-from ...method import Method, Prepared
+from ...fitting import Prepared
+from ...inputs import Inputs
+from ...layers.shell import seeded
+from ...method import Method
 from ...networks import resolve, run, trainable
 from ...optim.watch import Watch
 from ...training import Training, train
@@ -36,7 +38,7 @@ class NaturalGradient(Method):
         settings = {item.name: getattr(self, item.name) for item in fields(self)}
         return type(self).optimizer_type(params, num_data=num_data, **settings)
 
-    def _fit(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
         network = prepared.network
         resolve(None, network)  # refuses a network whose parameters are all frozen
         structure, factored = self._structure(network, prepared.example.inputs)
@@ -169,8 +171,7 @@ class NoisyKFAC(NaturalGradient):
         named = trainable(network)
         names = {id(p): name for name, p in named.items()}
         watch = Watch(named.values())
-        device = Place.of(network).device
-        with torch.enable_grad(), watch.open(), seeds.forked(0, "factors", device=device):
+        with torch.enable_grad(), watch.open(), seeded(network, 0, "factors"):
             outputs = run(network, {}, inputs)
         # cuDNN's recurrent layers have no backward pass in evaluation mode; sums of outputs reach all layers.
         with torch.backends.cudnn.flags(enabled=False):

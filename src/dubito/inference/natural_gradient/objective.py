@@ -109,6 +109,7 @@ class NaturalStepper(Stepper):
                 loss = self.objective.batch_loss(batch, 1.0, None)
                 (loss.nll * (len(batch.targets) / rows)).backward()
             total += loss.nll.detach() * (len(batch.targets) / rows)
+            del loss  # and with its graph the lease on a shell, which the next pass takes again
         stop = self._combine(total, own, stop)
         norm = None
         if self.training.clip_norm is not None:
@@ -116,8 +117,7 @@ class NaturalStepper(Stepper):
         lr = self._set_rates(number)
         self.optimizer.step()
         if self.beside is not None:
-            self.beside._set_rates(number)
-            self.beside.optimizer.step()
+            self.beside.descend(number)
         self.objective.commit()
         return Record(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)
 

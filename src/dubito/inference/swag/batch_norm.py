@@ -9,8 +9,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ... import seeds
 from ...inputs import Batch, Place, call
-from ...layers.shell import leased
-from ...sources import OrderedSource, Source, split
+from ...layers.shell import leased, seeded
+from ...sources import OrderedSource, Source, reading, split
 
 
 def normalising(network: nn.Module, frozen: Collection[str] = ()) -> dict[str, _BatchNorm]:
@@ -59,7 +59,8 @@ def refresh(
     with (
         leased(network, weights) as shell,
         _gathering({name: shell.get_submodule(name) for name in layers}),  # pyright: ignore[reportArgumentType]
-        seeds.forked(seed, "statistics", device=device),
+        reading(source, seed, "statistics", device=device),
+        seeded(network, seed, "statistics"),
     ):
         for batch in _batches(source, batch_size, seed):
             call(shell, batch.inputs)

@@ -1,14 +1,12 @@
 """Stochastic weight averaging: the mean of the weights along the end of a run [Izmailov et al. 2018]."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
+from ...fitting import Prepared, Start
 from ...inputs import Place
-from ...likelihoods import BuiltLikelihood
-from ...method import Prepared, TrainedMethod
+from ...method import TrainedMethod
 from ...networks import resolve
 from ...posterior import Posterior
 from ...training import Training, current
@@ -39,8 +37,8 @@ class Averaging(TrainedMethod):
         """What to gather, and when."""
         return Gathering(start=self.start, snapshots=self.snapshots)
 
-    def _fit(self, prepared: Prepared, training: Training | None) -> Posterior:
-        posterior = super()._fit(prepared, training)
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
+        posterior = super().fit_prepared(prepared, training)
         settings, device = training or Training(), Place.of(posterior.network).device
         layers = normalising(posterior.network, prepared.modes)
         batch_size = settings.batch_size or prepared.source.batch_size or 128
@@ -52,18 +50,12 @@ class Averaging(TrainedMethod):
             processes.broadcast(list(posterior.stored().values()))  # loaders may have orders of their own
         return posterior
 
-    def _objective(
-        self,
-        network: nn.Module,
-        likelihood: BuiltLikelihood,
-        num_data: int,
-        modes: Mapping[str, bool],
-        *,
-        seed: int,
-    ) -> AveragedObjective:
-        resolve(None, network)  # refuses a network whose parameters are all frozen
-        draft = self.posterior_type(network, likelihood, method=self)
-        return self.objective_type(draft, self.prior_std, self.gathering(), num_data=num_data, modes=modes)
+    def objective(self, start: Start) -> AveragedObjective:
+        resolve(None, start.network)  # refuses a network whose parameters are all frozen
+        draft = PointPosterior(start.network, start.likelihood, method=self)  # the weights of the moment
+        return self.objective_type(
+            draft, self.prior_std, self.gathering(), num_data=start.num_data, modes=start.modes
+        )
 
     #: The class of the objective.
     objective_type = AveragedObjective

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import seeds
 from ...errors import require_count, require_positive
 from ...inputs import Place
-from ...networks import duplicate, with_flags
+from ...networks import duplicate
 from ...posterior import Posterior
 from ...sources import as_source
 from .averages import AveragedObjective, Gathering
@@ -32,8 +32,6 @@ class SWAGPosterior(Posterior):
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         weights: dict[str, Tensor] = self.weights()
-        if "variance" not in self.structure:  # under training
-            return weights
         if self.num_atoms is not None:
             index = index % self.num_atoms
             generator = self.generator(self.details["seed"], index)
@@ -98,6 +96,7 @@ class SWAGPosterior(Posterior):
             method=self.method,
             structure=self._groups(),
             details={key: value for key, value in self.details.items() if key not in ("atoms", "seed")},
+            trainable=self.trainable,
         )
         kept: dict[str, list[Tensor]] = {}
         for index in range(num_samples):
@@ -107,12 +106,13 @@ class SWAGPosterior(Posterior):
                 kept.setdefault(name, []).append(value.clone())
         statistics = {name: torch.stack(values) for name, values in kept.items()}
         return SWAGPosterior(
-            with_flags(duplicate(self.network), self.trainable),
+            duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,
             structure={**self._groups(), "statistics": statistics},
             details={**self.details, "atoms": num_samples, "seed": int(seed)},
             history=self.history,
+            trainable=self.trainable,
         ).finished()
 
     def _groups(self) -> dict[str, dict[str, Tensor]]:
@@ -124,7 +124,7 @@ class SWAGPosterior(Posterior):
         }
 
     def holds(self, name: str) -> str:
-        if "variance" not in self.structure or name not in self.group("variance"):
+        if name not in self.group("variance"):
             return "point"
         return f"Normal, own variance and rank {self.rank} of {self.details['snapshots']} snapshots"
 
@@ -149,6 +149,7 @@ class SWAGObjective(AveragedObjective):
             method=draft.method,
             structure=structure,
             details={"rank": rank, "snapshots": averages.count},
+            trainable=draft.trainable,
         ).finished()
 
 

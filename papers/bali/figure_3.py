@@ -1,0 +1,163 @@
+"""BALI, Figure 3: MNIST told from Fashion-MNIST by the entropy of predictions, and the other way round.
+
+The figure shows ROC curves without numbers; every outcome keeps its curve, and the area under it is judged.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dubito import Categorical, metrics, seeds
+from dubito.data import Part
+from dubito.models import mlp
+from dubito.prediction import CategoricalPrediction
+from dubito.shifts import detection, foreign_pair, scores
+
+from ..runner import provenance
+from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
+from ..settings import explicit
+from .class_fit import METHODS, ClassFit, method_of, training_of
+
+PAIRS = ("mnist/fashion-mnist", "fashion-mnist/mnist")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit(ClassFit):
+    """How one network is trained and judged; the defaults are those of Tables 5 and 6.
+
+    Args:
+        num_samples: draws of a prediction.
+    """
+
+    step_size: float = 0.25
+    prior_scale: float = 10.0
+    effective_share: float = 0.02
+    iterations: int = 30_000
+    lr: float = 2e-3
+    num_samples: int = 50
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images to train on, to judge by, and foreign ones."""
+
+    train: Part
+    test: Part
+    outside: Tensor
+
+
+def load_cell(cell: Cell) -> Images:
+    """All training images, and the test images of both sets."""
+    pair = foreign_pair(cell.data, validation=0)
+    return Images(pair.inside.train, pair.inside.test, pair.outside)
+
+
+def generate_cell(cell: Cell) -> Images:
+    """Made-up images."""
+    stream = seeds.generator(cell.seed, "made-up images", cell.data)
+    part = Part(torch.randn(60, 1, 28, 28, generator=stream), torch.arange(60) % 10)
+    return Images(part, part, torch.rand(60, 1, 28, 28, generator=stream))
+
+
+def run_cells(
+    cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None
+) -> list[Outcome]:
+    """Train on one set, tell its test images from the other's."""
+    return [run_seed(cell, images, settings, steps) for cell, images in zip(cells, data, strict=True)]
+
+
+def run_seed(cell: Cell, images: Images, settings: Fit, steps: int | None) -> Outcome:
+    """One method, one seed."""
+    net = mlp(784, settings.hidden, activation="leaky_tanh", seed=cell.seed)
+    num_data = len(images.train.targets)
+    training = training_of(cell.method, settings, num_data, steps)
+    posterior = provenance.fit(
+        method_of(cell.method, settings, num_data),
+        net,
+        images.train,
+        explicit(Categorical),
+        training=training,
+        seed=cell.seed,
+    )
+    samples = settings.num_samples if steps is None else steps
+    inside, outside = (
+        posterior.predict(inputs, samples, seed=cell.seed) for inputs in (images.test.inputs, images.outside)
+    )
+    assert isinstance(inside, CategoricalPrediction) and isinstance(outside, CategoricalPrediction)
+    found = detection(inside, outside)["total"]
+    return Outcome(
+        metrics={
+            "auroc": found.auroc,
+            "fpr95": found.fpr95,
+            "accuracy": metrics.accuracy(inside.probs, images.test.targets),
+            "ece": metrics.ece(inside.probs, images.test.targets),
+        },
+        details={"roc": roc(scores(inside)["total"], scores(outside)["total"])},
+    )
+
+
+def roc(inside: Tensor, outside: Tensor, places: int = 101) -> dict[str, list[float]]:
+    """The figure's curve: shares of own images (true positives) and of foreign ones below rising thresholds."""
+    thresholds = torch.cat([inside, outside]).double().quantile(torch.linspace(0, 1, places).double())
+    return {
+        name: [float((values.double() <= threshold).double().mean()) for threshold in thresholds]
+        for name, values in (("true_positives", inside), ("false_positives", outside))
+    }
+
+
+def variants(settings: Fit, seconds: dict[str, float]) -> dict[tuple[str, str], Variant]:
+    """Every method on both pairs."""
+    return {
+        (data, method): Variant(settings=settings, cpu_seconds=seconds[method])
+        for data in PAIRS
+        for method in METHODS
+    }
+
+
+EXPERIMENT = Experiment(
+    paper="bali",
+    name="bali-figure-3",
+    scales={
+        "small": Scale(
+            variants=variants(
+                Fit(iterations=3000, batch_size=1024), {"bali": 150.0, "mc-dropout": 50.0, "map": 40.0}
+            ),
+            seeds=3,
+            smaller="3,000 iterations of 1,024 images instead of 30,000 of 2,048",
+        ),
+        "paper": Scale(
+            variants=variants(Fit(), {"bali": 2400.0, "mc-dropout": 900.0, "map": 750.0}), seeds=3
+        ),
+    },
+    load=load_cell,
+    generate=generate_cell,
+    run=run_cells,
+)
+TABLES = (
+    Table(
+        name="bali-figure-3",
+        title="MNIST and Fashion-MNIST told from each other by entropy: area under the ROC curve",
+        paper="BALI, Figure 3 (curves without numbers)",
+        plus_minus="none",
+        differs="50 draws of a prediction, whose number is not given",
+        experiment=EXPERIMENT,
+        metrics=(
+            Metric(name="auroc", title="AUROC", lower_is_better=False),
+            Metric(name="fpr95", title="FPR95", lower_is_better=True),
+            Metric(name="accuracy", title="accuracy", lower_is_better=False),
+        ),
+        published={},
+        claims=tuple(
+            Claim(
+                text=f"BALI tells Fashion-MNIST from MNIST better than {other}",
+                metric="auroc",
+                better="bali",
+                than=other,
+                data=("mnist/fashion-mnist",),
+            )
+            for other in ("mc-dropout", "map")
+        ),
+    ),
+)

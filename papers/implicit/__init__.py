@@ -1,0 +1,1 @@
+"""Implicit Bayesian neural networks: noise of a mixture on the nodes."""

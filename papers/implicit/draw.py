@@ -1,0 +1,111 @@
+"""Draw the implicit paper's figures from what was run: `python -m papers.implicit.draw [results]`.
+
+Writes papers/implicit/pictures/figure-*.png, for the first run of each cell; figures that were not run are left out.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+
+from dubito import plot
+from dubito.data import load
+from dubito.plot.axes import colour
+
+from ..runner.first_cells import first_cells
+from ..runner.store import PAPERS, Results
+from ..runner.tables import tables
+from .figure_1 import DATA as CUBIC
+from .figure_1 import DEPTHS, PLACES
+
+PICTURES = Path(__file__).parent / "pictures"
+CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
+
+
+def details(name: str, results: Results) -> dict[tuple[str, str], dict]:
+    """What the first run of each cell kept, by data and method; nothing unless all were run."""
+    made = tables()[name].experiment
+    scale = made.scale(None)
+    return first_cells(made, scale, made.scales[scale].variants, results)
+
+
+def cubic(kept: dict) -> Figure:
+    """Figure 1: fits of growing depth."""
+    data = load(CUBIC, 0, standardise=False)
+    figure = Figure(figsize=(12, 5), layout="constrained")
+    axes = figure.subplots(2, len(DEPTHS), sharex=True, sharey=True)
+    x = PLACES.flatten()
+    for row, method in zip(axes, ("mean-field", "implicit"), strict=True):
+        for axis, depth in zip(row, DEPTHS, strict=True):
+            one = kept[CUBIC, method][str(depth)]
+            mean, std = torch.tensor(one["mean"]), torch.tensor(one["std"])
+            axis.fill_between(x, mean - 2 * std, mean + 2 * std, color=colour(0), alpha=0.3, linewidth=0)
+            axis.plot(x, mean, color=colour(0))
+            axis.plot(*(part.flatten() for part in data.train), ".", color="red")
+            axis.set(title=f"{method}, {depth} hidden", ylim=(-150, 150))
+    return figure
+
+
+def planes(kept: dict) -> Figure:
+    """Figure 2: losses and accuracies around the components, and around plain networks."""
+    figure = Figure(figsize=(15, 6), layout="constrained")
+    axes = figure.subplots(2, 4)
+    for row, ((_, method), one) in zip(axes, kept.items(), strict=True):
+        kinds = ("train_nll", "train_accuracy", "test_nll", "test_accuracy")
+        for axis, kind in zip(row, kinds, strict=True):
+            values, x, y = (torch.tensor(one[key]) for key in (kind, "x", "y"))
+            components, centre = torch.tensor(one["components"]), torch.tensor(one["centre"])
+            words = kind.replace("_", " ")
+            ends = (0.0, 0.9) if "nll" in kind else (0.1, 1.0)  # walls are high
+            limits = (float(values.quantile(ends[0])), float(values.quantile(ends[1])))
+            marks = {"components": components, "centre": centre}
+            plot.loss_surface(values, x, y, **marks, limits=limits, name=words, axis=axis)
+            axis.set_title(method)
+    return figure
+
+
+def draws(kept: dict) -> Figure:
+    """Figure 3: the surest image of four classes above, the least sure one below."""
+    test = load("fashion-mnist", standardise=False).test
+    figure = Figure(figsize=(14, 6), layout="constrained")
+    axes = figure.subplots(2, 8, width_ratios=[1, 2] * 4)
+    for row, one in zip(axes, kept.values(), strict=True):
+        for column, (image, probs) in enumerate(zip(one["images"], one["probs"], strict=True)):
+            row[2 * column].imshow(test.inputs[image, 0], cmap="gray")
+            row[2 * column].axis("off")
+            plot.class_draws(torch.tensor(probs), class_names=CLASSES, axis=row[2 * column + 1])
+    return figure
+
+
+def noise(kept: dict) -> Figure:
+    """Figure 8: where doubt comes from as images turn into noise."""
+    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    axes = figure.subplots(1, len(kept), sharey=True)
+    for axis, ((data, method), one) in zip(axes, kept.items(), strict=True):
+        parts, colours = ("aleatoric", "epistemic"), [colour(0), colour(1)]
+        axis.stackplot(one["levels"], *(one[part] for part in parts), labels=parts, colors=colours)
+        axis.set(title=f"{method}\n{data}", xlabel="level")
+    axes[0].set_ylabel("mean entropy, nats")
+    axes[0].legend()
+    return figure
+
+
+FIGURES = {
+    "implicit-figure-1": cubic,
+    "implicit-figure-2": planes,
+    "implicit-figure-3": draws,
+    "implicit-figure-8": noise,
+}
+
+
+def main() -> None:
+    """Draw what is there."""
+    results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else PAPERS)
+    for name, draw in FIGURES.items():
+        if kept := details(name, results):
+            draw(kept).savefig(PICTURES / f"{name.removeprefix('implicit-')}.png", dpi=60)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The k-tied Normal: standard deviations of low rank."""

@@ -1,0 +1,247 @@
+"""The one way in: data, network and likelihood checked and brought into one form before any work starts."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import networks, seeds
+from .errors import DataError, DubitoError, NetworkError, require_count
+from .inputs import Batch, Inputs, Place, named_tensors, rows_of, take
+from .layers.shell import seeded
+from .likelihoods import BuiltLikelihood, Likelihood, settings_of
+from .networks import copied, frozen_modes
+from .processes import Processes
+from .sources import Source, TensorSource, as_source, reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What surrounds a training run.
+
+    Attributes:
+        seed: of starts, data order and noise.
+        progress: show a bar; None on terminals only.
+        checkpoint: a file to go on from.
+        validation: rows that watch over training.
+        processes: the processes that share the run; None asks `torchrun`.
+    """
+
+    seed: int = 0
+    progress: bool | None = None
+    checkpoint: str | os.PathLike[str] | None = None
+    validation: Source | None = None
+    processes: Processes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What an objective is built from.
+
+    Attributes:
+        network: a copy of the user's network, in evaluation mode.
+        likelihood: the built likelihood.
+        num_data: the number of rows the posterior answers for.
+        modes: modules by name that stay in evaluation mode while training.
+        run: seed, progress, checkpoint and validation data.
+    """
+
+    network: nn.Module
+    likelihood: BuiltLikelihood
+    num_data: int
+    modes: Mapping[str, bool] = field(default_factory=dict)
+    run: Run = Run()
+
+    @property
+    def seed(self) -> int:
+        """Of everything random."""
+        return self.run.seed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared(Start):
+    """A fit's ingredients, all checked.
+
+    Attributes:
+        source: the training rows.
+        example: its first rows, targets in the likelihood's form.
+    """
+
+    source: Source
+    example: Batch
+
+
+def prepare_start(net: nn.Module, likelihood: Likelihood, num_data: int, seed: int) -> Start:
+    """The start of a training loop of the user's own, whose data come later."""
+    require_count(num_data=num_data)
+    seeds.derived(seed)  # refuses what is no seed
+    built = settings_of(likelihood).build(None)
+    network = copied(net).eval()
+    return Start(
+        network=network, likelihood=built, num_data=num_data, modes=frozen_modes(net), run=Run(seed=seed)
+    )
+
+
+def prepare(
+    net: nn.Module,
+    data: Any,
+    likelihood: Likelihood,
+    *,
+    validation: Any = None,
+    num_data: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> Prepared:
+    """Check everything a fit is given and bring it into one form; the arguments are those of `Method.fit`."""
+    seeds.derived(seed)
+    settings = settings_of(likelihood)
+    network = copied(net).eval()
+    watched = None if validation is None else as_source(validation, Place.of(network), "validation")
+    run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched)
+    return _prepared(network, frozen_modes(net), data, settings.build, num_data, run)
+
+
+def prepare_more(
+    network: nn.Module, data: Any, likelihood: BuiltLikelihood, *, num_data: int | None = None, seed: int = 0
+) -> Prepared:
+    """The same for more data of a network that is fitted already, judged by its own likelihood.
+
+    Args:
+        network: a posterior's, in evaluation mode; it is not copied.
+        data: as in `Method.fit`.
+        likelihood: the posterior's.
+        num_data: as in `Method.fit`.
+        seed: of everything random.
+    """
+    seeds.derived(seed)
+    return _prepared(network, {}, data, lambda outputs, targets=None: likelihood, num_data, Run(seed=seed))
+
+
+def _prepared(
+    network: nn.Module,
+    modes: Mapping[str, bool],
+    data: Any,
+    build: Callable[..., BuiltLikelihood],
+    num_data: int | None,
+    run: Run,
+) -> Prepared:
+    if num_data is not None:
+        require_count(num_data=num_data)
+    source = as_source(data, Place.of(network))
+    with reading(source, run.seed, "example"):
+        example = source.example()
+    watched = None
+    if run.validation is not None:
+        with reading(run.validation, run.seed, "example"):
+            watched = run.validation.example(1)
+    outputs = probe(network, example.inputs)
+    if watched is not None:
+        probe(network, watched.inputs)
+    raw = source.batch.targets if isinstance(source, TensorSource) else example.targets
+    plain = build(outputs)
+    plain.check_outputs(outputs)
+    for rows in (source, run.validation):
+        if rows is not None:
+            rows.check_targets(lambda targets, numbers: plain.check_targets(outputs, targets, numbers))
+    known = num_data or source.num_data
+    if known is None:
+        raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
+    return Prepared(
+        network=network,
+        modes=modes,
+        source=source,
+        example=example._replace(targets=plain.check_targets(outputs, example.targets)),
+        likelihood=build(outputs, raw),
+        num_data=known,
+        run=run,
+    )
+
+
+def checked_rows(
+    network: nn.Module,
+    likelihood: BuiltLikelihood,
+    data: Any,
+    *,
+    seed: int,
+    max_rows: int,
+    whole: bool = True,
+    name: str = "data",
+) -> Iterator[Batch]:
+    """Rows to judge a fitted network by, targets in the likelihood's form.
+
+    Args:
+        network: in evaluation mode.
+        likelihood: that judges it.
+        data: a pair, a `Dataset` or a `DataLoader`.
+        seed: of what loaders draw.
+        max_rows: the size of batches that are read.
+        whole: rows in memory come as one batch all the same.
+        name: of the data, for messages.
+    """
+    source = as_source(data, Place.of(network), name)
+    held = isinstance(source, TensorSource)
+    batches = iter([source.batch] if whole and held else source.batches(max_rows))
+    first = 0
+    for number in count():
+        # Loaders draw from the global state; a lone reading must not leave it changed between batches.
+        with reading(source, seed, name, number):
+            batch = next(batches, None)
+        if batch is None:
+            return
+        outputs = _answered(network, take(batch.inputs, slice(1)))
+        yield batch._replace(targets=likelihood.check_targets(outputs, batch.targets, first))
+        first += len(batch.targets)
+
+
+@contextmanager
+def undisturbed(prepared: Prepared, *path: str) -> Iterator[None]:
+    """While open, sources and networks in evaluation mode that draw from the global state find a derived one.
+
+    Training passes see to theirs step by step.
+    """
+    seed, network = prepared.seed, prepared.network
+    with reading(prepared.source, seed, *path, device=Place.of(network).device), seeded(network, seed, *path):
+        yield
+
+
+def probe(network: nn.Module, inputs: Inputs) -> Tensor:
+    """The network's outputs for a few rows, which must be finite."""
+    outputs = _answered(network, inputs)
+    if not outputs.isfinite().all():
+        raise NetworkError("the network's outputs on the first rows hold NaN or infinity; check its weights")
+    return outputs
+
+
+def _answered(network: nn.Module, inputs: Inputs) -> Tensor:
+    with torch.no_grad(), seeded(network, 0, "probe"):
+        return read(partial(networks.run, network, {}), inputs)
+
+
+def read(function: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
+    """What a network answers, or an error that says what it could not read or answered wrongly.
+
+    Args:
+        function: from inputs to outputs.
+        inputs: some rows.
+    """
+    try:
+        outputs = function(inputs)
+    except (DubitoError, torch.OutOfMemoryError):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        shapes = {name: tuple(tensor.shape) for name, tensor in named_tensors(inputs)}
+        raise DataError(f"the network cannot read inputs of shape {shapes}: {error}") from error
+    rows = rows_of(inputs)
+    if outputs.ndim == 0 or len(outputs) != rows:
+        raise NetworkError(
+            f"the network must answer {rows} rows with {rows} rows of outputs on the first axis, "
+            f"got shape {tuple(outputs.shape)}"
+        )
+    return outputs

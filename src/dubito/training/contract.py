@@ -1,0 +1,107 @@
+"""What the loop and a method ask of each other: an objective to train, and steps that train it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ..inputs import Batch
+from ..posterior import Posterior
+from ..processes import Processes
+from .plan import Plan
+from .settings import Training
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The terms of a loss: total = nll + kl_weight · kl / num_data.
+
+    Attributes:
+        total: what to minimise.
+        nll: negative log-likelihood, mean over the rows.
+        kl: divergence from the prior in nats, in total.
+    """
+
+    total: Tensor
+    nll: Tensor
+    kl: Tensor
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one step saw: the terms of its loss, a mean over its rows, as [total, nll, kl].
+
+    Attributes:
+        step: its number.
+        terms: the three terms.
+        rows: rows it saw, over all processes.
+        lr: the rate of the first parameter group.
+        norm: the norm of its gradient, where it was taken.
+        stop: whether some process was asked to stop.
+    """
+
+    step: int
+    terms: Tensor
+    rows: int
+    lr: float
+    norm: Tensor | None
+    stop: bool
+
+
+class Stepper(ABC):
+    """A method's update rule; the loop around it is always the same."""
+
+    @abstractmethod
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+        """Make step `number` from its passes; None is a pass of which this process has no rows.
+
+        Args:
+            number: counts the steps of the run.
+            passes: this process's rows of each pass.
+            rows: rows of all passes, over all processes.
+            stop: whether this process was asked to stop.
+        """
+
+    @abstractmethod
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and plain facts that a checkpoint must keep beside the posterior's own."""
+
+    @abstractmethod
+    def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Take back what `state` gave."""
+
+
+class ObjectiveLike(Protocol):
+    """What the loop needs of an objective; `dubito.objective.Objective` says what each part is."""
+
+    num_data: int
+    modes: dict[str, bool]
+
+    @property
+    def draft(self) -> Posterior:
+        """The posterior whose tensors are trained in place."""
+        ...
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a loss draws from its generator."""
+        ...
+
+    def batch_loss(
+        self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
+    ) -> Loss:
+        """The loss of a batch, in training mode."""
+        ...
+
+    def parameter_groups(
+        self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Groups for an optimiser."""
+        ...
+
+    def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> Stepper:
+        """The update rule."""
+        ...

@@ -1,0 +1,478 @@
+"""The list: which text becomes which, in what room, and the test that catches it.
+
+None raises, changes a shape or makes a NaN: what is wrong is a number. A text that is no longer there exactly once
+fails `tests/test_mutants.py`; plant another bug in the same formula then.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One bug.
+
+    Attributes:
+        file: from the root of the tree.
+        old: the text that is right, exactly once in the file.
+        new: what is planted instead.
+        tests: the node ids that catch it.
+        sentence: what is then wrong.
+    """
+
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+    sentence: str
+
+    @property
+    def room(self) -> str:
+        """The part of the library: a folder or module of the package, or of `inference`."""
+        parts = [part.removesuffix(".py") for part in self.file.split("/")[2:]]
+        return "/".join(parts[:2]) if parts[0] == "inference" else parts[0]
+
+    def planted(self, text: str) -> str:
+        """The file's text with the bug in it."""
+        count = text.count(self.old)
+        if count != 1:
+            raise ValueError(
+                f"the bug {self.sentence!r} cannot be planted: {self.file} has {self.old!r} {count} times; "
+                "take a text in tests/mutants/planted.py that is there once"
+            )
+        return text.replace(self.old, self.new)
+
+
+def mutant(file: str, old: str, new: str, test: str, sentence: str) -> Mutant:
+    """A bug in the package, caught by tests under `tests/`, separated by spaces."""
+    return Mutant(
+        f"src/dubito/{file}", old, new, tuple(f"tests/{each}" for each in test.split(" ")), sentence
+    )
+
+
+MUTANTS = (
+    # -- the four that once survived -------------------------------------------------------------------------------
+    mutant(
+        "inference/deep_ensemble.py",
+        "others[name][member - 1]",
+        "others[name][member - 2]",
+        "inference/test_inference_deep_ensemble.py::test_three_members_meet_their_own_noise",
+        "members after the first are permuted, and meet another's noise",
+    ),
+    mutant(
+        "node_factors/components.py",
+        "torch.cat([half, half * signs[-1]])",
+        "torch.cat([half, half])",
+        "inference/test_inference_noise.py::test_rows_halves_passes_and_components_are_uncorrelated",
+        "both halves of a batch have the same noise",
+    ),
+    mutant(
+        "inference/implicit/objective.py",
+        "torch.cat([drawn, drawn * (2 * signs - 1).to(weight.dtype)], 1)",
+        "torch.cat([drawn, drawn], 1)",
+        "inference/test_inference_noise.py::test_rows_halves_passes_and_components_are_uncorrelated",
+        "both halves of a batch have the same noise",
+    ),
+    mutant(
+        "node_factors/components.py",
+        "[own], signs[:-1]",
+        "[own], torch.ones_like(signs[:-1])",
+        "inference/test_inference_noise.py::test_rows_halves_passes_and_components_are_uncorrelated",
+        "all components share their noise",
+    ),
+    # -- methods ---------------------------------------------------------------------------------------------------
+    mutant(
+        "inference/bali/layer.py",
+        "return self.data + self.floor.shape[1] + 1",
+        "return self.data + 2 * self.floor.shape[1] + 1",
+        "inference/test_inference_bali_layer.py::test_pseudo_targets_are_those_of_the_paper",
+        "the mode of the noise has twice the outputs in its denominator",
+    ),
+    mutant(
+        "inference/batch_ensemble.py",
+        "initial_std=0.0, seed=seed",
+        "initial_std=0.0, seed=0",
+        "inference/test_inference_rank1.py::test_components_sides_layers_and_seeds_start_apart",
+        "every seed starts its factors alike",
+    ),
+    mutant(
+        "inference/hmc/target.py",
+        "return 0.5 * (weights / self.prior_std).square().sum() - fit",
+        "return (weights / self.prior_std).square().sum() - fit",
+        "contract/test_truth.py::test_draws_have_the_declared_mean_and_covariance[hmc]",
+        "the prior counts twice",
+    ),
+    mutant(
+        "inference/implicit/objective.py",
+        "deviations.square().sum(0).sqrt() / len(means)",
+        "deviations.square().mean(0).sqrt()",
+        "inference/test_inference_implicit.py::test_divergences",
+        "the deviation of the components' mean lacks 1/√K",
+    ),
+    mutant(
+        "inference/k_tied.py",
+        "factor_rate=0.5 if self.match_rates else 1.0",
+        "factor_rate=1.0 if self.match_rates else 0.5",
+        "inference/test_inference_k_tied.py::test_factors_learn_at_half_the_rate_so_that_log_std_moves_as_in_mean_field",
+        "rates are matched where that is not asked for",
+    ),
+    mutant(
+        "inference/laplace/method.py",
+        '"prior_precision": float(self.prior_precision or own_precision(network, blocks))',
+        '"prior_precision": 2 * float(self.prior_precision or own_precision(network, blocks))',
+        "inference/test_inference_laplace.py::test_draws_have_variance_one_over_curvature_and_prior",
+        "the prior counts twice",
+    ),
+    mutant(
+        "inference/laplace/tuning.py",
+        "precision * squared_norm(normal) + float",
+        "0.5 * precision * squared_norm(normal) + float",
+        "inference/test_inference_laplace_tuning.py::test_the_marginal_likelihood_is_that_of_the_dense_formula",
+        "the marginal likelihood halves the prior's penalty",
+    ),
+    mutant(
+        "inference/mc_dropout.py",
+        "return normal_penalty(trainable(self.draft.network).values(), std)",
+        "return 2 * normal_penalty(trainable(self.draft.network).values(), std)",
+        "inference/test_inference_mc_dropout.py::test_the_prior_penalises_trainable_weights",
+        "the prior counts twice",
+    ),
+    mutant(
+        "inference/mean_field.py",
+        "initial_raw_std(weights[name], self.initial_std, self.initial_spread, seed, name)",
+        'initial_raw_std(weights[name], self.initial_std, self.initial_spread, seed, "weight")',
+        "inference/test_inference_mean_field.py::test_layers_and_seeds_start_with_noise_of_their_own",
+        "all layers start with the same noise on their standard deviations",
+    ),
+    mutant(
+        "inference/natural_gradient/objective.py",
+        '(group["num_data"] / group["kl_weight"]) ** 0.5',
+        '(group["num_data"] * group["kl_weight"]) ** 0.5',
+        "contract/test_truth.py::test_draws_have_the_declared_mean_and_covariance[noisy-kfac]",
+        "a colder Noisy K-FAC is a warmer one",
+    ),
+    mutant(
+        "inference/point.py",
+        "normal_penalty(trainable(self.draft.network).values(), self.prior_std)",
+        "normal_penalty(trainable(self.draft.network).values(), self.prior_std**2)",
+        "inference/test_inference_map.py::test_ridge_regression",
+        "the prior's variance stands for its standard deviation",
+    ),
+    mutant(
+        "inference/rank1.py",
+        "initial_std=(self.initial_rate / (1 - self.initial_rate)) ** 0.5",
+        "initial_std=self.initial_rate**0.5",
+        "inference/test_inference_rank1.py::test_start",
+        "deviations do not start at those of dropout",
+    ),
+    mutant(
+        "inference/swag/swag.py",
+        "averages.squares[key + name] / averages.count",
+        "averages.squares[key + name] / (averages.count - 1)",
+        "inference/test_inference_swag.py::test_the_samplers_linear_map_has_the_covariance",
+        "variances are those of a sample",
+    ),
+    mutant(
+        "inference/swag/averages.py",
+        "self.squares[name] += before * after",
+        "self.squares[name] += before * before",
+        "inference/test_inference_swag.py::test_running_moments_are_those_of_two_passes",
+        "Welford's update takes the deviation from the old mean twice",
+    ),
+    # -- what methods stand on -------------------------------------------------------------------------------------
+    mutant(
+        "curvature/kinds.py",
+        "yield 1 / self.draws, output_gradient(likelihood, outputs, drawn)",
+        "yield 1.0, output_gradient(likelihood, outputs, drawn)",
+        "curvature/test_curvature_diagonal.py::test_drawn_labels_approach_the_exact_curvature",
+        "several draws of labels add up instead of being averaged",
+    ),
+    mutant(
+        "distributions/inverse_wishart.py",
+        "self._scale() / (self.dof + self.event_shape[0] + 1)",
+        "self._scale() / (self.dof + self.event_shape[0] - 1)",
+        "distributions/test_distributions_matrix_normal.py::test_the_inverse_wishart_is_scipys",
+        "the mode of the inverse Wishart is off",
+    ),
+    mutant(
+        "distributions/matrix_normal.py",
+        "logs = logs + 2 * n * (log_diagonal(q.column_scale_tril) - log_diagonal(p.column_scale_tril))",
+        "logs = logs + n * (log_diagonal(q.column_scale_tril) - log_diagonal(p.column_scale_tril))",
+        "distributions/test_distributions_matrix_normal.py::test_divergence_of_matrix_normals_is_the_dense_one",
+        "the divergence counts half of the columns' determinant",
+    ),
+    mutant(
+        "factors.py",
+        "self.law(2 * mean, 2 * std)",
+        "self.law(2 * mean, std)",
+        "test_factors.py::test_divergence_and_draws_against_monte_carlo",
+        "the square of a log-Normal keeps its scale",
+    ),
+    mutant(
+        "layers/weight_noise/terms.py",
+        "return torch.sub(std, std.reciprocal(), alpha=prior_variance).mul_(scale)",
+        "return torch.sub(std, std.reciprocal(), alpha=0.5 * prior_variance).mul_(scale)",
+        "weight_normals/test_weight_normals_terms.py::test_divergences",
+        "the divergence's slope in σ is not that of the divergence",
+    ),
+    mutant(
+        "layers/node_noise/values.py",
+        "return (None, log(self.bound)) if self.positive else (-self.bound, self.bound)",
+        "return (None, log(self.bound)) if self.positive else (None, self.bound)",
+        "inference/test_inference_rank1.py::test_bounded_draws_stay_within_their_bound",
+        "draws have no lower bound",
+    ),
+    mutant(
+        "normal_weights/objective.py",
+        "values = values * (spread * noise).exp()",
+        "values = values * (1 + spread * noise).abs()",
+        "inference/test_inference_mean_field.py::test_layers_and_seeds_start_with_noise_of_their_own",
+        "standard deviations do not start log-Normal",
+    ),
+    mutant(
+        "objective.py",
+        "return Loss(nll + (kl_weight / self.num_data) * divergence, nll, divergence)",
+        "return Loss(nll + (1 / self.num_data) * divergence, nll, divergence)",
+        "inference/test_inference_mean_field.py::test_loss_and_gradients_are_those_of_the_reparameterised_draw",
+        "the weight of the divergence is not heard",
+    ),
+    mutant(
+        "optim/vogn.py",
+        'state.pop("squares") * state.pop("rows")',
+        'state.pop("squares") * state.pop("rows").sqrt()',
+        "optim/test_optim_noisy.py::test_vogn_is_algorithm_4",
+        "squares of rows' gradients lack √B",
+    ),
+    mutant(
+        "optim/noisy.py",
+        'return group["kl_weight"] / (group["num_data"] * group["prior_std"] ** 2)',
+        'return group["kl_weight"] / (group["num_data"] * group["prior_std"])',
+        "optim/test_optim_noisy.py::test_noisy_adam_is_algorithm_2",
+        "the prior's standard deviation stands for its variance",
+    ),
+    mutant(
+        "priors.py",
+        "for parameter in parameters]).sum() / (2 * prior_std**2)",
+        "for parameter in parameters]).mean() / (2 * prior_std**2)",
+        "test_priors.py::test_the_penalty_is_minus_the_log_density_up_to_its_constant",
+        "the penalty is a mean over layers",
+    ),
+    # -- data, loops, predictions ----------------------------------------------------------------------------------
+    mutant(
+        "data/splits.py",
+        "for _ in range(split):",
+        "for _ in range(split + 1):",
+        "data/test_data_splits.py::test_splits_follow_the_published_rule",
+        "every split is the next one",
+    ),
+    mutant(
+        "data/synthetic.py",
+        "stream.normal(x**3, 3)",
+        "stream.normal(x**3, 9)",
+        "data/test_data_synthetic.py::test_sets_follow_the_papers",
+        "the cubic's noise has its variance for a standard deviation",
+    ),
+    mutant(
+        "diagnostics.py",
+        "ratios = ((self.first + self.mean).square() / variance)[varied].double()",
+        "ratios = (self.mean.square() / variance)[varied].double()",
+        "test_diagnostics.py::test_along_a_run",
+        "the signal lacks the first gradient",
+    ),
+    mutant(
+        "evaluation.py",
+        "prediction.interval(0.95)",
+        "prediction.interval(0.9)",
+        "test_posterior.py::test_evaluation_of_reals",
+        "the coverage is that of another interval",
+    ),
+    mutant(
+        "inputs.py",
+        "return cls(first.dtype, first.device)",
+        "return cls(torch.get_default_dtype(), first.device)",
+        "test_inputs.py::test_the_place_of_a_module",
+        "a network's dtype is not looked at",
+    ),
+    mutant(
+        "likelihoods/gaussian.py",
+        "noise[draw % self.num_components]",
+        "noise[-1 - draw % self.num_components]",
+        "test_likelihoods.py::test_noise_per_component",
+        "draws use the noise of another component",
+    ),
+    mutant(
+        "likelihoods/bernoulli.py",
+        "root = (logits.sigmoid() * (-logits).sigmoid()).sqrt()",
+        "root = logits.sigmoid() * (-logits).sigmoid()",
+        "test_likelihoods.py::test_the_root_squares_to_the_hessian",
+        "the root of the Hessian is the Hessian",
+    ),
+    mutant(
+        "metrics/calibration.py",
+        "(inner * size + num_bins - 1) // num_bins - 1",
+        "inner * size // num_bins - 1",
+        "metrics/test_metrics_calibration.py::test_adaptive_bins_differ_by_at_most_one_example",
+        "limits of adaptive bins are rounded down",
+    ),
+    mutant(
+        "metrics/selective.py",
+        "(num_wrong.to(uncertainty.dtype) / size).repeat_interleave(size)",
+        "(wrong[uncertainty.argsort()].to(uncertainty.dtype))",
+        "metrics/test_metrics_selective.py::test_ties_give_the_mean_over_every_order",
+        "ties are taken in the order they come",
+    ),
+    mutant(
+        "models/initial.py",
+        'nonlinearity="linear" if layer is layers[-1] else "relu"',
+        'nonlinearity="relu"',
+        "models/test_model_networks.py::test_weights_start_by_he",
+        "the last layer starts √2 too large",
+    ),
+    mutant(
+        "method.py",
+        "count = num_data or source.num_data",
+        "count = source.num_data or num_data",
+        "inference/test_inference_map.py::test_the_prior_is_shared_out_over_the_rows_that_are_given",
+        "the number of rows that is given is not heard",
+    ),
+    mutant(
+        "networks.py",
+        "{name: False for name, module in net.named_modules() if not module.training}",
+        "{}",
+        "test_networks.py::test_training_mode_keeps_frozen_parts_and_ends_in_evaluation_mode",
+        "modules in evaluation mode are trained",
+    ),
+    mutant(
+        "posterior.py",
+        'seeds.generator(seed, "draw", index, device',
+        'seeds.generator(seed, "draw", index // 2, device',
+        "test_posterior.py::test_samples_are_the_network_run_with_each_draw",
+        "two draws in a row are the same",
+    ),
+    mutant(
+        "prediction/formulas.py",
+        "return per_row(spreads.log()).exp()",
+        "return per_row(spreads)",
+        "compare/test_compare_predict.py::test_rows_are_unlike_training_in_whatever_units",
+        "the spread of a row is that of its largest output",
+    ),
+    mutant(
+        "prediction/real.py",
+        "self.means * scale + shift, self.variances * scale**2",
+        "self.means * scale + shift, self.variances * scale",
+        "test_prediction.py::test_rescaling_is_a_change_of_variables",
+        "variances take new units like means",
+    ),
+    mutant(
+        "seeds.py",
+        "first = start - blocks.start * self.block",
+        "first = (start - blocks.start * self.block) // 2",
+        "test_seeds.py::test_a_rows_noise_does_not_depend_on_its_batch",
+        "a row's noise depends on its batch",
+    ),
+    mutant(
+        "sources.py",
+        "rows - starts[-1] == 1 and batch_size > 1",
+        "rows - starts[-1] <= 2 and batch_size > 2",
+        "test_sources.py::test_split_takes_every_row_once_and_leaves_none_alone",
+        "two last rows are no batch of their own",
+    ),
+    mutant(
+        "storage/files.py",
+        "for name in sorted(tensors):",
+        "for name in sorted(tensors)[:1]:",
+        "storage/test_storage_files.py::test_the_metadata_are_one_json_key",
+        "the checksum reads one tensor",
+    ),
+    mutant(
+        "posterior.py",
+        "kept = sum(group[name].numel() for group in groups if name in group)",
+        "kept = max((group[name].numel() for group in groups if name in group), default=0)",
+        "contract/test_contract.py::test_the_summary_names_every_parameter",
+        "a parameter's numbers leave out some of what is kept",
+    ),
+    mutant(
+        "training/schedules.py",
+        "sum(progress >= share for share in self.at)",
+        "sum(progress > share for share in self.at)",
+        "training/test_training_settings.py::test_schedules_are_their_formulas",
+        "a milestone acts one step late",
+    ),
+    mutant(
+        "training/settings.py",
+        "whole = step // size * size",
+        "whole = step",
+        "training/test_training_settings.py::test_the_weight_of_the_divergence",
+        "the divergence's weight moves at every step",
+    ),
+    # -- around the library ----------------------------------------------------------------------------------------
+    mutant(
+        "active/acquisition.py",
+        "return per_row(second - first)",
+        "return per_row(first - second)",
+        "active/test_active.py::test_class_scores_follow_their_definition",
+        "the surest rows are asked for",
+    ),
+    mutant(
+        "active/curves.py",
+        "return fmean(self.values(metric)[1:])",
+        "return fmean(self.values(metric))",
+        "active/test_active.py::test_a_run_step_by_step",
+        "the start, the same for all, counts in a run's average",
+    ),
+    mutant(
+        "calibration/conformal.py",
+        "scores.sort(dim=0).values[place - 1]",
+        "scores.sort(dim=0).values[place - 2]",
+        "calibration/test_calibration_conformal.py::test_sets_cover_what_they_promise",
+        "the threshold is one score too low",
+    ),
+    mutant(
+        "calibration/abstention.py",
+        "(n - i) * math.log1p(-p)",
+        "(n - i - 1) * math.log1p(-p)",
+        "calibration/test_calibration_conformal.py::test_the_bound_is_that_of_clopper_and_pearson",
+        "the binomial's chance lacks a factor",
+    ),
+    mutant(
+        "cli/predict.py",
+        "level=options.level",
+        "level=0.95",
+        "compare/test_compare_predict.py::test_the_command_hears_level_samples_and_seed",
+        "the level asked for is not heard",
+    ),
+    mutant(
+        "compare/evidence.py",
+        "foreign = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()",
+        "foreign = torch.cat([torch.ones(len(inside)), torch.zeros(len(outside))]).bool()",
+        "compare/test_compare.py::test_results_posteriors_and_ranking",
+        "known rows count as the unknown ones",
+    ),
+    mutant(
+        "plot/doubt.py",
+        "share = torch.full_like(one, 1 / len(one)).tolist()",
+        "share = torch.full_like(one, 1 / (len(one) + 1)).tolist()",
+        "plot/test_plot_predictions.py::test_histograms_hold_all_rows",
+        "shares of rows do not add up to 1",
+    ),
+    mutant(
+        "report/svg.py",
+        "bottom - share_y * (bottom - top)",
+        "top + share_y * (bottom - top)",
+        "report/test_report_page.py::test_marks_lie_where_their_numbers_say",
+        "charts stand on their heads",
+    ),
+    mutant(
+        "shifts/noise.py",
+        "torch.where(draws < share / 2, 0.0,",
+        "torch.where(draws < share / 3, 0.0,",
+        "shifts/test_shifts_corruptions.py::test_noise_has_its_moments",
+        "there is twice as much salt as pepper",
+    ),
+    mutant(
+        "shifts/blur.py",
+        "return total / (len(factors) + 1)",
+        "return total / len(factors)",
+        "shifts/test_shifts_corruptions.py::test_blur_keeps_the_mean_and_lowers_the_contrast",
+        "zoomed images are too bright",
+    ),
+)

@@ -1,0 +1,68 @@
+"""Figures and tables on shifts: what is measured, in which units, and against which reference."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dubito import TrainingError, metrics
+from dubito.data import Scaling
+from papers.bali import figure_3
+from papers.inf import figure_4, figure_5, table_2
+from papers.runner.experiment import Cell
+
+
+def test_the_area_under_the_kept_curve_is_the_auroc():
+    stream = torch.Generator().manual_seed(0)
+    inside, outside = torch.randn(400, generator=stream), torch.randn(300, generator=stream) + 1
+    curve = figure_3.roc(inside, outside, places=400)
+    assert curve["true_positives"][-1] == curve["false_positives"][-1] == 1
+    area = torch.trapezoid(torch.tensor(curve["true_positives"]), torch.tensor(curve["false_positives"]))
+    truth = metrics.auroc(torch.cat([inside, outside]), torch.arange(700) >= 400)
+    assert float(area) == pytest.approx(truth, abs=0.01)  # the first threshold lets in one image at once
+
+
+def test_bali_has_the_papers_settings():
+    method = figure_3.method_of("bali", figure_3.Fit(), 60_000)
+    assert (method.step_size, method.update_rate, method.prior_scale) == (0.25, 0.1, 10.0)
+    assert method.effective_data == pytest.approx(60_000 / 50) and method.hidden_floor == 0.01
+
+
+def test_errors_of_active_learning_are_in_original_units():
+    settings = figure_5.Steps(initial=8)
+    cell = Cell("boston", "inf-50%")
+    split = figure_5.generate_cell(cell)
+    # two steps: the first fits are no better than a constant, which is warned of
+    with pytest.warns(match="no better than a constant"):
+        plain = figure_5.run_split(cell, split, settings, 2)
+        tripled = figure_5.run_split(
+            cell, replace(split, scaling=Scaling(torch.zeros(1), torch.full((1,), 3.0))), settings, 2
+        )
+        random = figure_5.run_split(Cell("boston", "random"), split, settings, 2)
+    assert tripled.metrics["rmse"] == pytest.approx(3 * plain.metrics["rmse"])
+    curve = plain.details["rmse"]
+    assert len(curve) == 3 and plain.metrics["rmse"] == pytest.approx(sum(curve[1:]) / 2)
+    assert plain.metrics["last_rmse"] == pytest.approx(curve[-1])
+    assert random.details["rmse"][0] == pytest.approx(
+        curve[0], rel=0.05
+    )  # the same rows and weights to start with
+
+
+def test_the_toys_reference_must_have_converged():
+    pytest.importorskip("pyro")
+    cell = Cell(figure_4.DATA, "inf", seed=7)
+    short = figure_4.Toy(draws=4, warmup=2, chains=2, iterations=2, num_samples=2)
+    with pytest.raises(TrainingError, match="no reference"):
+        figure_4.run_split(cell, figure_4.generate_cell(cell), short, None)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:the network is no better than a constant"
+)  # after two steps it may not be
+def test_points_are_shared_by_the_structures():
+    settings, images = table_2.Fit(), table_2.generate_cell(Cell(table_2.DATA, "nn", seed=9))
+    point, _ = table_2.fitted(Cell(table_2.DATA, "nn", seed=9), images, settings, 2)
+    laplace, chosen = table_2.fitted(Cell(table_2.DATA, "laplace-diag", seed=9), images, settings, 2)
+    assert set(chosen) == {"prior_precision", "data_scale"}
+    for name, weight in point.weights().items():
+        assert torch.equal(laplace.weights()[name], weight)
