@@ -11,8 +11,8 @@ from dubito.diagnostics import GradientSNR
 from dubito.inputs import Batch
 from dubito.metrics import Over
 from dubito.models import mlp
-from dubito.normal_weights import NormalPosterior
 from dubito.training import Adam
+from dubito.weight_normals import NormalPosterior
 
 from ..runner import provenance
 from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Published, Scale, Table, Variant
@@ -140,7 +140,7 @@ def _of_spread(snr: GradientSNR, posterior: NormalPosterior) -> tuple[float, flo
 @torch.no_grad()
 def _mean_stds(draft: object) -> dict[str, float]:
     assert isinstance(draft, NormalPosterior)
-    return {name: float(draft.spread(name).std.mean()) for name in LAYERS}
+    return {name: float(draft.scale(name).std.mean()) for name in LAYERS}
 
 
 #: Of the two coefficients the paper chooses from: the other reaches a weight of 0.07 in 300 epochs.

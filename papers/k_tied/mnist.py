@@ -8,8 +8,8 @@ from dubito import Categorical, KTied, MeanField, metrics, seeds
 from dubito.data import Part, load
 from dubito.metrics import Over
 from dubito.models import mlp
-from dubito.normal_weights import NormalPosterior
 from dubito.training import KL, Training
+from dubito.weight_normals import NormalPosterior
 
 from ..runner import provenance
 from ..runner.experiment import Cell, Metric, Published

@@ -1,6 +1,7 @@
 """The posterior every method returns: a distribution over the network's own parameters."""
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -24,6 +25,9 @@ from .summary import Summary, SummaryRow
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
+
+#: Held while a posterior of an older file surveys its network.
+_surveying = threading.Lock()
 
 
 class NamedTensors(nn.Module):
@@ -129,10 +133,12 @@ class Posterior(nn.Module, ABC):
             inputs: checked rows that the network reads.
         """
         if self._survey is None:
-            stored = self.details.get("survey")
-            self._survey = (
-                Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
-            )
+            with _surveying:
+                if self._survey is None:
+                    stored = self.details.get("survey")
+                    self._survey = (
+                        Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
+                    )
         return self._survey
 
     def train(self, mode: bool = True) -> Self:
@@ -279,6 +285,12 @@ class Posterior(nn.Module, ABC):
         weights = self.draw(index, generator)
         return nullcontext(lambda inputs: run(self.network, weights, inputs))
 
+    def applying(
+        self,
+    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
+        """`applied` for several draws in a row, which may compute once what all of them need."""
+        return self.applied
+
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
@@ -308,11 +320,13 @@ class Posterior(nn.Module, ABC):
         inputs = checked_inputs(inputs, place)
         if rows is not None:
             inputs = next(iter(chunks(inputs, rows)))
+        with torch.set_grad_enabled(keep_graph):
+            applied = self.applying()
         for index in range(num_samples):
             with (
                 torch.set_grad_enabled(keep_graph),
                 seeded(self.network, seed, "network", index),  # noise of the network's own
-                self.applied(index, self.generator(seed, index)) as function,
+                applied(index, self.generator(seed, index)) as function,
             ):
                 pieces = [read(function, piece) for piece in chunks(inputs, max_rows)]
             yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -208,10 +208,10 @@ MUTANTS = (
         "the square of a log-Normal keeps its scale",
     ),
     mutant(
-        "layers/weight_noise/terms.py",
+        "weight_normals/terms.py",
         "return torch.sub(std, std.reciprocal(), alpha=prior_variance).mul_(scale)",
         "return torch.sub(std, std.reciprocal(), alpha=0.5 * prior_variance).mul_(scale)",
-        "layers/test_layers_weight_noise_terms.py::test_divergences",
+        "weight_normals/test_weight_normals_terms.py::test_divergences",
         "the divergence's slope in σ is not that of the divergence",
     ),
     mutant(
@@ -222,7 +222,7 @@ MUTANTS = (
         "draws have no lower bound",
     ),
     mutant(
-        "normal_weights/objective.py",
+        "weight_normals/objective.py",
         "values = values * (spread * noise).exp()",
         "values = values * (1 + spread * noise).abs()",
         "inference/test_inference_mean_field.py::test_layers_and_seeds_start_with_noise_of_their_own",
@@ -230,8 +230,8 @@ MUTANTS = (
     ),
     mutant(
         "objective.py",
-        "return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)",
-        "return Loss(nll + (1 / self.num_data) * kl, nll, kl)",
+        "return Loss(nll + (kl_weight / self.num_data) * divergence, nll, divergence)",
+        "return Loss(nll + (1 / self.num_data) * divergence, nll, divergence)",
         "inference/test_inference_mean_field.py::test_loss_and_gradients_are_those_of_the_reparameterised_draw",
         "the weight of the divergence is not heard",
     ),

@@ -101,8 +101,7 @@ class Standin(Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         reader, reason = READERS.get(function), None
-        standins = list(_standins((*args, *kwargs.values())))
-        context = standins[0].context
+        context = next(_standins((*args, *kwargs.values()))).context
         if reader is not None:
             try:
                 answer = context.read(reader, function, args, kwargs)
@@ -113,7 +112,7 @@ class Standin(Tensor):
         with torch._C.DisableTorchFunctionSubclass():
             answer = function(*map(_plain, args), **{key: _plain(item) for key, item in kwargs.items()})
         if isinstance(answer, Tensor | tuple | list):  # and no size, device or flag
-            context.without_rule(function, standins, reason)
+            context.without_rule(function, list(_standins((*args, *kwargs.values()))), reason)
         return answer
 
 

@@ -30,12 +30,15 @@ def asked(
         detached: whether no gradient is to be computed for parameters.
         training: as in `take`.
     """
-    given = dict(tensors or {})
-    named = dict(network.named_parameters())
+    given, names = dict(tensors or {}), list(names)
+    missing = any(name not in given for name in names)
+    named = dict(network.named_parameters()) if missing else {}
     for name in names:
-        value = given.get(name, named[name])
+        value = given[name] if name in given else named[name]
         given[name] = Standin.of(value.detach() if detached else value, name, context)
-    return take(network, given, detached=detached, training=training)
+    lease = take(network, given, detached=detached, training=training)
+    vars(lease.module)["_compiled_call_impl"] = None  # what a context does in Python cannot be compiled
+    return lease
 
 
 @contextmanager

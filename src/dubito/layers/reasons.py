@@ -1,6 +1,9 @@
 """The words in which every method says why a parameter stays a point, or why it is drawn in another way."""
 
+from collections.abc import Collection
 from typing import Any
+
+from torch import nn
 
 from .form import Form
 from .layout import Layout
@@ -15,9 +18,16 @@ UNKNOWN_ROWS = "which axis of its layer's inputs holds the rows cannot be told"
 ROWS_AS_CHANNELS = "its layer's inputs hold the rows where channels should be"
 NO_MATRIX = "it multiplies no inputs: it is a vector, a scale or a shift"
 NO_NODES = "it does not stand between input and output nodes"
+NO_PRODUCT = "its layer does not multiply inputs by a matrix"
 STEPS = "a recurrent layer applies it step by step"
-FROZEN = "frozen (requires_grad=False)"
+NOT_ASKED = "not asked for"
+FROZEN = "frozen: requires_grad=False"
 SUBSET = "not in the subset"
+
+#: The torch functions of recurrent layers: whole sequences and cells.
+RECURRENT = frozenset(
+    f"{mode}{cell}" for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")
+)
 
 
 def no_rule(name: str, function: Any) -> str:
@@ -39,3 +49,9 @@ def of_layout(form: Form, layout: Layout) -> str | None:
     if layout is Layout.NONE:
         return NO_ROWS
     return ROWS_AS_CHANNELS if layout is Layout.SECOND and not form.trailing else None
+
+
+def points(network: nn.Module, names: Collection[str]) -> dict[str, str]:
+    """Why the parameters that are not among `names`, those with a distribution, stay points."""
+    others = ((name, p) for name, p in network.named_parameters() if name not in names)
+    return {name: SUBSET if parameter.requires_grad else FROZEN for name, parameter in others}
