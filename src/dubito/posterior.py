@@ -65,7 +65,8 @@ class Posterior(nn.Module, ABC):
         method: the settings that made this posterior.
         structure: what the method keeps beside the weights, as groups of tensors by parameter name; the group
             "statistics" holds what is not a parameter.
-        details: the plain facts the method needs to read its structure.
+        details: the plain facts the method needs to read its structure; under "points" why parameters that could have
+            a distribution have none, by name.
         history: what training recorded, one dict per epoch.
         trainable: the parameters that required gradients in the user's network, as they do again after `fold`;
             None reads them off `network`, which a posterior at rest no longer tells.
@@ -116,7 +117,8 @@ class Posterior(nn.Module, ABC):
 
     def holds(self, name: str) -> str:
         """What the posterior keeps for the parameter `name`, in a few words for `summary`."""
-        return "point"
+        reason = self.details.get("points", {}).get(name)
+        return "point" if reason is None else f"point ({reason})"
 
     def weights(self) -> dict[str, Tensor]:
         """The network's own parameters: the centre of the distribution."""

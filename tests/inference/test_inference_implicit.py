@@ -14,9 +14,9 @@ from dubito import MAP, Categorical, ConfigError, DataError, Implicit, NetworkEr
 from dubito.fitting import Start
 from dubito.inference.implicit.objective import ROWS, in_turn
 from dubito.inputs import Batch
-from dubito.layers.sites import find_sites
 from dubito.models import resnet50, vgg16, wide_resnet
 from dubito.networks import run
+from dubito.node_factors import weights_with_nodes
 
 QUICK = Training(epochs=2, batch_size=8, lr=1e-2)
 K = 3
@@ -47,6 +47,17 @@ class Encoder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(self.embed(x)).mean(1))
+
+
+class TimeMajor(nn.Module):
+    """A layer that reads [T, B, features]: its rows share a draw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(self.stem(x).transpose(0, 1))).mean(0))
 
 
 def bound(method: Implicit, network: nn.Module, inputs: Tensor):
@@ -100,8 +111,7 @@ def test_each_row_is_answered_by_its_component(arrangement: str, bias_factors: b
         for row in range(7):
             component = row % K
             weights = {}
-            for site in draft.sites:
-                name = site.parameter
+            for name in draft.uses:
                 mean, std = draft.group("input_mean")[name][component], drawn.stds["input", name][component]
                 weights[name] = own[name] * (mean + std * drawn.noise[name][sample, row])
             for name, noise in drawn.bias_noise.items():
@@ -112,9 +122,9 @@ def test_each_row_is_answered_by_its_component(arrangement: str, bias_factors: b
     assert bool(drawn.bias_noise) == bias_factors
 
 
-@pytest.mark.parametrize("name", ["dense", "encoder"])
+@pytest.mark.parametrize("name", ["dense", "encoder", "time-major"])
 def test_parts_of_a_batch_have_the_gradient_of_the_whole(name: str):
-    network = mlp() if name == "dense" else Encoder().double()
+    network = {"dense": mlp, "encoder": Encoder, "time-major": TimeMajor}[name]().double()
     x, y = (normal(7, 4) if name == "dense" else normal(7, 5, 4)), labels(7)
     built = bound(Implicit(components=K, noise_samples=2), network, x)
 
@@ -284,7 +294,7 @@ def test_a_resumed_run_repeats_the_original(tmp_path):
 def test_node_counts_of_the_papers_table_1(make, nodes: int):
     with torch.device("meta"):
         network = make()
-    assert sum(site.shape[-1] for site in find_sites(network)) == nodes
+    assert sum(use.input_shape[-1] for use in weights_with_nodes(network, embeddings=False).values()) == nodes
 
 
 def test_refused():
@@ -305,9 +315,9 @@ def test_refused():
         Implicit(components=9).fit(mlp(), (x, y), Categorical(), training=QUICK)
     with pytest.raises(NetworkError, match="LayerNorm"):
         Implicit().build(nn.LayerNorm(4), Categorical(), 10)
-    with pytest.raises(NetworkError, match="in_proj_weight"):
+    with pytest.raises(NetworkError, match="body.weight"):
         Implicit(bias_factors=True).fit(
-            Encoder().double(), (normal(24, 5, 4), y), Categorical(), training=QUICK
+            TimeMajor().double(), (normal(24, 5, 4), y), Categorical(), training=QUICK
         )
     with pytest.raises(DataError):
         Implicit().fit(mlp(), (x[:0], y[:0]), Categorical(), training=QUICK)

@@ -10,8 +10,8 @@ from torch.nn.utils import parametrizations
 
 from dubito import Categorical, ConfigError, Gaussian, MCDropout, NetworkError, Training
 from dubito.inputs import Batch
-from dubito.layers.node_noise import bernoulli_factors
-from dubito.layers.trace import Layout
+from dubito.inference.mc_dropout import bernoulli_factors
+from dubito.layers import Layout
 
 QUICK = Training(epochs=1, batch_size=8)
 
@@ -143,7 +143,7 @@ CASES = {
         Attending,
         normal(6, 5, 4),
         ATTENTION | {"block.linear1.weight", "block.linear2.weight", "head.weight"},
-        ATTENTION,
+        set(),
     ),
     "one module, two names": (Aliased, normal(6, 4), {"body.weight", "head.weight"}, set()),
     "time-major": (TimeMajor, normal(6, 5, 4), {"body.weight", "head.weight"}, {"body.weight"}),
@@ -163,13 +163,13 @@ CASES = {
 def test_every_layer_but_the_first_carries_dropout(name: str) -> None:
     build, inputs, expected, shared = CASES[name]
     draft = bound(build(), inputs).draft
-    assert {site.parameter for site in draft.sites} == expected
+    assert set(draft.uses) == expected
     assert draft.shared == shared
     for parameter in expected:
         assert draft.holds(parameter).startswith("dropout 0.5 on")
         assert draft.holds(parameter).endswith("one draw per batch in training") == (parameter in shared)
     for parameter in set(draft.weights()) - expected:
-        assert draft.holds(parameter) == "point"
+        assert draft.holds(parameter) == f"point ({draft.details['points'][parameter]})"
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
@@ -206,22 +206,23 @@ def test_training_folds_each_examples_factors_into_the_weights(name: str) -> Non
     built.modes = frozen
     together = built.outputs(batch, torch.Generator().manual_seed(4))
     generator, weights, factors = torch.Generator().manual_seed(4), draft.weights(), {}
-    for site in draft.sites:
-        shape = site.shape if site.parameter in draft.shared else (rows, *site.shape)
-        factors[site] = bernoulli_factors(shape, 0.5, weights[site.parameter], generator)
+    for key, use in draft.uses.items():
+        shape = use.input_shape if key in draft.shared else (rows, *use.input_shape)
+        factors[key] = bernoulli_factors(shape, 0.5, weights[key], generator)
     plain = copy.deepcopy(draft.network)
     for row in range(rows):
         one = (
             tuple(t[row : row + 1] for t in inputs) if isinstance(inputs, tuple) else (inputs[row : row + 1],)
         )
         with torch.no_grad():
-            for site, values in factors.items():
-                own = values if site.parameter in draft.shared else values[row]
-                folded = site.fold(weights[site.parameter], own)
-                plain.get_parameter(site.parameter).copy_(folded)
+            for key, values in factors.items():
+                own = values if key in draft.shared else values[row]
+                view, inputs_view, _ = draft.uses[key].views
+                folded = weights[key].reshape(view) * own.reshape(inputs_view)
+                plain.get_parameter(key).copy_(folded.reshape(weights[key].shape))
         torch.testing.assert_close(together[row : row + 1], plain(*one), rtol=1e-10, atol=1e-12)
-    some = [site for site in draft.sites if site.parameter not in draft.shared]
-    assert all(len(factors[site].unique(dim=0)) > 1 for site in some)  # rows differ
+    some = [key for key in draft.uses if key not in draft.shared]
+    assert all(len(factors[key].unique(dim=0)) > 1 for key in some)  # rows differ
 
 
 def test_parts_of_a_batch_get_their_rows_of_its_noise() -> None:
@@ -345,7 +346,7 @@ def test_refusals() -> None:
         MCDropout(rate=None).build(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)), Categorical(), num_data=5)
     with pytest.raises(NetworkError, match="all have requires_grad=False"):
         MCDropout().build(mlp().requires_grad_(False), Categorical(), num_data=5)
-    with pytest.raises(NetworkError, match=r"no layer after its first \(found: \['0'\]\)"):
+    with pytest.raises(NetworkError, match=r"no layer after its first \(found: \['0.weight'\]\)"):
         bound(nn.Sequential(nn.Linear(4, 3)), normal(6, 4))
     computed = nn.Sequential(nn.Linear(4, 5), parametrizations.weight_norm(nn.Linear(5, 3)))
     with pytest.raises(NetworkError, match="remove parametrisations"):

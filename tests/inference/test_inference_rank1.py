@@ -314,18 +314,72 @@ def test_a_draw_per_example():
     assert posterior.evaluate((x, labels(24)), num_samples=4, per_example=True)["nll"] > 0
 
 
+class TimeMajor(nn.Module):
+    """A layer that reads [T, B, features]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.body, self.norm, self.head = (
+            nn.Linear(4, 4),
+            nn.Linear(4, 5),
+            nn.LayerNorm(5),
+            nn.Linear(5, 3),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(torch.tanh(self.body(self.stem(x).transpose(0, 1)))).mean(0))
+
+
 def test_layers_whose_rows_cannot_be_told_apart_are_named():
-    posterior, x = fitted(Rank1(components=2), Attending().double(), normal(24, 3, 4))
+    posterior, x = fitted(Rank1(components=2), TimeMajor().double(), normal(24, 3, 4))
     holds = {row.name: row.holds for row in posterior.summary().rows}
-    assert "one draw per component and batch in training" in holds["block.self_attn.in_proj_weight"]
-    assert "per component and batch" not in holds["block.linear1.weight"]
-    assert holds["block.self_attn.in_proj_weight"].startswith(
-        "2 × Normal on 12 inputs and Normal on 12 outputs"
+    assert "one draw per component and batch in training" in holds["body.weight"]
+    assert "per component and batch" not in holds["stem.weight"]
+    assert holds["body.weight"].startswith("2 × Normal on 4 inputs and Normal on 5 outputs")
+    assert (
+        holds["norm.weight"].startswith("point (it multiplies no inputs") and holds["head.bias"] == "2 points"
     )
-    assert holds["block.norm1.weight"] == "point" and holds["head.bias"] == "2 points"
     assert posterior.predict(x, 4, per_example=True).probs.shape == (24, 3)
-    with pytest.raises(ConfigError, match="in_proj_weight"):
-        fitted(Rank1(components=2, arrangement="tile"), Attending().double(), normal(24, 3, 4))
+    with pytest.raises(ConfigError, match="body.weight"):
+        fitted(Rank1(components=2, arrangement="tile"), TimeMajor().double(), normal(24, 3, 4))
+
+
+def test_attention_has_factors_per_row():
+    posterior, x = fitted(Rank1(components=2, arrangement="tile"), Attending().double(), normal(24, 3, 4))
+    assert posterior.shared == set()
+    assert (
+        posterior.holds("block.self_attn.in_proj_weight")
+        == "2 × Normal on 12 inputs and Normal on 12 outputs"
+    )
+    assert posterior.predict(x, 4, per_example=True).probs.shape == (24, 3)
+
+
+class Scaled(nn.Module):
+    """A weight that no module of PyTorch's own holds, and one that a function without a rule reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.plain, self.table = nn.Parameter(torch.randn(4, 5)), nn.Parameter(torch.randn(3, 5))
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(x @ self.plain)) + torch.einsum("bi,ki->bk", x @ self.plain, self.table)
+
+
+def test_a_fit_says_which_matrices_stay_points():
+    net, data = Scaled().double(), (normal(24, 4), labels(24))
+    with pytest.warns(
+        DubitoWarning,
+        match="Rank1 leaves 1 of 4 parameters as points .table: there is no rule for the way einsum uses it",
+    ):
+        posterior = Rank1(components=2).fit(net, data, Categorical(), training=QUICK)
+    assert posterior.holds("table") == "point (there is no rule for the way einsum uses it)"
+    assert posterior.holds("plain") == "2 × Normal on 4 inputs and Normal on 5 outputs"
+    chosen = Rank1(components=2, subset=["plain"]).fit(net, data, Categorical(), training=QUICK)  # no warning
+    assert chosen.holds("head.weight") == "point (not in the subset)"
+    built = Rank1(components=2).build(net, Categorical(), 24)
+    with pytest.warns(DubitoWarning, match="plain: no module of PyTorch's own holds it"):
+        built.loss(*data)
 
 
 def test_rank_one_noise_has_the_score_variance_of_matching_full_rank_noise():

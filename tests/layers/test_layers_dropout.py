@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from dubito.layers.dropout import FixedDropout, find_dropouts, fixed_dropout, with_fixed_dropout
-from dubito.layers.trace import Layout, trace, unnested
+from dubito.layers import Layout, survey
+from dubito.layers.passes import unnested
+from dubito.layers.shell import leased
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -15,7 +17,8 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def layouts_of(network: nn.Module, inputs: object) -> dict[str, Layout]:
-    return {name: v.layout for name, v in trace(network.eval(), inputs, find_dropouts(network)).items()}
+    layouts = survey(network.eval(), inputs).dropouts
+    return {name: layouts[name] for name in find_dropouts(network) if name in layouts}
 
 
 def masked(layer: nn.Module, inputs: Tensor, seed: int, row_axis: int = 0) -> Tensor:
@@ -116,9 +119,9 @@ def test_folded_copy_and_open_context_agree_whatever_the_chunks(network: Net) ->
     assert layouts["alpha"] is Layout.SECOND
     assert layouts["twice"] is Layout.ROWS  # [B, T, F] and [B, F]: rows come first in both calls
     plain = with_fixed_dropout(network, layouts, seed=5)
-    with fixed_dropout(network, layouts, seed=5):
-        whole = network(inputs)
-        pieces = torch.cat([network(inputs[:2]), network(inputs[2:3]), network(inputs[3:])])
+    with leased(network) as shell, fixed_dropout(shell, layouts, seed=5):
+        whole = shell(inputs)
+        pieces = torch.cat([shell(inputs[:2]), shell(inputs[2:3]), shell(inputs[3:])])
     torch.testing.assert_close(pieces, whole, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(plain(inputs), whole, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(plain(inputs[4:5]), whole[4:5], rtol=1e-12, atol=1e-12)
@@ -157,8 +160,8 @@ def test_attention_blocks_do_not_pass_their_dropout_by() -> None:
     with torch.no_grad():
         with unnested(network):
             quiet = network(**inputs)
-        with fixed_dropout(network, layouts, seed=0):
-            expected = network(**inputs)
+        with leased(network) as shell, fixed_dropout(shell, layouts, seed=0):
+            expected = shell(**inputs)
         folded = with_fixed_dropout(network, layouts, seed=0)(**inputs)
     assert not torch.allclose(expected[:, :2], quiet[:, :2], atol=1e-3)
     torch.testing.assert_close(folded, expected)
@@ -168,8 +171,8 @@ def test_attention_blocks_do_not_pass_their_dropout_by() -> None:
 def test_an_error_leaves_the_network_as_it_was(network: Net) -> None:
     inputs = normal(3, 3, 5)
     before, layouts = network(inputs), layouts_of(network, inputs)
-    with pytest.raises(RuntimeError), fixed_dropout(network, layouts, seed=0):
-        network(normal(3, 4, 5))
+    with pytest.raises(RuntimeError), leased(network) as shell, fixed_dropout(shell, layouts, seed=0):
+        shell(normal(3, 4, 5))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
     assert torch.equal(network(inputs), before)
 

@@ -10,13 +10,16 @@ from torch import Tensor, nn
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
 from ..inputs import Batch, Inputs, call, rows_of
+from ..layers import Layout, Use, reasons, survey
 from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
-from ..layers.node_noise import bernoulli_factors, factors_on_inputs, per_example, read_first
+from ..layers.factor import Factor, NodeFactors
+from ..layers.factors import Factors
+from ..layers.folding import fold_values
+from ..layers.passes import asked
 from ..layers.shell import leased
-from ..layers.sites import LAYERS, Site, find_sites
-from ..layers.trace import Layout, trace
 from ..method import TrainedMethod
 from ..networks import resolve, trainable, with_flags
+from ..node_factors import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
 from ..objective import Objective
 from ..posterior import Posterior
 from ..priors import normal_penalty
@@ -27,8 +30,13 @@ class MCDropoutPosterior(Posterior):
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
-        self.sites = [Site.from_json(site) for site in self.details.get("sites", ())]
-        self.shared = set(self.details.get("shared", ()))
+        #: How each weight with dropout on its inputs stands between its nodes, by name.
+        self.uses = stored_uses(self.details)
+
+    @property
+    def shared(self) -> set[str]:
+        """The weights with one draw per batch in training."""
+        return set(self.details.get("shared", ()))
 
     @property
     def layouts(self) -> dict[str, Layout]:
@@ -38,10 +46,8 @@ class MCDropoutPosterior(Posterior):
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Weights with dropped columns; masks on the network's own dropout layers are not weights."""
         weights = self.weights()
-        for site in self.sites:
-            weight = weights[site.parameter]
-            factors = bernoulli_factors(site.shape, self.method.rate, weight, generator)
-            weights[site.parameter] = site.fold(weight, factors)
+        for name, use in self.uses.items():
+            weights[name] = dropped(use, weights[name], self.method.rate, generator)
         return weights
 
     def applied(
@@ -64,11 +70,10 @@ class MCDropoutPosterior(Posterior):
         return with_flags(plain, self.trainable)
 
     def holds(self, name: str) -> str:
-        for site in self.sites:
-            if site.parameter == name:
-                per_batch = ", one draw per batch in training" if name in self.shared else ""
-                return f"dropout {self.method.rate:g} on {site.shape[-1]} inputs{per_batch}"
-        return "point"
+        if name not in self.uses:
+            return super().holds(name)
+        per_batch = ", one draw per batch in training" if name in self.shared else ""
+        return f"dropout {self.method.rate:g} on {self.uses[name].input_shape[-1]} inputs{per_batch}"
 
 
 class MCDropoutObjective(Objective):
@@ -80,50 +85,51 @@ class MCDropoutObjective(Objective):
         draft, rate = self.draft, self.draft.method.rate
         if draft.details:
             return
+        found = survey(draft.network, inputs)
         if rate is None:
             names = find_dropouts(draft.network)
-            visits = trace(draft.network, inputs, names)
-            if not visits:
+            layouts = {name: found.dropouts[name].value for name in names if name in found.dropouts}
+            if not layouts:
                 raise NetworkError(
                     f"rate=None uses the network's own dropout layers, but its forward pass calls none of {names}; "
                     "give a rate, as in MCDropout(rate=0.1), to put dropout on its layers' inputs"
                 )
-            draft.details = {"dropouts": {name: visit.layout.value for name, visit in visits.items()}}
+            draft.details = {"dropouts": layouts, "survey": found.to_json()}
             return
-        modules = draft.network.named_modules(remove_duplicate=False)
-        layers = [name for name, module in modules if isinstance(module, LAYERS)]
-        visits = trace(draft.network, inputs, layers)
-        first = read_first(visits)
-        # A recurrent layer that reads the inputs still has inner layers and a recurrent kernel to perturb.
-        draft.sites = [site for site in find_sites(draft.network) if not reads_inputs(site, first)]
-        if not draft.sites:
+        first = reading_inputs(draft.network, found)
+        known = weights_with_nodes(draft.network, found, embeddings=False)
+        draft.uses = {name: use for name, use in known.items() if name not in first}
+        if not draft.uses:
             raise NetworkError(
                 "dropout acts on the inputs of every layer but the first, and this network has no layer after "
-                f"its first (found: {sorted(visits) or 'no layer with weights'}) whose weight is a parameter of "
+                f"its first (found: {sorted(known) or 'no layer with weights'}) whose weight is a parameter of "
                 "its own; add a hidden layer, or remove parametrisations"
             )
-        draft.shared = {site.parameter for site in draft.sites if not per_example(site, visits)}
-        draft.details = {"sites": [site.to_json() for site in draft.sites], "shared": sorted(draft.shared)}
+        points = points_of(draft.network, found, draft.uses, embeddings=False, first=False)
+        draft.details = {
+            "uses": [use.to_json() for use in draft.uses.values()],
+            "shared": shared_weights(draft.uses, found, layouts=(Layout.ROWS,), steps=False),
+            "points": points,
+            "survey": found.to_json(),
+        }
+        reasons.warn_points(draft.method, points, draft.network)
 
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
         draft, rate, inputs = self.draft, self.draft.method.rate, batch.inputs
         if rate is None:
             return self.lease().outputs(inputs)  # its own dropout layers are at work in training mode
-        rows, weights = rows_of(inputs), draft.weights()
-        own_rows = slice(batch.first, batch.first + rows)
-        own: dict[Site, Tensor] = {}
-        folded: dict[str, Tensor] = {}
-        for site in draft.sites:
-            weight = weights[site.parameter]
-            if site.parameter in draft.shared:
-                folded[site.parameter] = site.fold(
-                    weight, bernoulli_factors(site.shape, rate, weight, generator)
-                )
+        rows, total = rows_of(inputs), batch.total or rows_of(inputs)
+        weights, shared = draft.weights(), draft.shared
+        per_row: dict[str, NodeFactors] = {}
+        for name, use in draft.uses.items():
+            weight = weights[name]
+            if name in shared:
+                weights[name] = dropped(use, weight, rate, generator)
             else:
-                whole = bernoulli_factors((batch.total or rows, *site.shape), rate, weight, generator)
-                own[site] = whole[own_rows]
-        lease = self.lease(folded)
-        lease.enter(factors_on_inputs(lease.module, own))
+                whole = bernoulli_factors((total, *use.input_shape), rate, weight, generator)
+                per_row[name] = NodeFactors(Factor(whole[None, batch.first : batch.first + rows], given=True))
+        context = Factors(per_row, passes=1, rows=rows)
+        lease = asked(draft.network, context, context.names, weights, training=self.modes)
         return lease.outputs(inputs)
 
     def kl(self) -> Tensor:
@@ -172,11 +178,18 @@ class MCDropout(TrainedMethod):
         return MCDropoutObjective(draft, num_data=start.num_data, modes=start.modes)
 
 
-def reads_inputs(site: Site, first: set[str]) -> bool:
-    """Whether the site's weight multiplies the network's own inputs."""
-    inner = site.parameter.rpartition(".")[2]
-    recurrent = inner.startswith("weight_h") or (inner.startswith("weight_ih_l") and inner[11:12] != "0")
-    return any(name in first for name in site.modules) and not recurrent
+def bernoulli_factors(
+    shape: tuple[int, ...], rate: float, like: Tensor, generator: torch.Generator | None
+) -> Tensor:
+    """0 with probability `rate`, else 1 / (1 − rate), so that the mean is 1."""
+    keep = torch.full(shape, 1 - rate, dtype=like.dtype, device=like.device)
+    return torch.bernoulli(keep, generator=generator) / (1 - rate)
+
+
+def dropped(use: Use, weight: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
+    """The weight with the columns of dropped input nodes set to 0, all others scaled up."""
+    factors = bernoulli_factors(use.input_shape, rate, weight, generator)
+    return fold_values(use.views, weight, factors, None)
 
 
 def mask_seed(generator: torch.Generator | None) -> int:

@@ -1,14 +1,15 @@
 """Attention as four products around PyTorch's own attention: `F.multi_head_attention_forward`."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .context import Context
-from .kinds import NoRule, Standin, chunks, kind, plain
-from .linear import product
+from .kinds import Declared, NoRule, Standin, chunks, declares, kind, plain
+from .linear import dense, product
 
 
 @kind(F.multi_head_attention_forward)
@@ -68,3 +69,15 @@ def multi_head_attention_forward(
     )
     outputs = product(at, attended.transpose(0, 1), out_proj_weight, out_proj_bias)
     return outputs.transpose(0, 1), attention
+
+
+@declares(nn.MultiheadAttention)
+def attention_module(module: nn.MultiheadAttention) -> Iterator[Declared]:
+    """Three projections in one weight, or apart; the fourth is a dense layer of its own."""
+    function = F.multi_head_attention_forward.__name__
+    if module.in_proj_weight is not None:
+        size = module.embed_dim
+        yield Declared("in_proj_weight", "in_proj_bias", dense(size, size), function, 3)
+        return
+    for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+        yield Declared(name, "in_proj_bias", dense(*module._parameters[name].shape), function)  # pyright: ignore

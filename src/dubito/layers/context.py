@@ -60,6 +60,10 @@ class Context:
 
         return step
 
+    def parted(self, x: Tensor, *parameters: Tensor | None) -> Tensor:
+        """The inputs of a function that uses several parameters, with the rows that its answer will have."""
+        return x
+
     def without_rule(self, function: Any, standins: Sequence[Standin], reason: str | None) -> None:
         """Told that a function ran as it is on some parameters, and why if a reader said so."""
 

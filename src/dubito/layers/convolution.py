@@ -8,13 +8,14 @@ from math import prod
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from .context import Context
 from .form import PIECE, Nodes, Product
 from .grams import add_gram
-from .kinds import NoRule, kind
+from .kinds import Declared, NoRule, declares, kind
 
 #: Numbers one block of patches may hold, so that it stays in the cache.
 BLOCK = 1 << 20
@@ -259,11 +260,15 @@ def conv(
     groups: int = 1,
 ) -> Tensor:
     """Of nn.Conv1d, 2d and 3d; other modes of padding pad the inputs before."""
+    _require_batch(input, weight.ndim - 2)
+    return at.use(_form(weight, stride, padding, dilation, groups), input, weight, bias)
+
+
+def _form(weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Convolution:
     rows, channels, *kernel = weight.shape
     axes = len(kernel)
-    _require_batch(input, axes)
     dilations = _sizes(dilation, axes)
-    form = convolution(
+    return convolution(
         rows // groups,
         channels * prod(kernel),
         tuple(kernel),
@@ -272,7 +277,6 @@ def conv(
         dilations,
         groups,
     )
-    return at.use(form, input, weight, bias)
 
 
 @kind(F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -288,12 +292,32 @@ def conv_transpose(
     dilation: Any = 1,
 ) -> Tensor:
     """Of nn.ConvTranspose1d, 2d and 3d."""
-    channels, rows, *kernel = weight.shape
-    axes = len(kernel)
-    _require_batch(input, axes)
-    settings = (_sizes(setting, axes) for setting in (stride, padding, output_padding, dilation))
-    form = transposed_convolution(rows, channels // groups, tuple(kernel), *settings, groups)
+    _require_batch(input, weight.ndim - 2)
+    form = _transposed_form(weight, stride, padding, output_padding, dilation, groups)
     return at.use(form, input, weight, bias)
+
+
+def _transposed_form(
+    weight: Tensor, stride: Any, padding: Any, output_padding: Any, dilation: Any, groups: int
+) -> TransposedConvolution:
+    channels, rows, *kernel = weight.shape
+    settings = (_sizes(setting, len(kernel)) for setting in (stride, padding, output_padding, dilation))
+    return transposed_convolution(rows, channels // groups, tuple(kernel), *settings, groups)
+
+
+@declares(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+def conv_module(module: _ConvNd) -> Iterator[Declared]:
+    """One convolution; paddings other than zeros are put around the inputs before."""
+    axes = len(module.kernel_size)
+    padding = module.padding if module.padding_mode == "zeros" else 0
+    settings = module.dilation, module.groups
+    if module.transposed:
+        form = _transposed_form(module.weight, module.stride, padding, module.output_padding, *settings)
+        yield Declared("weight", "bias", form, f"conv_transpose{axes}d")
+    else:
+        yield Declared(
+            "weight", "bias", _form(module.weight, module.stride, padding, *settings), f"conv{axes}d"
+        )
 
 
 def _require_batch(input: Tensor, axes: int) -> None:

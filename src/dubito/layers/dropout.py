@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from .. import seeds
-from .trace import Layout, unnested
+from .layout import Layout
+from .passes import unnested
 
 #: The value SELU saturates at, which alpha dropout puts in place of dropped units.
 SELU_FLOOR = -1.7580993408473766
@@ -75,7 +76,7 @@ def with_fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: 
 
 @contextmanager
 def fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> Iterator[None]:
-    """While open, the network's dropout layers drop by the masks of one draw."""
+    """While open, the dropout layers of a leased shell drop by the masks of one draw."""
     fixed = _fixed(network, layouts, seed)
     handles = []
 

@@ -17,8 +17,10 @@ from torch.nn.modules.dropout import _DropoutNd
 from .. import seeds
 from ..inputs import Inputs, call, count_rows, map_tensors, named_tensors, take
 from . import reasons
+from .form import Nodes
 from .kinds import Standin
 from .layout import Layout, candidates, decided
+from .linear import Pairwise
 from .record import BlockPart, Call, Part, Record, recorded
 from .shell import leased, seeded
 from .uses import Survey, Use, call_key
@@ -32,7 +34,6 @@ def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = N
         inputs: some rows, of which up to three are run.
         names: the parameters of interest; None takes all that are floating-point.
     """
-    network = getattr(network, "_orig_mod", network)  # inside a compiled one
     named = {name: p for name, p in network.named_parameters() if p.is_floating_point()}
     names = list(named) if names is None else [name for name in named if name in set(names)]
     scripted = _scripted(network)
@@ -150,8 +151,9 @@ def _groups(trial: _Trial) -> dict[Any, list[list[Call]]]:
 def _uses(many: _Trial, one: _Trial, rows: int, inputs: Inputs) -> list[Use]:
     single = _groups(one)
     storages = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
-    if many.calls:  # inputs that the network only prepared
-        storages.add(many.calls[0].inputs.untyped_storage().data_ptr())
+    first = next((each for each in many.calls if isinstance(each.form, Nodes | Pairwise)), None)
+    if first is not None:  # inputs that the network only prepared
+        storages.add(first.inputs.untyped_storage().data_ptr())
     uses = []
     for key, groups in _groups(many).items():
         alone = single.get(key, [])

@@ -1,14 +1,15 @@
 """Tables of which each position reads one row: `F.embedding`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .context import Context
 from .form import Nodes
-from .kinds import NoRule, Standin, kind
+from .kinds import Declared, NoRule, Standin, declares, kind
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,11 @@ def embedding(
     count, width = weight.shape
     padding = padding_idx % count if padding_idx is not None and padding_idx >= -count else None
     return at.use(Lookup(count, width, padding), input, weight)
+
+
+@declares(nn.Embedding)
+def embedding_module(module: nn.Embedding) -> Iterator[Declared]:
+    """One table."""
+    yield Declared(
+        "weight", None, Lookup(module.num_embeddings, module.embedding_dim, module.padding_idx), "embedding"
+    )

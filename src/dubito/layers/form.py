@@ -102,6 +102,11 @@ class Nodes(Form):
         """The shape in which the factors of the output nodes meet the weight."""
 
     @property
+    def channel_axis(self) -> int:
+        """The axis of inputs and outputs that holds the nodes."""
+        return -1
+
+    @property
     def input_nodes(self) -> int:
         """The number of input nodes."""
         return prod(self.input_view)
@@ -135,11 +140,6 @@ class Product(Nodes):
     def order(self) -> Tensor | None:
         """Column j of the inputs as matrices belongs to column `order[j]` of the weight; None if the same."""
         return None
-
-    @property
-    def channel_axis(self) -> int:
-        """The axis of inputs and outputs that holds the nodes."""
-        return -1
 
     @property
     def signature(self) -> tuple[object, ...]:

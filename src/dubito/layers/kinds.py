@@ -4,19 +4,52 @@ A kind is a reader of a torch function, with the function's signature. It says w
 parameters by calling `at.use(form, input, weight, bias)`; what a pass makes of that is up to its context.
 """
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from .context import Context
+    from .form import Form
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
 
 #: The readers by their torch functions.
 READERS: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+class Declared(NamedTuple):
+    """What the forward pass of a module class does with one of its weights.
+
+    Attributes:
+        weight: the attribute that holds it.
+        bias: likewise of the bias that is added to its product, or None.
+        form: how the outputs depend on them.
+        function: the torch function that uses them.
+        parts: how many equal parts the weight is cut in.
+    """
+
+    weight: str
+    bias: str | None
+    form: "Form"
+    function: str
+    parts: int = 1
+
+
+#: What PyTorch's own module classes do with their weights.
+DECLARATIONS: dict[type[nn.Module], Callable[[Any], Iterable[Declared]]] = {}
+
+
+def declares(*classes: type[nn.Module]) -> Callable[[Reader], Reader]:
+    """Register what modules of these classes do with their weights, which is then known before any row comes."""
+
+    def register(reader: Reader) -> Reader:
+        DECLARATIONS.update(dict.fromkeys(classes, reader))
+        return reader
+
+    return register
 
 
 class NoRule(Exception):

@@ -1,16 +1,17 @@
 """Dense layers: `F.linear`, and the products that networks write themselves."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .context import Context
 from .form import Form, Product
-from .kinds import NoRule, Standin, kind
+from .kinds import Declared, NoRule, Standin, declares, kind
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,12 @@ def product(
 def linear(at: Context, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Of nn.Linear, and of code that calls it on parameters."""
     return product(at, input, weight, bias)
+
+
+@declares(nn.Linear)
+def linear_module(module: nn.Linear) -> Iterator[Declared]:
+    """One product."""
+    yield Declared("weight", "bias", dense(module.out_features, module.in_features), "linear")
 
 
 @kind(torch.addmm, Tensor.addmm)

@@ -30,14 +30,17 @@ def asked(
         detached: whether no gradient is to be computed for parameters.
         training: as in `take`.
     """
-    given, names = dict(tensors or {}), list(names)
-    missing = any(name not in given for name in names)
-    named = dict(network.named_parameters()) if missing else {}
+    given, named = dict(tensors or {}), None
     for name in names:
-        value = given[name] if name in given else named[name]
+        value = given.get(name)
+        if value is None:
+            named = named or dict(network.named_parameters())
+            value = named[name]
         given[name] = Standin.of(value.detach() if detached else value, name, context)
     lease = take(network, given, detached=detached, training=training)
-    vars(lease.module)["_compiled_call_impl"] = None  # what a context does in Python cannot be compiled
+    vars(lease.module)["_compiled_call_impl"] = None  # compiled code would not ask
+    if training is None:
+        lease.enter(unnested(lease.module))
     return lease
 
 
@@ -53,14 +56,22 @@ def asking(
 ) -> Iterator[nn.Module]:
     """The shell of such a lease, while open; the arguments are those of `asked`."""
     lease = asked(network, context, names, tensors, detached=detached, training=training)
-    encoders = [module for module in lease.module.modules() if isinstance(module, nn.TransformerEncoder)]
-    nesting = [encoder.use_nested_tensor for encoder in encoders]
     try:
-        for encoder in encoders:  # in evaluation mode they would nest padded batches, which rules cannot read
-            encoder.use_nested_tensor = False
         yield lease.module
         lease.write_back()
     finally:
+        lease.release()
+
+
+@contextmanager
+def unnested(shell: nn.Module) -> Iterator[None]:
+    """Encoders in evaluation mode would nest padded batches, which rules cannot read; while open, they do not."""
+    encoders = [module for module in shell.modules() if isinstance(module, nn.TransformerEncoder)]
+    nesting = [encoder.use_nested_tensor for encoder in encoders]
+    for encoder in encoders:
+        encoder.use_nested_tensor = False
+    try:
+        yield
+    finally:
         for encoder, nested in zip(encoders, nesting, strict=True):
             encoder.use_nested_tensor = nested
-        lease.release()

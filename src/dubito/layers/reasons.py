@@ -1,10 +1,12 @@
 """The words in which every method says why a parameter stays a point, or why it is drawn in another way."""
 
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
 
+from ..errors import DubitoWarning
 from .form import Form
 from .layout import Layout
 
@@ -19,11 +21,17 @@ ROWS_AS_CHANNELS = "its layer's inputs hold the rows where channels should be"
 NO_MATRIX = "it multiplies no inputs: it is a vector, a scale or a shift"
 NO_NODES = "it does not stand between input and output nodes"
 NO_PRODUCT = "its layer does not multiply inputs by a matrix"
+TABLE = "it is a table of vectors, not a product with inputs"
+READS_INPUTS = "its layer reads the network's inputs"
+UNDECLARED = "no module of PyTorch's own holds it, and `build` has no rows to learn its use from"
 STEPS = "a recurrent layer applies it step by step"
 NOT_ASKED = "not asked for"
 FROZEN = "frozen: requires_grad=False"
 SUBSET = "not in the subset"
 
+NO_RULE = "there is no rule for "
+#: Reasons that a method's definition gives, or that the user asked for: no warning names them.
+EXPECTED = frozenset({NO_MATRIX, TABLE, READS_INPUTS, FROZEN, SUBSET})
 #: The torch functions of recurrent layers: whole sequences and cells.
 RECURRENT = frozenset(
     f"{mode}{cell}" for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")
@@ -34,7 +42,7 @@ def no_rule(name: str, function: Any) -> str:
     """Why a parameter that a function without a rule reads is left out."""
     if "parametrizations" in name.split("."):
         return PARAMETRISED
-    return f"there is no rule for the way {getattr(function, '__name__', function)} uses it"
+    return f"{NO_RULE}the way {getattr(function, '__name__', function)} uses it"
 
 
 def unread(name: str) -> str:
@@ -55,3 +63,26 @@ def points(network: nn.Module, names: Collection[str]) -> dict[str, str]:
     """Why the parameters that are not among `names`, those with a distribution, stay points."""
     others = ((name, p) for name, p in network.named_parameters() if name not in names)
     return {name: SUBSET if parameter.requires_grad else FROZEN for name, parameter in others}
+
+
+def warn_points(
+    method: object, points: Mapping[str, str], network: nn.Module, *, stacklevel: int = 3
+) -> None:
+    """One warning that names the matrices that stay points though the method would treat them.
+
+    Args:
+        method: its settings.
+        points: why parameters stay points, by name.
+        network: whose parameters they are.
+        stacklevel: as in `warnings.warn`.
+    """
+    shapes = {name: parameter.ndim for name, parameter in network.named_parameters()}
+    named = {name: why for name, why in points.items() if shapes[name] > 1 and why not in EXPECTED}
+    if named:
+        listed = "; ".join(f"{name}: {why}" for name, why in named.items())
+        remedy = "; name those to treat by subset= to silence this" if hasattr(method, "subset") else ""
+        warnings.warn(
+            f"{type(method).__name__} leaves {len(named)} of {len(shapes)} parameters as points ({listed}){remedy}",
+            DubitoWarning,
+            stacklevel=stacklevel,
+        )

@@ -7,18 +7,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from .context import Applied, Context
-from .kinds import kind
+from .kinds import Declared, declares, kind
 from .linear import dense, product
 
 #: The attribute under which the data of a packed sequence say in which order its rows stand.
 ORDER = "row_order"
+
+#: The torch functions of this family, whose weights are used step by step.
+MODES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+FUNCTIONS = frozenset((*MODES, *(f"{mode}_cell" for mode in MODES)))
 
 State = tuple[Tensor, ...]
 
@@ -166,6 +170,7 @@ def _direction(
     at: Context, mode: str, x: Tensor, weights: Weights, state: State, active: Tensor | None, *, reverse: bool
 ) -> tuple[Tensor, State]:
     """One layer in one direction: the input projection of all steps at once, then step by step."""
+    x = at.parted(x, *weights)
     sums = at.use(dense(*weights.ih.shape), x, weights.ih, weights.bias_ih, active=active).unbind(1)
     step = at.bound(dense(*weights.hh.shape), weights.hh, weights.bias_hh)
     short = (
@@ -174,6 +179,8 @@ def _direction(
     rows = len(sums[0])
     if len(state[0]) != rows:  # a tile parted at the input side
         state = tuple(part.repeat(rows // len(part), 1) for part in state)
+    if active is not None and len(active) != rows:
+        raise ValueError("packed sequences cannot be repeated inside of a pass")
     hidden = []
     for time in _times(len(sums), reverse):
         here = None if active is None else active[:, time]
@@ -220,8 +227,29 @@ def cell(
     """Of nn.LSTMCell, nn.GRUCell and nn.RNNCell."""
     mode = at.function.removesuffix("_cell")
     state = _states(mode, hx)
-    sums = product(at, input, w_ih, b_ih)
+    sums = product(at, at.parted(input, w_ih, w_hh, b_ih, b_hh), w_ih, b_ih)
     if len(state[0]) != len(sums):
         state = tuple(part.repeat(len(sums) // len(part), 1) for part in state)
     after = advance(mode, sums, product(at, state[0], w_hh, b_hh), state)
     return after if mode == "lstm" else after[0]
+
+
+@declares(nn.RNNBase)
+def recurrent_module(module: nn.RNNBase) -> Iterator[Declared]:
+    """A product with the inputs and one with the state for each layer and direction; a projection has no bias."""
+    function = module.mode.lower()
+    for name, weight in module._parameters.items():
+        if name.startswith("weight_") and weight is not None:
+            bias = name.replace("weight", "bias", 1)
+            yield Declared(name, bias if bias in module._parameters else None, dense(*weight.shape), function)
+
+
+@declares(nn.RNNCellBase)
+def cell_module(module: nn.RNNCellBase) -> Iterator[Declared]:
+    """A product with the inputs and one with the state."""
+    names = {nn.LSTMCell: "lstm_cell", nn.GRUCell: "gru_cell"}
+    function = next((name for kind, name in names.items() if isinstance(module, kind)), "rnn_tanh_cell")
+    for side in ("ih", "hh"):
+        weight = module._parameters.get(f"weight_{side}")
+        if weight is not None:
+            yield Declared(f"weight_{side}", f"bias_{side}", dense(*weight.shape), function)

@@ -28,7 +28,7 @@ class Use:
         index: which of the function calls that use them, where these differ; None where all are alike.
         calls: how many there were.
         steps: whether one function call uses them several times, as recurrent layers do.
-        reads_input: whether it reads the network's own inputs, untouched but for views, or what the first use reads.
+        reads_input: whether it reads the network's own inputs, untouched but for views, or what the first matrix reads.
         size: numbers in its inputs per row, of all calls.
     """
 
@@ -46,6 +46,31 @@ class Use:
     steps: bool = False
     reads_input: bool = False
     size: float = 0.0
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of factors on the input nodes; those of a packed weight stand part by part, [parts, nodes]."""
+        return self._shape(self._nodes.input_nodes)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Likewise on the output nodes."""
+        return self._shape(self._nodes.output_nodes)
+
+    @property
+    def views(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """The shapes in which the whole weight, the input nodes' factors and the output nodes' meet."""
+        form = self._nodes
+        views = form.view, form.input_view, form.output_view
+        return views if self.parts == 1 else tuple((self.parts, *view) for view in views)  # pyright: ignore
+
+    @property
+    def _nodes(self) -> Nodes:
+        assert isinstance(self.form, Nodes)
+        return self.form
+
+    def _shape(self, nodes: int) -> tuple[int, ...]:
+        return (nodes,) if self.parts == 1 else (self.parts, nodes)
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for storage."""

@@ -13,11 +13,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import DubitoWarning
 from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
-from ..layers.node_noise import Sides
-from ..layers.sites import Site
+from ..layers.factor import NodeFactors
+from .noise import halved
 from .objective import Arrangement, Drawn, NodeObjective
 from .posterior import NodePosterior, Noise, Stds
-from .start import sites_of, structure_of
+from .start import chosen_weights, structure_of, surveyed
+from .weights import bias_names
 
 #: No standard Normal number that a generator makes lies further out.
 NORMAL_REACH = 9.0
@@ -107,24 +108,23 @@ class ComponentObjective(NodeObjective):
         return super().tiles(batch)
 
     def drawn(self, batch: Batch, generator: torch.Generator | None) -> ComponentNoise:
-        """Noise for a batch.
-
-        Noise costs more than what is made of it, so two halves of the rows, and all components, share its size
-        with signs of their own: each draw has its law, and none is correlated with another.
-        """
+        """Noise for a batch, at half its price."""
         draft, rows = self.draft, rows_of(batch.inputs)
         shared, weights, stds = draft.shared, draft.weights(), draft.stds()
-        own = slice(batch.first, batch.first + rows)
+        chosen = slice(batch.first, batch.first + rows)
         noise: dict[str, Noise] = {}
         flips: dict[str, Noise] = {}
-        for site in draft.sites:
-            name, weight = site.parameter, weights[site.parameter]
+        for name in draft.uses:
+            weight = weights[name]
             if name in shared:
-                noise[name] = draft.noise(site, (self.passes, 1), generator, weight)
+                noise[name] = draft.noise(name, (self.passes, 1), generator, weight)
                 flips[name] = None, None
                 continue
-            halves = draft.noise(site, (-(-(batch.total or rows) // 2),), generator, weight)
-            pairs = [signed(half, self.passes, own, generator) for half in halves]
+            halves = draft.noise(name, (-(-(batch.total or rows) // 2),), generator, weight)
+            pairs = [
+                (None, None) if half is None else halved(half, chosen, generator, passes=self.passes)
+                for half in halves
+            ]
             noise[name] = pairs[0][0], pairs[1][0]
             flips[name] = pairs[0][1], pairs[1][1]
         return ComponentNoise(stds, noise, flips, self._bounds(stds))
@@ -134,31 +134,29 @@ class ComponentObjective(NodeObjective):
         draft, bound = self.draft, self.draft.method.bound
         light = all(family is None or family.light for family in draft.families.values())
         if bound is None or not light or not stds:
-            return {site.parameter: bound for site in draft.sites}
+            return dict.fromkeys(draft.uses, bound)
         means = {key: draft.group(f"{key[0]}_mean")[key[1]] for key in stds}
         reach = [means[key].detach().abs().amax() + NORMAL_REACH * stds[key].detach().amax() for key in stds]
-        found: dict[str, float | None] = {site.parameter: None for site in draft.sites}
+        bounds: dict[str, float | None] = dict.fromkeys(draft.uses)
         for (side, name), most in zip(stds, torch.stack(reach).tolist(), strict=True):
             family = draft.families[side]
             if most >= (log(bound) if family is not None and family.positive else bound):
-                found[name] = bound
-        return found
+                bounds[name] = bound
+        return bounds
 
-    def sides(self, site: Site, chosen: slice, drawn: Any) -> Sides:
-        name = site.parameter
-        first, second = drawn.noise[name]
+    def factors(self, name: str, chosen: slice, drawn: Any) -> NodeFactors:
+        noise = drawn.noise[name]
         if name in self.draft.shared:
-            first, second = (None if each is None else each[chosen] for each in (first, second))
-        noise = first, second
-        return self.draft.sides(site, chosen, noise, drawn.stds, drawn.bounds[name], drawn.flips[name])
+            noise = tuple(None if values is None else values[chosen] for values in noise)
+        return self.draft.factors(name, chosen, noise, drawn.stds, drawn.bounds[name], drawn.flips[name])
 
     def biases(self, chosen: slice, drawn: Any) -> dict[str, Tensor]:
-        own = self.draft.weights()
+        weights = self.draft.weights()
         others = self.draft.other_biases
         if chosen.start > 0:
             return {name: values[chosen.start - 1 : chosen.stop - 1] for name, values in others.items()}
         return {
-            name: torch.cat([own[name].unsqueeze(0), values[: chosen.stop - 1]])
+            name: torch.cat([weights[name].unsqueeze(0), values[: chosen.stop - 1]])
             for name, values in others.items()
         }
 
@@ -166,17 +164,6 @@ class ComponentObjective(NodeObjective):
         """Mean or sum over the components; the mean bounds the mixture's divergence from above."""
         kl = self.draft.kl(stds)
         return kl if self.summed else kl / self.draft.num_components
-
-
-def signed(
-    half: Tensor | None, passes: int, own: slice, generator: torch.Generator | None
-) -> tuple[Tensor | None, Tensor | None]:
-    """The rows `own` of noise whose second half is the first with other signs, and signs [P, nodes] for passes."""
-    if half is None:
-        return None, None
-    shape = (passes + 1, *half.shape[1:])
-    signs = torch.randint(2, shape, generator=generator, device=half.device).to(half.dtype).mul_(2).sub_(1)
-    return torch.cat([half, half * signs[-1]])[own], signs[:-1]
 
 
 def component_objective(
@@ -190,19 +177,21 @@ def component_objective(
         initial_std: where standard deviations of factors start.
         summed: add the components' divergences up instead of averaging them.
     """
-    sites = sites_of(start.network, method.subset)
+    found = surveyed(start)
+    uses = chosen_weights(start.network, method.subset, found)
     structure = structure_of(
         start.network,
-        sites,
+        uses,
         method.families,
         method.components,
         initial=method.initial,
         initial_std=initial_std,
         additive=method.additive,
+        biases=bias_names(start.network, uses, found),
         seed=start.seed,
     )
     return ComponentObjective(
-        NodePosterior.draft(method, start.network, start.likelihood, sites, structure),
+        NodePosterior.draft(method, start.network, start.likelihood, uses, structure, found),
         arrangement=method.arrangement,
         log_mixture=method.log_mixture,
         summed=summed,

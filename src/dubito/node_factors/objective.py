@@ -10,17 +10,19 @@ from torch import Tensor
 
 from ..errors import ConfigError, NetworkError
 from ..inputs import Batch, Inputs, Place, map_tensors, rows_of, take
-from ..layers import shell
-from ..layers.node_noise import Patches, Sides, by_row, factors_on
-from ..layers.shell import Lease, seeded
-from ..layers.sites import LAYERS, Site
-from ..layers.trace import Layout, trace
+from ..layers import Layout, Survey, reasons, survey
+from ..layers.factor import NodeFactors
+from ..layers.factors import Factors
+from ..layers.kernels import Patches
+from ..layers.passes import asked
+from ..layers.shell import seeded
 from ..likelihoods import at_least_float
 from ..objective import Loss, Objective
 from ..posterior import Posterior
 from .collected import collected, gradients
 from .memory import tile_fits
 from .posterior import NodePosterior, Stds
+from .weights import points_of, shared_weights
 
 #: All passes through the network at once, one after the other, or whichever memory allows.
 Arrangement = Literal["auto", "tile", "loop"]
@@ -52,6 +54,8 @@ class NodeObjective(Objective):
     """
 
     draft: NodePosterior
+    #: Whether the method treats tables of vectors.
+    embeddings: bool = True
 
     def __init__(
         self,
@@ -80,8 +84,8 @@ class NodeObjective(Objective):
         """Noise for a batch: for all rows that processes share, of which these take theirs."""
 
     @abstractmethod
-    def sides(self, site: Site, chosen: slice, drawn: Any) -> Sides:
-        """The factors of some passes on the sides of a weight."""
+    def factors(self, name: str, chosen: slice, drawn: Any) -> NodeFactors:
+        """The factors of some passes on the nodes of a weight."""
 
     @abstractmethod
     def biases(self, chosen: slice, drawn: Any) -> dict[str, Tensor]:
@@ -97,19 +101,25 @@ class NodeObjective(Objective):
         draft = self.draft
         if "shared" in draft.details:
             return
-        modules = draft.network.named_modules(remove_duplicate=False)
-        visits = trace(draft.network, inputs, [name for name, m in modules if isinstance(m, LAYERS)])
-        additive = draft.method.additive
-        shared = [s.parameter for s in draft.sites if not by_row(s, draft.network, visits, additive=additive)]
+        stored = draft.details.get("survey")
+        found = Survey.from_json(stored) if stored else survey(draft.network, inputs)
+        shared = shared_weights(draft.uses, found, additive=draft.method.additive)
         if shared and self.arrangement == "tile":
             raise ConfigError(
                 f"a tile needs factors per row, which these weights cannot have: {shared}; take arrangement='loop'"
             )
-        draft.details["shared"] = shared
-        sizes = [visit.size for visit in visits.values()]
+        points = points_of(
+            draft.network,
+            found,
+            {*draft.uses, *draft.varied_biases},
+            draft.method.subset,
+            embeddings=self.embeddings,
+        )
+        draft.details |= {"shared": shared, "points": points, "survey": found.to_json()}
+        reasons.warn_points(draft.method, points, draft.network)
+        sizes = [use.size for use in found.uses if use.weight in draft.uses]
         self.row_size, self.largest = sum(sizes), max(sizes, default=0.0)
-        called = [visits[name] for site in draft.sites for name in site.modules if name in visits]
-        rows_first = all(visit.layout is Layout.ROWS for visit in called)
+        rows_first = all(use.layout is Layout.ROWS for use in found.uses if use.weight in draft.uses)
         self.parts_late = not shared and rows_first and self.passes > 1 and self._parts_late(inputs)
 
     @torch.no_grad()
@@ -124,11 +134,11 @@ class NodeObjective(Objective):
         network = self.draft.network
         with seeded(network, 0, "parts late"):
             try:
-                late = self._tiled(shell.take(network), batch, drawn, late=True)
+                late = self._tiled(batch, drawn, late=True, training=None)
             except (RuntimeError, ValueError, IndexError):  # rows that were repeated meet rows that were not
                 return False
         with seeded(network, 0, "parts late"):
-            early = self._tiled(shell.take(network), batch, drawn, late=False)
+            early = self._tiled(batch, drawn, late=False, training=None)
         return late.shape == early.shape and torch.allclose(late, early, rtol=1e-3, atol=1e-5)
 
     def tiles(self, batch: Batch) -> bool:
@@ -146,45 +156,51 @@ class NodeObjective(Objective):
         """Outputs of all passes, one after the other, [P·n, ...]."""
         drawn = self.drawn(batch, generator)
         if self.tiles(batch):
-            return self._tiled(self.lease(), batch, drawn, late=self.parts_late)
+            return self._tiled(batch, drawn, late=self.parts_late, training=self.modes)
         return torch.cat([self.one_pass(index, batch, drawn) for index in range(self.passes)])
 
-    def _tiled(self, lease: Lease, batch: Batch, drawn: Drawn, *, late: bool) -> Tensor:
+    def _tiled(
+        self, batch: Batch, drawn: Drawn, *, late: bool, training: Mapping[str, bool] | None
+    ) -> Tensor:
         """Outputs of all passes at once, [P·n, ...]."""
         draft, everything = self.draft, slice(0, self.passes)
         inputs = batch.inputs
         if not late and self.passes > 1:
             inputs = map_tensors(lambda t: t.repeat(self.passes, *(1 for _ in t.shape[1:])), inputs)
-        factors = factors_on(
-            lease.module,
-            {site: self.sides(site, everything, drawn) for site in draft.sites},
+        context = Factors(
+            {name: self.factors(name, everything, drawn) for name in draft.uses},
             self.biases(everything, drawn),
             passes=self.passes,
             rows=rows_of(batch.inputs),
             additive=draft.method.additive,
         )
-        lease.enter(factors)
+        lease = asked(draft.network, context, context.names, draft.weights(), training=training)
         return lease.outputs(inputs)
 
     def one_pass(self, index: int, batch: Batch, drawn: Drawn) -> Tensor:
         """Outputs of one pass, [n, ...]."""
         draft, chosen = self.draft, slice(index, index + 1)
         weights, shared = draft.weights(), draft.shared
-        own: dict[Site, Sides] = {}
-        folded: dict[str, Tensor] = {}
-        for site in draft.sites:
-            sides = self.sides(site, chosen, drawn)
-            if site.parameter in shared:
-                folded[site.parameter] = draft.perturbed(site, weights[site.parameter], sides)
-            else:
-                own[site] = sides
+        per_row: dict[str, NodeFactors] = {}
         biases = self.biases(chosen, drawn)
-        rows, additive = rows_of(batch.inputs), draft.method.additive
-        kept = {"additive": additive, "patches": drawn.patches}
-        lease = self.lease()
-        lease.enter(factors_on(lease.module, own, biases, passes=1, rows=rows, **kept))
-        if folded:
-            lease.fill(folded | {n: v[0] for n, v in biases.items()})
+        tensors = weights | {name: values[0] for name, values in biases.items() if values.ndim == 2}
+        for name in draft.uses:
+            factors = self.factors(name, chosen, drawn)
+            if name in shared:
+                tensors[name] = draft.folded(name, weights[name], factors)
+            else:
+                per_row[name] = factors
+        # Biases that rows share are tensors like others; those of each row's own are for the context.
+        row_biases = {name: values for name, values in biases.items() if values.ndim > 2}
+        context = Factors(
+            per_row,
+            row_biases,
+            passes=1,
+            rows=rows_of(batch.inputs),
+            additive=draft.method.additive,
+            patches=drawn.patches,
+        )
+        lease = asked(draft.network, context, context.names, tensors, training=self.modes)
         return lease.outputs(batch.inputs)
 
     # -- loss ----------------------------------------------------------------------------------------------
@@ -194,7 +210,7 @@ class NodeObjective(Objective):
     ) -> Loss:
         drawn = self.drawn(batch, generator)
         if self.tiles(batch):
-            outputs = self._tiled(self.lease(), batch, drawn, late=self.parts_late)
+            outputs = self._tiled(batch, drawn, late=self.parts_late, training=self.modes)
             each = outputs.view(self.passes, -1, *outputs.shape[1:])
             nll = self._nll([self._log_prob(one, batch, p, checked) for p, one in enumerate(each)])
         elif self.passes > 1 and not self.log_mixture and torch.is_grad_enabled() and not half_precision():
@@ -245,10 +261,10 @@ class NodeObjective(Objective):
     ) -> list[dict[str, Any]]:
         groups = super().parameter_groups(lr, variational_lr=variational_lr, weight_decay=weight_decay)
         biases = [values for _, values in self.draft.other_biases.items()]
-        own = {id(values) for values in biases}
+        known = {id(values) for values in biases}
         for group in groups:
             if group["name"] == "variational":
-                group["params"] = [p for p in group["params"] if id(p) not in own]
+                group["params"] = [p for p in group["params"] if id(p) not in known]
                 group["lr"] *= self.factor_rate
         # The biases of the other components are weights like those of the first.
         groups[0]["params"] = [*groups[0]["params"], *biases]

@@ -1,6 +1,6 @@
 """Posteriors whose doubt lies on the nodes: shared weights, and K components of factors on their sides."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -11,18 +11,20 @@ from torch.nn import functional as F
 from ..errors import ConfigError
 from ..factors import Family
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
-from ..layers.node_noise import Factor, Sides, fold
-from ..layers.sites import Site
+from ..layers import Survey, Use
+from ..layers.factor import Factor, NodeFactors
+from ..layers.folding import fold
 from ..likelihoods import BuiltLikelihood
 from ..metrics import Disagreement, disagreement
 from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, PredictionOptions
 from .rows import row_draws
+from .weights import stored_uses
 
 #: The sides of a weight, in the order in which their noise is drawn.
 SIDES = ("input", "output")
-#: Noise of the sides of a site; None where factors are points or the side has none.
+#: Noise of the sides of a weight; None where factors are points or the side has none.
 Noise = tuple[Tensor | None, Tensor | None]
 #: Standard deviations of the sides of a weight by (side, parameter name).
 Stds = dict[tuple[str, str], Tensor]
@@ -41,11 +43,12 @@ class NodePosterior(Posterior):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.sites = [Site.from_json(site) for site in self.details["sites"]]
+        #: How each weight with factors stands between its nodes, by name.
+        self.uses = stored_uses(self.details)
         self.num_components = self.method.components
         #: The law of each side.
         self.families: dict[str, Family | None] = dict(zip(SIDES, self.method.families, strict=True))
-        self._kept: tuple[Any, Stds] | None = None
+        self._latest: tuple[Any, Stds] | None = None
         if not any(family is not None and family.random for family in self.families.values()):
             self.num_atoms = self.num_components
 
@@ -55,17 +58,18 @@ class NodePosterior(Posterior):
         method: Any,
         network: nn.Module,
         likelihood: BuiltLikelihood,
-        sites: Sequence[Site],
+        uses: Mapping[str, Use],
         structure: dict[str, dict[str, Tensor]],
+        found: Survey | None = None,
     ) -> Self:
         """A posterior to be trained, of a method that from now on knows its weights by name."""
-        names = tuple(site.parameter for site in sites)
+        known = {} if found is None else {"survey": found.to_json()}
         return cls(
             network,
             likelihood,
-            method=method if method.subset is None else replace(method, subset=names),
+            method=method if method.subset is None else replace(method, subset=tuple(uses)),
             structure=structure,
-            details={"sites": [site.to_json() for site in sites]},
+            details={"uses": [use.to_json() for use in uses.values()], **known},
         )
 
     @property
@@ -84,50 +88,51 @@ class NodePosterior(Posterior):
         state = None
         if not any(values.requires_grad or values.is_inference() for values in raw):
             state = [(values.data_ptr(), values._version) for values in raw]
-            if self._kept is not None and self._kept[0] == state:
-                return self._kept[1]
+            latest = self._latest  # read once: other threads may replace it
+            if latest is not None and latest[0] == state:
+                return latest[1]
         whole = F.softplus(torch.cat([values.flatten() for values in raw]))
         parts = whole.split([values.numel() for values in raw])
-        stds = {key: part.view(own.shape) for key, part, own in zip(keys, parts, raw, strict=True)}
-        self._kept = None if state is None else (state, stds)
+        stds = {key: part.view(values.shape) for key, part, values in zip(keys, parts, raw, strict=True)}
+        self._latest = None if state is None else (state, stds)
         return stds
 
     def noise(
-        self, site: Site, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor
+        self, name: str, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor
     ) -> Noise:
-        """Noise for the random factors of a site, [*shape, *nodes] per side."""
-        drawn = []
-        for side, nodes in zip(SIDES, (site.shape, site.outputs), strict=True):
+        """Noise for the random factors of a weight, [*shape, *nodes] per side."""
+        drawn, use = [], self.uses[name]
+        for side, nodes in zip(SIDES, (use.input_shape, use.output_shape), strict=True):
             family = self.families[side]
             random = family is not None and family.random
             drawn.append(family.noise((*shape, *nodes), like, generator) if random and family else None)
         return drawn[0], drawn[1]
 
-    def sides(
+    def factors(
         self,
-        site: Site,
+        name: str,
         chosen: slice,
         noise: Noise,
         stds: Stds,
         bound: float | None,
         flips: Noise | None = None,
-    ) -> Sides:
+    ) -> NodeFactors:
         """The factors of some components on the sides of a weight."""
-        found: list[Factor | None] = []
+        sides: list[Factor | None] = []
         for index, side in enumerate(SIDES):
             family = self.families[side]
             if family is None:
-                found.append(None)
+                sides.append(None)
                 continue
-            mean = self.group(f"{side}_mean")[site.parameter][chosen]
+            mean = self.group(f"{side}_mean")[name][chosen]
             if not family.random:
-                found.append(Factor(mean))
+                sides.append(Factor(mean))
                 continue
-            std = stds[side, site.parameter][chosen]
+            std = stds[side, name][chosen]
             if flips is not None and (signs := flips[index]) is not None:
                 std = std * signs[chosen]
-            found.append(Factor(mean, std, noise[index], bound, family.positive))
-        return Sides(*found)
+            sides.append(Factor(mean, std, noise[index], bound, family.positive))
+        return NodeFactors(*sides)
 
     def biases(self, component: int) -> dict[str, Tensor]:
         """The biases of a component by name; the first component's are the network's own."""
@@ -144,20 +149,25 @@ class NodePosterior(Posterior):
         """The biases of the components after the first, [K − 1, C] by name."""
         return dict(self.group("biases").items()) if "biases" in self.structure else {}
 
+    @property
+    def varied_biases(self) -> tuple[str, ...]:
+        """The biases that differ between draws."""
+        return self._names("biases")
+
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         component = index % self.num_components
         weights = self.weights() | self.drawn_biases(component, generator)
         chosen, stds = slice(component, component + 1), self.stds()
-        for site in self.sites:
-            weight = weights[site.parameter]
-            noise = self.noise(site, (1, 1), generator, weight)
-            sides = self.sides(site, chosen, noise, stds, self.method.bound)
-            weights[site.parameter] = self.perturbed(site, weight, sides)
+        for name in self.uses:
+            weight = weights[name]
+            noise = self.noise(name, (1, 1), generator, weight)
+            factors = self.factors(name, chosen, noise, stds, self.method.bound)
+            weights[name] = self.folded(name, weight, factors)
         return weights
 
-    def perturbed(self, site: Site, weight: Tensor, sides: Sides) -> Tensor:
+    def folded(self, name: str, weight: Tensor, factors: NodeFactors) -> Tensor:
         """The weight with the factors of one pass in it, whose rows share them."""
-        return fold(site, weight, sides, additive=self.method.additive)
+        return fold(self.uses[name], weight, factors, additive=self.method.additive)
 
     def kl(self, stds: Stds | None = None) -> Tensor:
         """Divergence of the factors from their priors in nats, summed over all components."""
@@ -174,10 +184,10 @@ class NodePosterior(Posterior):
     def holds(self, name: str) -> str:
         if name in self._names("biases"):
             return f"{self.num_components} points"
-        site = next((site for site in self.sites if site.parameter == name), None)
-        if site is None:
-            return "point"
-        sizes = {"input": site.shape, "output": site.outputs}
+        use = self.uses.get(name)
+        if use is None:
+            return super().holds(name)
+        sizes = {"input": use.input_shape, "output": use.output_shape}
         parts = [
             f"{type(family).__name__} on {torch.Size(sizes[side]).numel()} {side}s"
             for side, family in self.families.items()

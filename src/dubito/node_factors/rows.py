@@ -9,11 +9,11 @@ from torch import Tensor
 
 from .. import seeds
 from ..fitting import read
-from ..inputs import Inputs, rows_of
-from ..layers.node_noise import Sides, factors_on
-from ..layers.shell import leased, seeded
-from ..layers.sites import Site
-from ..networks import run
+from ..inputs import Inputs, call, rows_of
+from ..layers.factor import NodeFactors
+from ..layers.factors import Factors
+from ..layers.passes import asking
+from ..layers.shell import seeded
 
 if TYPE_CHECKING:
     from .posterior import NodePosterior, Noise
@@ -28,38 +28,37 @@ def row_draws(
 ) -> Iterator[Tensor]:
     """Outputs of rows from number `first` on, draw by draw; weights that rows share have one draw for all."""
     stds, bound, rows = posterior.stds(), posterior.method.bound, rows_of(inputs)
-    additive = posterior.method.additive
+    additive, shared = posterior.method.additive, posterior.shared
     for index in range(num_samples):
         component = index % posterior.num_components
         chosen = slice(component, component + 1)
         generator = posterior.generator(seed, index)
         biases = posterior.drawn_biases(component, generator)
         weights = posterior.weights() | biases
-        own: dict[Site, Sides] = {}
-        for site in posterior.sites:
-            name, weight = site.parameter, weights[site.parameter]
-            if name in posterior.shared:
-                noise = posterior.noise(site, (1, 1), generator, weight)
-                sides = posterior.sides(site, chosen, noise, stds, bound)
-                weights[name] = posterior.perturbed(site, weight, sides)
+        per_row: dict[str, NodeFactors] = {}
+        for name in posterior.uses:
+            weight = weights[name]
+            if name in shared:
+                noise = posterior.noise(name, (1, 1), generator, weight)
+                factors = posterior.factors(name, chosen, noise, stds, bound)
+                weights[name] = posterior.folded(name, weight, factors)
             else:
                 labels = ("per example", index, name)
-                noise = row_noise(posterior, site, seed, labels, first, rows, weight)
-                own[site] = posterior.sides(site, chosen, noise, stds, bound)
-        placed = {name: value.unsqueeze(0) for name, value in biases.items()}
+                noise = row_noise(posterior, name, seed, labels, first, rows, weight)
+                per_row[name] = posterior.factors(name, chosen, noise, stds, bound)
+        context = Factors(per_row, passes=1, rows=rows, additive=additive)
         with (
             torch.no_grad(),
             seeded(posterior.network, seed, "network", index),
-            leased(posterior.network) as shell,
-            factors_on(shell, own, placed, passes=1, rows=rows, additive=additive),
+            asking(posterior.network, context, context.names, weights) as shell,
         ):
-            outputs = read(partial(run, shell, weights), inputs)
+            outputs = read(partial(call, shell), inputs)
         yield outputs
 
 
 def row_noise(
     posterior: "NodePosterior",
-    site: Site,
+    name: str,
     seed: int,
     labels: tuple[int | str, ...],
     first: int,
@@ -72,10 +71,10 @@ def row_noise(
     while start < first + rows:
         block, offset = divmod(start, BLOCK)
         stream = seeds.generator(seed, *labels, block, device=like.device)
-        inputs, outputs = posterior.noise(site, (BLOCK,), stream, like)
+        inputs, outputs = posterior.noise(name, (BLOCK,), stream, like)
         stop = min(BLOCK, offset + first + rows - start)
-        own = slice(offset, stop)
-        parts.append((None if inputs is None else inputs[own], None if outputs is None else outputs[own]))
+        part = slice(offset, stop)
+        parts.append((None if inputs is None else inputs[part], None if outputs is None else outputs[part]))
         start += stop - offset
     sides = [[each for each in side if each is not None] for side in zip(*parts, strict=True)]
     return torch.cat(sides[0]) if sides[0] else None, torch.cat(sides[1]) if sides[1] else None

@@ -1,6 +1,6 @@
 """What a posterior on the nodes starts from: which weights carry factors, and where those begin."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -8,17 +8,26 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import NetworkError
 from ..factors import Family, NearOne, Signs
-from ..layers.sites import Site, find_sites
+from ..fitting import Prepared, Start
+from ..layers import Survey, Use, survey
 from ..likelihoods import inverse_softplus
 from ..networks import Subset, resolve
 from .posterior import SIDES
+from .weights import weights_with_nodes
 
 
-def sites_of(network: nn.Module, subset: Subset, *, embeddings: bool = True) -> list[Site]:
-    """The trainable weights that can carry factors, of those `subset` picks."""
+def surveyed(start: Start) -> Survey | None:
+    """The survey of the network on the first rows of a fit; None where no rows have come yet."""
+    return survey(start.network, start.example.inputs) if isinstance(start, Prepared) else None
+
+
+def chosen_weights(
+    network: nn.Module, subset: Subset, found: Survey | None, *, embeddings: bool = True
+) -> dict[str, Use]:
+    """The trainable weights that can carry factors, of those `subset` picks, by name."""
     names = set(resolve(subset, network))
-    sites = find_sites(network, embeddings=embeddings)
-    chosen = [site for site in sites if site.parameter in names]
+    uses = weights_with_nodes(network, found, embeddings=embeddings)
+    chosen = {name: use for name, use in uses.items() if name in names}
     if not chosen:
         kinds = sorted(
             {type(module).__name__ for module in network.modules() if len(list(module.parameters(False)))}
@@ -26,54 +35,42 @@ def sites_of(network: nn.Module, subset: Subset, *, embeddings: bool = True) -> 
         raise NetworkError(
             "factors act on the nodes of dense, convolutional, recurrent, attention and embedding layers whose weight "
             f"is a trainable parameter of its own, but this network has none among {kinds}"
-            + ("" if subset is None else f" that subset picks of {[site.parameter for site in sites]}")
+            + ("" if subset is None else f" that subset picks of {list(uses)}")
         )
     return chosen
 
 
 def structure_of(
     network: nn.Module,
-    sites: Sequence[Site],
+    uses: Mapping[str, Use],
     families: tuple[Family | None, Family | None],
     components: int,
     *,
     initial: NearOne | Signs,
     initial_std: float,
     additive: bool = False,
-    biases: bool = True,
+    biases: Sequence[str] | None = None,
     seed: int,
 ) -> dict[str, dict[str, Tensor]]:
     """Locations, raw scales and biases of all components."""
-    own = dict(network.named_parameters())
+    weights = dict(network.named_parameters())
     structure: dict[str, dict[str, Tensor]] = {}
     for side, family in zip(SIDES, families, strict=True):
         if family is None:
             continue
         means = structure.setdefault(f"{side}_mean", {})
-        for site in sites:
-            weight = own[site.parameter]
-            nodes = site.shape if side == "input" else site.outputs
-            stream = seeds.generator(seed, "factors", side, site.parameter)
+        for name, use in uses.items():
+            weight = weights[name]
+            nodes = use.input_shape if side == "input" else use.output_shape
+            stream = seeds.generator(seed, "factors", side, name)
             start = initial.draw((components, *nodes), family, stream) - (1.0 if additive else 0.0)
-            means[site.parameter] = start.to(weight)
+            means[name] = start.to(weight)
             if family.random:
                 raw = inverse_softplus(torch.full_like(start, initial_std)).to(weight)
-                structure.setdefault(f"{side}_raw_std", {})[site.parameter] = raw
-    if components > 1 and biases:
+                structure.setdefault(f"{side}_raw_std", {})[name] = raw
+    if components > 1 and biases is not None:
+        others = {name: weights[name].detach().unsqueeze(0) for name in biases}
         structure["biases"] = {
-            name: own[name].detach().unsqueeze(0).repeat(components - 1, *(1 for _ in own[name].shape))
-            for name in bias_names(network, sites)
+            name: bias.repeat(components - 1, *(1 for _ in bias.shape[1:])) for name, bias in others.items()
         }
     return structure
-
-
-def bias_names(network: nn.Module, sites: Sequence[Site]) -> tuple[str, ...]:
-    """The trainable biases of the layers that carry factors."""
-    names = {id(parameter): name for name, parameter in network.named_parameters()}
-    found: dict[str, None] = {}
-    for site in sites:
-        for path in site.modules:
-            for key, parameter in network.get_submodule(path).named_parameters(recurse=False):
-                if "bias" in key.split("_") and parameter.requires_grad:
-                    found[names[id(parameter)]] = None
-    return tuple(found)

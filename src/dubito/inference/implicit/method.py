@@ -13,7 +13,14 @@ from ...fitting import Start
 from ...likelihoods import inverse_softplus
 from ...method import TrainedMethod
 from ...networks import Subset
-from ...node_factors import Arrangement, bias_names, check_arrangement, sites_of, structure_of
+from ...node_factors import (
+    Arrangement,
+    bias_names,
+    check_arrangement,
+    chosen_weights,
+    structure_of,
+    surveyed,
+)
 from .objective import ROWS, ImplicitObjective
 from .posterior import ImplicitPosterior
 
@@ -75,15 +82,15 @@ class Implicit(TrainedMethod):
 
     def objective(self, start: Start) -> ImplicitObjective:
         network, seed = start.network, start.seed
-        sites = sites_of(network, self.subset, embeddings=False)
+        found = surveyed(start)
+        uses = chosen_weights(network, self.subset, found, embeddings=False)
         structure = structure_of(
             network,
-            sites,
+            uses,
             self.families,
             self.components,
             initial=NearOne(std=self.mean_std),
             initial_std=self.initial_std,
-            biases=False,
             seed=seed,
         )
         for name, raw in structure["input_raw_std"].items():
@@ -92,7 +99,7 @@ class Implicit(TrainedMethod):
             weights = dict(network.named_parameters())
             means = {
                 name: 1 + self.mean_std * noise(weights[name].new_empty(self.components), seed, "bias", name)
-                for name in bias_names(network, sites)
+                for name in bias_names(network, uses, found)
             }
             structure["bias_mean"] = means
             structure["bias_raw_std"] = {
@@ -102,7 +109,7 @@ class Implicit(TrainedMethod):
             ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
         }
         return ImplicitObjective(
-            ImplicitPosterior.draft(self, network, start.likelihood, sites, structure),
+            ImplicitPosterior.draft(self, network, start.likelihood, uses, structure, found),
             noise_samples=self.noise_samples,
             mixture_mean=self.kl == "mixture-mean",
             arrangement=self.arrangement,

@@ -10,9 +10,10 @@ from torch import Tensor
 from ...errors import ConfigError, NetworkError
 from ...factors import Normal
 from ...inputs import Batch, Inputs, rows_of, take
-from ...layers.node_noise import Factor, Sides, factors_on
-from ...layers.sites import Site
-from ...node_factors import Arrangement, Drawn, NodeObjective, Stds
+from ...layers.factor import Factor, NodeFactors
+from ...layers.factors import Factors
+from ...layers.passes import asked
+from ...node_factors import Arrangement, Drawn, NodeObjective, Stds, halved
 from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
 from .posterior import ImplicitPosterior
 
@@ -63,6 +64,7 @@ class ImplicitObjective(NodeObjective):
         modes: modules by name that stay in evaluation mode while training.
     """
 
+    embeddings = False
     draft: ImplicitPosterior  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(
@@ -102,24 +104,20 @@ class ImplicitObjective(NodeObjective):
     def drawn(self, batch: Batch, generator: torch.Generator | None) -> DividedNoise:
         draft, rows = self.draft, rows_of(batch.inputs)
         total, passes = batch.total or rows, self.passes
-        own, shared, weights = slice(batch.first, batch.first + rows), draft.shared, draft.weights()
-        half = -(-total // 2)
+        chosen = slice(batch.first, batch.first + rows)
+        shared, weights, half = draft.shared, draft.weights(), -(-total // 2)
         noise: dict[str, Tensor] = {}
-        for site in draft.sites:
-            weight = weights[site.parameter]
-            alone = site.parameter not in shared
-            shape = (passes, half if alone else draft.num_components, *site.shape)
+        for name, use in draft.uses.items():
+            weight = weights[name]
+            shape = (passes, draft.num_components if name in shared else half, *use.input_shape)
             drawn = torch.randn(shape, generator=generator, dtype=weight.dtype, device=weight.device)
-            if alone:  # two halves of the rows share the size of their noise, with signs of their own
-                signs = torch.randint(2, site.shape, generator=generator, device=weight.device)
-                drawn = torch.cat([drawn, drawn * (2 * signs - 1).to(weight.dtype)], 1)[:, own]
-            noise[site.parameter] = drawn
+            noise[name] = drawn if name in shared else halved(drawn, chosen, generator, axis=1)[0]
         bias_noise = {}
         if draft.method.bias_factors:
             for name, mean in draft.group("bias_mean").items():
                 shape = (passes, total)
                 drawn = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-                bias_noise[name] = drawn[:, own]
+                bias_noise[name] = drawn[:, chosen]
         seen = draft.group("statistics")[ROWS]
         start = (int(seen) + batch.first) % draft.num_components
         return DividedNoise(draft.stds(), start, noise, bias_noise)
@@ -130,19 +128,18 @@ class ImplicitObjective(NodeObjective):
             self.draft.group("statistics")[ROWS].add_(batch.total or rows_of(batch.inputs))
         return loss
 
-    def sides(self, site: Site, chosen: slice, drawn: Any) -> Sides:
-        mean = self.draft.group("input_mean")[site.parameter]
-        std, noise = drawn.stds["input", site.parameter], drawn.noise[site.parameter][chosen]
-        return Sides(Factor(in_turn(mean, std, noise, drawn.start), given=True), None)
+    def factors(self, name: str, chosen: slice, drawn: Any) -> NodeFactors:
+        mean = self.draft.group("input_mean")[name]
+        std, noise = drawn.stds["input", name], drawn.noise[name][chosen]
+        return NodeFactors(Factor(in_turn(mean, std, noise, drawn.start), given=True))
 
     def biases(self, chosen: slice, drawn: Any) -> dict[str, Tensor]:
-        own = self.draft.weights()
-        found = {}
+        weights, biases = self.draft.weights(), {}
         for name, noise in drawn.bias_noise.items():
             mean, std = self.draft.group("bias_mean")[name], drawn.stds["bias", name]
             factors = in_turn(mean.unsqueeze(1), std.unsqueeze(1), noise[chosen].unsqueeze(-1), drawn.start)
-            found[name] = factors * own[name]
-        return found
+            biases[name] = factors * weights[name]
+        return biases
 
     def one_pass(self, index: int, batch: Batch, drawn: Drawn) -> Tensor:
         assert isinstance(drawn, DividedNoise)
@@ -152,34 +149,30 @@ class ImplicitObjective(NodeObjective):
         components, rows = self.draft.num_components, rows_of(batch.inputs)
         outputs, places = [], []
         for turn in range(min(components, rows)):
-            own = torch.arange(turn, rows, components)
+            chosen = torch.arange(turn, rows, components)
             component = (drawn.start + turn) % components
-            outputs.append(self._component_pass(index, component, own, batch, drawn))
-            places.append(own)
+            outputs.append(self._component_pass(index, component, chosen, batch, drawn))
+            places.append(chosen)
         return torch.cat(outputs)[torch.cat(places).argsort()]
 
     def _component_pass(
-        self, index: int, component: int, own: Tensor, batch: Batch, drawn: DividedNoise
+        self, index: int, component: int, rows: Tensor, batch: Batch, drawn: DividedNoise
     ) -> Tensor:
-        """Outputs of the rows `own`, which belong to one component."""
-        draft = self.draft
-        weights, inputs = draft.weights(), take(batch.inputs, own)
-        placed: dict[Site, Sides] = {}
-        folded: dict[str, Tensor] = {}
-        for site in draft.sites:
-            name = site.parameter
+        """Outputs of some rows, which belong to one component."""
+        draft, weights = self.draft, self.draft.weights()
+        per_row: dict[str, NodeFactors] = {}
+        for name in draft.uses:
             mean, std = draft.group("input_mean")[name][component], drawn.stds["input", name][component]
             noise = drawn.noise[name][index]
             if name in draft.shared:
-                value = torch.addcmul(mean, std, noise[component])
-                folded[name] = site.fold(weights[name], value)
+                values = torch.addcmul(mean, std, noise[component]).unsqueeze(0)
+                weights[name] = draft.folded(name, weights[name], NodeFactors(Factor(values)))
             else:
-                values = torch.addcmul(mean, std, noise[own])
-                placed[site] = Sides(Factor(values.unsqueeze(0), given=True), None)
-        lease = self.lease()
-        lease.enter(factors_on(lease.module, placed, {}, passes=1, rows=len(own)))
-        lease.fill(folded)
-        return lease.outputs(inputs)
+                values = torch.addcmul(mean, std, noise[rows]).unsqueeze(0)
+                per_row[name] = NodeFactors(Factor(values, given=True))
+        context = Factors(per_row, passes=1, rows=len(rows))
+        lease = asked(draft.network, context, context.names, weights, training=self.modes)
+        return lease.outputs(take(batch.inputs, rows))
 
     def divergence(self, stds: Stds) -> Tensor:
         means, deviations = self.draft.mixture(stds)

@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...layers.node_noise import Factor, Sides, fold
+from ...layers.factor import Factor, NodeFactors
 from ...networks import with_flags, with_weights
 from ...node_factors import NodePosterior
 
@@ -18,13 +18,18 @@ class ImplicitPosterior(NodePosterior):
     """
 
     def drawn_biases(self, component: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        stds, own = self.stds(), self.weights()
+        stds, weights = self.stds(), self.weights()
         drawn = {}
-        for name in self._names("bias_mean"):
-            noise = torch.randn((), generator=generator, dtype=own[name].dtype, device=own[name].device)
+        for name in self.varied_biases:
+            bias = weights[name]
+            noise = torch.randn((), generator=generator, dtype=bias.dtype, device=bias.device)
             factor = self.group("bias_mean")[name][component] + stds["bias", name][component] * noise
-            drawn[name] = factor * own[name]
+            drawn[name] = factor * bias
         return drawn
+
+    @property
+    def varied_biases(self) -> tuple[str, ...]:
+        return self._names("bias_mean")
 
     def fold(self, index: int | Literal["mean"] = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's, in evaluation mode.
@@ -37,10 +42,10 @@ class ImplicitPosterior(NodePosterior):
             return super().fold(index, seed=seed)
         with torch.no_grad():
             weights = self.weights()
-            for site in self.sites:
-                mean = self.group("input_mean")[site.parameter].mean(0, keepdim=True)
-                weights[site.parameter] = fold(site, weights[site.parameter], Sides(Factor(mean), None))
-            for name in self._names("bias_mean"):
+            for name in self.uses:
+                mean = self.group("input_mean")[name].mean(0, keepdim=True)
+                weights[name] = self.folded(name, weights[name], NodeFactors(Factor(mean)))
+            for name in self.varied_biases:
                 weights[name] = weights[name] * self.group("bias_mean")[name].mean()
             return with_flags(with_weights(self.network, weights), self.trainable)
 
@@ -52,6 +57,6 @@ class ImplicitPosterior(NodePosterior):
         return torch.cat(means, 1), torch.cat([std.view(len(std), -1) for std in stds.values()], 1)
 
     def holds(self, name: str) -> str:
-        if name in self._names("bias_mean"):
+        if name in self.varied_biases:
             return f"{self.num_components} × Normal on the bias"
         return super().holds(name)

@@ -1,13 +1,13 @@
-"""Factors of one side of a layer for the passes at hand: where they come from, and how they meet activations."""
+"""The factors of a weight's nodes for the passes at hand: where they come from, and how they meet activations."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log, prod
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from .functions import Bounds, Scaled, ScaledDraw
+from .kernels import Bounds, Scaled, ScaledDraw
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,14 @@ class Factor:
         values = values if self.bounds == (None, None) else values.clamp(*self.bounds)
         return values.exp() if self.positive else values
 
+    def part(self, index: int) -> "Factor":
+        """The factors of one part of nodes [parts, C]."""
+        mean, std, noise = (
+            None if values is None else values[..., index, :] for values in (self.mean, self.std, self.noise)
+        )
+        assert mean is not None
+        return replace(self, mean=mean, std=std, noise=noise)
+
     def gathered(self, nodes: Tensor) -> Tensor:
         """The factors of some nodes per row: nodes [1 or P, n, A] give [P, n, A]; for one axis of nodes."""
         assert not self.given
@@ -62,8 +70,8 @@ class Factor:
         values = self.mean.gather(1, flat).view(nodes.shape)
         if self.std is not None and self.noise is not None:
             noise = self.noise if self.noise.ndim == 3 else self.noise.unsqueeze(0)
-            own = noise.expand(passes, nodes.shape[1], -1).gather(2, nodes)
-            values = torch.addcmul(values, self.std.gather(1, flat).view(nodes.shape), own)
+            drawn = noise.expand(passes, nodes.shape[1], -1).gather(2, nodes)
+            values = torch.addcmul(values, self.std.gather(1, flat).view(nodes.shape), drawn)
             values = values if self.bounds == (None, None) else values.clamp(*self.bounds)
         return values.exp() if self.positive else values
 
@@ -74,10 +82,15 @@ class Factor:
             x: activations [P·n, ...] or, before passes part, [n, ...].
             rows: n.
             axis: of the channels.
-            bias: [P, C], or [P, n, C] where rows have their own.
+            bias: [C], [P, C], or [P, n, C] where rows have their own.
         """
-        blocks = as_blocks(x, len(self.mean), rows, axis)
-        added = None if bias is None else bias.reshape(len(bias), -1, 1, bias.shape[-1], 1)
+        passes = self.mean.shape[0]
+        if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
+            shape = [1] * x.ndim
+            shape[0], shape[axis] = rows, x.shape[axis]
+            return x * self.mean.to(x.dtype).view(shape)
+        blocks = as_blocks(x, passes, rows, axis)
+        added = None if bias is None else bias.reshape(*(*bias.shape[:-1], 1, 1)[:2], 1, bias.shape[-1], 1)
         if self.per_row and not self.positive and not self.given:
             assert self.std is not None and self.noise is not None
             wide = [t[:, None, None, :, None] for t in (self.mean, self.std)]
@@ -85,25 +98,29 @@ class Factor:
         else:
             out = Scaled.apply(blocks, self.tensor()[:, :, None, :, None], added)
         assert isinstance(out, Tensor)
-        parts = len(self.mean) // len(blocks)
-        return out.reshape(len(x) * parts, *x.shape[1:])
+        return out.reshape(x.shape[0] * passes // blocks.shape[0], *x.shape[1:])
 
 
-class Sides(NamedTuple):
-    """The factors on both sides of a weight."""
+class NodeFactors(NamedTuple):
+    """The factors on the input and on the output nodes of a weight; None where a side has none."""
 
-    inputs: Factor | None
-    outputs: Factor | None
+    inputs: Factor | None = None
+    outputs: Factor | None = None
 
     @property
     def per_row(self) -> bool:
         """Whether each row has factors of its own on some side."""
-        return any(side is not None and side.per_row for side in self)
+        inputs, outputs = self
+        return (inputs is not None and inputs.per_row) or (outputs is not None and outputs.per_row)
+
+    def part(self, index: int) -> "NodeFactors":
+        """Those of one of the equal parts that a packed weight is cut in."""
+        return NodeFactors(*(None if side is None else side.part(index) for side in self))
 
 
 def as_blocks(x: Tensor, passes: int, rows: int, axis: int) -> Tensor:
     """Activations as [P or 1, n, positions, channels, positions]; 1 where passes have not parted yet."""
     axis %= x.ndim
     after = prod(x.shape[axis + 1 :])
-    parted = 1 if len(x) == rows else passes
+    parted = 1 if x.shape[0] == rows else passes
     return x.reshape(parted, rows, -1, x.shape[axis], after)
