@@ -32,7 +32,9 @@ def test_the_site_builds_strictly(tmp_path):
     for name in ("MCDropout", "Posterior", "reliability", "compare"):
         assert name in reference
     assert (tmp_path / "site" / "methods" / "map" / "index.html").is_file()
-    bali, active = ((tmp_path / "site" / page / "index.html").read_text() for page in ("methods/bali", "active"))
+    bali, active = (
+        (tmp_path / "site" / page / "index.html").read_text() for page in ("methods/bali", "active")
+    )
     assert 'src="../../pictures/bali/figure-1.png"' in bali and 'src="../pictures/inf/figure-5.png"' in active
     for picture in ROOT.glob("papers/*/pictures/*.png"):
         assert (tmp_path / "site" / "pictures" / picture.parts[-3] / picture.name).is_file()
