@@ -16,7 +16,7 @@ from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
 from .fitting import checked_rows, read
 from .inputs import Inputs, Place, checked_inputs, chunks, take
-from .layers import Survey, survey
+from .layers import Survey, reasons, survey
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
@@ -118,6 +118,11 @@ class Posterior(nn.Module, ABC):
     def holds(self, name: str) -> str:
         """What the posterior keeps for the parameter `name`, in a few words for `summary`."""
         reason = self.details.get("points", {}).get(name)
+        subset = getattr(self.method, "subset", None)
+        if reason is None and name not in self.trainable:
+            reason = reasons.FROZEN
+        elif reason is None and subset is not None and name not in subset:
+            reason = reasons.SUBSET
         return "point" if reason is None else f"point ({reason})"
 
     def weights(self) -> dict[str, Tensor]:

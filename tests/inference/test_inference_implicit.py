@@ -315,7 +315,7 @@ def test_refused():
         Implicit(components=9).fit(mlp(), (x, y), Categorical(), training=QUICK)
     with pytest.raises(NetworkError, match="LayerNorm"):
         Implicit().build(nn.LayerNorm(4), Categorical(), 10)
-    with pytest.raises(NetworkError, match="body.weight"):
+    with pytest.raises(NetworkError, match=r"body\.weight"):
         Implicit(bias_factors=True).fit(
             TimeMajor().double(), (normal(24, 5, 4), y), Categorical(), training=QUICK
         )

@@ -9,8 +9,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from dubito import Categorical, ConfigError, Gaussian, MCDropout, NetworkError, Training
-from dubito.inputs import Batch
 from dubito.inference.mc_dropout import bernoulli_factors
+from dubito.inputs import Batch
 from dubito.layers import Layout
 
 QUICK = Training(epochs=1, batch_size=8)

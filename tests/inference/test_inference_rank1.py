@@ -340,7 +340,7 @@ def test_layers_whose_rows_cannot_be_told_apart_are_named():
         holds["norm.weight"].startswith("point (it multiplies no inputs") and holds["head.bias"] == "2 points"
     )
     assert posterior.predict(x, 4, per_example=True).probs.shape == (24, 3)
-    with pytest.raises(ConfigError, match="body.weight"):
+    with pytest.raises(ConfigError, match=r"body\.weight"):
         fitted(Rank1(components=2, arrangement="tile"), TimeMajor().double(), normal(24, 3, 4))
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito.layers.dropout import FixedDropout, find_dropouts, fixed_dropout, with_fixed_dropout
 from dubito.layers import Layout, survey
+from dubito.layers.dropout import FixedDropout, find_dropouts, fixed_dropout, with_fixed_dropout
 from dubito.layers.passes import unnested
 from dubito.layers.shell import leased
 

@@ -328,6 +328,13 @@ MUTANTS = (
         "the number of rows that is given is not heard",
     ),
     mutant(
+        "method.py",
+        "seed=seed,\n                progress=progress,",
+        "seed=0,\n                progress=progress,",
+        "contract/test_contract.py::test_same_seed_same_numbers_whatever_the_chunks[mlp-mean-field]",
+        "every fit starts from seed 0",
+    ),
+    mutant(
         "processes.py",
         "return rows * rank // sharing, rows * min(rank + 1, sharing) // sharing",
         "return rows * rank // sharing, rows * min(rank + 1, sharing) // sharing - (rank == 1)",

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from ..errors import ConfigError, require_count
 from ..fitting import Start
-from ..layers.reasons import points
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
 from ..priors import PriorStd, check_prior_std
@@ -86,7 +85,6 @@ class KTied(TrainedMethod):
                 "log_u": {name: log_u for name, (log_u, _) in factors.items()},
                 "log_v": {name: log_v for name, (_, log_v) in factors.items()},
             },
-            details={"points": points(network, names)},
         )
         return NormalObjective(
             draft,

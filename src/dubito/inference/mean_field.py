@@ -3,7 +3,6 @@
 from dataclasses import dataclass, replace
 
 from ..fitting import Start
-from ..layers.reasons import points
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
 from ..priors import PriorStd, check_prior_std
@@ -59,7 +58,6 @@ class MeanField(TrainedMethod):
             start.likelihood,
             method=method,
             structure={"raw_std": raw_std},
-            details={"points": points(start.network, names)},
         )
         return NormalObjective(
             draft,

@@ -1,7 +1,7 @@
 """The words in which every method says why a parameter stays a point, or why it is drawn in another way."""
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -57,12 +57,6 @@ def of_layout(form: Form, layout: Layout) -> str | None:
     if layout is Layout.NONE:
         return NO_ROWS
     return ROWS_AS_CHANNELS if layout is Layout.SECOND and not form.trailing else None
-
-
-def points(network: nn.Module, names: Collection[str]) -> dict[str, str]:
-    """Why the parameters that are not among `names`, those with a distribution, stay points."""
-    others = ((name, p) for name, p in network.named_parameters() if name not in names)
-    return {name: SUBSET if parameter.requires_grad else FROZEN for name, parameter in others}
 
 
 def warn_points(

@@ -147,7 +147,10 @@ class ComponentObjective(NodeObjective):
     def factors(self, name: str, chosen: slice, drawn: Any) -> NodeFactors:
         noise = drawn.noise[name]
         if name in self.draft.shared:
-            noise = tuple(None if values is None else values[chosen] for values in noise)
+            noise = (
+                noise[0] if noise[0] is None else noise[0][chosen],
+                noise[1] if noise[1] is None else noise[1][chosen],
+            )
         return self.draft.factors(name, chosen, noise, drawn.stds, drawn.bounds[name], drawn.flips[name])
 
     def biases(self, chosen: slice, drawn: Any) -> dict[str, Tensor]:

@@ -71,8 +71,7 @@ class NormalPosterior(Posterior):
 
     def holds(self, name: str) -> str:
         if name not in self.random:
-            reason = self.details.get("points", {}).get(name)
-            return f"point ({reason})" if reason else "point"
+            return super().holds(name)
         key, form = self._forms[name], "own std"
         if key != "raw_std":
             words = "std of rank" if key == "log_u" else "std truncated to rank"

@@ -45,4 +45,4 @@ class NaturalPosterior(Posterior):
         if name in self.group("std"):
             return "Normal, own std"
         held: set[Any] = {*self.biases, *self.biases.values()}
-        return "matrix normal" if name in held else "point"
+        return "matrix normal" if name in held else super().holds(name)
