@@ -61,7 +61,7 @@ class OutputNoise(Context):
         use = (
             calls.uses[0] if len(calls.uses) == 1 else calls.uses[index] if index < len(calls.uses) else None
         )
-        if use is None or (use.form is not form and use.form.signature != form.signature):
+        if use is None or (use.form != form and use.form.signature != form.signature):
             raise _changed(key, form)
         return use, calls.stream, before[index][0]
 

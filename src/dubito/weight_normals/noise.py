@@ -146,7 +146,8 @@ class FlippedNoise(OutputNoise):
         def signs(side: str, values: Tensor, part: int = 0, parts: int = 1) -> Tensor:
             like = torch.empty((), dtype=weight.dtype, device=values.device)
             drawn = self.streams.signs((name, side), parts * values.shape[axis], like)
-            return self._beside(use, stream, drawn.chunk(parts, 1)[part], values, axis)
+            drawn = drawn if parts == 1 else drawn.chunk(parts, 1)[part]
+            return self._beside(use, stream, drawn, values, axis)
 
         mean = form.apply(x, plain(weight), plain(bias))
         outward = signs(sides[0], mean, part, parts)
@@ -161,7 +162,8 @@ class FlippedNoise(OutputNoise):
     def _change(self, parameter: Tensor | None) -> Tensor | None:
         if not isinstance(parameter, Standin):
             return None
-        return self.perturbations[parameter.parameter].chunk(parameter.parts)[parameter.part]
+        change = self.perturbations[parameter.parameter]
+        return change if parameter.parts == 1 else change.chunk(parameter.parts)[parameter.part]
 
     def _beside(self, use: Use, stream: str, signs: Tensor, values: Tensor, axis: int) -> Tensor:
         """Signs [rows, channels] in a shape that meets a layer's values: the same at all positions of a row."""
