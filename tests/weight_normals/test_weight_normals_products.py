@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dubito.layers import survey
 from dubito.layers.form import Form
 from dubito.layers.passes import asking
-from dubito.weight_normals.noise import FlippedNoise, LocalNoise, OutputNoise
+from dubito.weight_normals.calls import OutputNoise
+from dubito.weight_normals.noise import FlippedNoise, LocalNoise
 from dubito.weight_normals.placement import Placement, place
 from dubito.weight_normals.scales import OwnScale, Scale, TiedScale
 from dubito.weight_normals.streams import RowStreams

@@ -1,81 +1,24 @@
 """Contexts that put the noise of weights onto the outputs of the functions that use them."""
 
 from collections.abc import Callable
-from math import inf
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from ..distributions.tied_functions import pair_factors
-from ..errors import NetworkError
-from ..layers.context import Context, name_of
-from ..layers.convolution import Convolution
+from ..layers.context import name_of
 from ..layers.form import Form, Product
-from ..layers.kinds import NoRule, Standin, plain
+from ..layers.kinds import Standin, plain
 from ..layers.layout import Layout
-from ..layers.linear import Dense
 from ..layers.uses import Use
-from .kernels import SMALLEST, AddNoise, OwnLinearNoise, TiedLinearNoise, full_precision
-from .placement import Key, Placement
-from .scales import Scale, TiedScale
+from .calls import OutputNoise, check_rows
+from .kernels import SMALLEST, full_precision
+from .placement import Placement
+from .scales import Scale
 from .streams import RowStreams
+from .variances import half_variance, on_channels, with_noise
 
 #: Inputs, means and deviations of uses whose inputs are the same in every draw, by stream and call.
 Moments = dict[tuple[str, int], tuple[Tensor, Tensor, Tensor]]
-
-#: Numbers of an input that tell its call again in a recomputation.
-SAMPLE = 64
-
-_POINTWISE = (F.conv1d, F.conv2d, F.conv3d)
-
-
-class OutputNoise(Context):
-    """Finds, for every use of a parameter, where its rows lie and which of its calls this is.
-
-    Parts of a network that are checkpointed run again in the backward pass: such a call is the same call as before,
-    and sees the same noise.
-
-    Args:
-        placement: the uses whose outputs carry noise.
-        streams: of the noise.
-    """
-
-    def __init__(self, placement: Placement, streams: RowStreams) -> None:
-        self.placement, self.streams = placement, streams
-        self._task = torch._C._current_graph_task_id()  # of the backward pass that runs now; -1 for none
-        self._counts: dict[str, int] = {}
-        self._calls: dict[Key, list[tuple[int, Tensor | None]]] = {}
-
-    def find(
-        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None
-    ) -> tuple[Use, str, int] | None:
-        """The use, the name of its stream of noise, and the number of the call there; None without noise."""
-        name, part = (weight.parameter, weight.part) if isinstance(weight, Standin) else (None, 0)
-        bias_name, bias_part = (bias.parameter, bias.part) if isinstance(bias, Standin) else (None, 0)
-        if name is None and bias_name is None:
-            return None
-        if isinstance(x, Standin):
-            raise NoRule("another parameter is its input")
-        key = (name, bias_name, part, bias_part)
-        calls = self.placement.by_key.get(key)
-        if calls is None:
-            raise _changed(key, form)
-        before = self._calls.get(key)
-        if before is None:
-            before = self._calls[key] = []
-        if before and torch._C._current_graph_task_id() != self._task:
-            index = _same_call(before, x, calls.stream)
-        else:
-            index, number = len(before), self._counts.get(calls.stream, 0)
-            self._counts[calls.stream] = number + 1
-            before.append((number, _sample(x) if calls.several else None))
-        use = (
-            calls.uses[0] if len(calls.uses) == 1 else calls.uses[index] if index < len(calls.uses) else None
-        )
-        if use is None or (use.form is not form and use.form.signature != form.signature):
-            raise _changed(key, form)
-        return use, calls.stream, before[index][0]
 
 
 class LocalNoise(OutputNoise):
@@ -155,7 +98,7 @@ class LocalNoise(OutputNoise):
         streams, shape, path = self.streams, outputs.shape, (stream, number)
         rows = streams.rows
         like = torch.empty((), dtype=dtype, device=outputs.device)
-        _check_rows(use, stream, shape, rows)
+        check_rows(use, stream, shape, rows)
         if use.layout is Layout.ROWS:
             return streams.normal(path, shape[1:], like)
         if use.layout is Layout.SECOND:
@@ -203,14 +146,15 @@ class FlippedNoise(OutputNoise):
         def signs(side: str, values: Tensor, part: int = 0, parts: int = 1) -> Tensor:
             like = torch.empty((), dtype=weight.dtype, device=values.device)
             drawn = self.streams.signs((name, side), parts * values.shape[axis], like)
-            return self._beside(use, stream, drawn.chunk(parts, 1)[part], values, axis)
+            drawn = drawn if parts == 1 else drawn.chunk(parts, 1)[part]
+            return self._beside(use, stream, drawn, values, axis)
 
         mean = form.apply(x, plain(weight), plain(bias))
         outward = signs(sides[0], mean, part, parts)
         change, bias_change = self._change(weight), self._change(bias)
         if change is None:
             assert bias_change is not None
-            answer = _on_channels(bias_change, mean, axis)
+            answer = on_channels(bias_change, mean, axis)
         else:
             answer = form.apply(x * signs(sides[1], x), change, bias_change)
         return mean.addcmul_(answer.to(mean.dtype), outward.to(mean.dtype))
@@ -218,12 +162,13 @@ class FlippedNoise(OutputNoise):
     def _change(self, parameter: Tensor | None) -> Tensor | None:
         if not isinstance(parameter, Standin):
             return None
-        return self.perturbations[parameter.parameter].chunk(parameter.parts)[parameter.part]
+        change = self.perturbations[parameter.parameter]
+        return change if parameter.parts == 1 else change.chunk(parameter.parts)[parameter.part]
 
     def _beside(self, use: Use, stream: str, signs: Tensor, values: Tensor, axis: int) -> Tensor:
         """Signs [rows, channels] in a shape that meets a layer's values: the same at all positions of a row."""
         rows = self.streams.rows
-        _check_rows(use, stream, values.shape, rows)
+        check_rows(use, stream, values.shape, rows)
         shape = [1] * values.ndim
         shape[axis] = values.shape[axis]
         if use.layout is Layout.SECOND:
@@ -237,104 +182,9 @@ class FlippedNoise(OutputNoise):
         return signs.reshape(shape)
 
 
-# -- means and variances -----------------------------------------------------------------------------------------
-
-
-def with_noise(
-    form: Product, scale: Scale | None, bias: Scale | None, x: Tensor, mean: Tensor, noise: Tensor
-) -> Tensor:
-    """The sum of mean and sqrt(variance) · noise, which may overwrite both."""
-    x, mean = x.to(noise.dtype), mean.to(noise.dtype)
-    if scale is None or not isinstance(form, Dense):
-        return AddNoise.apply(mean, half_variance(form, scale, bias, x, mean), noise)  # pyright: ignore
-    mean, bias_variance = mean.contiguous(), None if bias is None else bias.std.square()
-    if isinstance(scale, TiedScale):
-        outward, inward = _sides(form, scale)
-        return TiedLinearNoise.apply(mean, x, outward, inward, bias_variance, noise)  # pyright: ignore
-    std = scale.std.mT if form.turned else scale.std
-    return OwnLinearNoise.apply(mean, x, std, bias_variance, noise)  # pyright: ignore
-
-
-def half_variance(form: Product, scale: Scale | None, bias: Scale | None, x: Tensor, mean: Tensor) -> Tensor:
-    """½ (Σ_i x_i² σ_i² + σ_bias²) of each output, in the shape of its mean."""
-    bias_variance = None if bias is None else 0.5 * bias.std.square()
-    if scale is None:
-        assert bias_variance is not None
-        return _on_channels(bias_variance, mean, form.channel_axis).expand_as(mean)
-    squares = x.square()
-    if not isinstance(scale, TiedScale) or not isinstance(form, Dense | Convolution):
-        return form.variance(squares, 0.5 * scale.std.square(), bias_variance)
-    # (X² Qᵀ) P for σ² = Pᵀ Q: a product, or a convolution, with q = k(k+1)/2 outputs and one from these to all
-    log_out, log_in = _sides(form, scale)
-    outward = 0.5 * pair_factors(log_out, counted=True).mT
-    inward = pair_factors(log_in, counted=False)
-    if isinstance(form, Dense):
-        return F.linear(F.linear(squares, inward), outward, bias_variance)
-    ones = (1,) * len(form.kernel)
-    filters = inward.view(len(inward), *scale.shape[1:]).repeat(form.groups, 1, *ones)
-    join = _POINTWISE[len(ones) - 1]
-    sums = form.apply(squares, filters, None)
-    return join(sums, outward.reshape(*outward.shape, *ones), bias_variance, groups=form.groups)
-
-
-def _sides(form: Form, scale: TiedScale) -> tuple[Tensor, Tensor]:
-    """The log factors over outputs and over inputs."""
-    turned = isinstance(form, Dense) and form.turned
-    return (scale.log_v, scale.log_u) if turned else (scale.log_u, scale.log_v)
-
-
-def _on_channels(values: Tensor, outputs: Tensor, axis: int) -> Tensor:
-    """A vector over channels, in a shape that meets the outputs."""
-    shape = [1] * outputs.ndim
-    shape[axis] = len(values)
-    return values.view(shape)
-
-
-# -- calls and rows ----------------------------------------------------------------------------------------------
-
-
-def _sample(x: Tensor) -> Tensor:
-    """A few of an input's numbers."""
-    flat = x.detach().reshape(-1)
-    return flat[:: max(1, len(flat) // SAMPLE)].clone()
-
-
-def _same_call(calls: list[tuple[int, Tensor | None]], x: Tensor, stream: str) -> int:
-    """Which of the calls of a pass runs again: that whose input is nearest."""
-    if len(calls) == 1:
-        return 0
-    sample, nearest = _sample(x), []
-    for _, before in calls:
-        same = before is not None and before.shape == sample.shape
-        nearest.append(float((before - sample).abs().sum()) if same else inf)  # pyright: ignore
-    least = min(nearest)
-    if nearest.count(least) > 1:
-        raise NetworkError(
-            f"which of several calls of {stream!r} a checkpointed part runs again cannot be told from its inputs; use "
-            "Reparameterised(), or leave the layer out of `layers`"
-        )
-    return nearest.index(least)
-
-
 def _same(before: Tensor, now: Tensor) -> bool:
     """Whether two inputs are equal; the same memory needs no look."""
     alias = (
         before.data_ptr() == now.data_ptr() and before.shape == now.shape and before.stride() == now.stride()
     )
     return alias or torch.equal(before, now)
-
-
-def _changed(key: Key, form: Form) -> NetworkError:
-    return NetworkError(
-        f"the network must use {key[0] or key[1]!r} as it did on the rows it was surveyed with, but "
-        f"{type(form).__name__} now uses it in another way; use Reparameterised()"
-    )
-
-
-def _check_rows(use: Use, stream: str, shape: torch.Size, rows: int) -> None:
-    fits = {Layout.ROWS: shape[0] == rows, Layout.SECOND: shape[1:2] == (rows,)}
-    if not fits.get(use.layout, shape[0] % rows == 0):
-        raise NetworkError(
-            f"layer {stream!r} sees {tuple(shape)} for {rows} rows, not {use.layout.value} as in the first rows; use "
-            "Reparameterised() for networks that arrange rows differently from batch to batch"
-        )
