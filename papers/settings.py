@@ -44,7 +44,16 @@ from dubito import (
     Vadam,
 )
 from dubito.errors import ConfigError
-from dubito.factors import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
+from dubito.node_factors.laws import (
+    Cauchy,
+    HalfCauchy,
+    InverseGamma,
+    LogNormal,
+    NearOne,
+    Normal,
+    Point,
+    Signs,
+)
 from dubito.training import KL, SGD, Adam, AdamW, Constant, Cosine, EarlyStopping, Linear, Step
 
 Settings = TypeVar("Settings")

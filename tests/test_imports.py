@@ -16,7 +16,7 @@ CORE = (
     ("errors", "version", "allocator"),
     ("seeds", "processes"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
-    ("inputs", "evaluation", "factors"),
+    ("inputs", "evaluation"),
     ("sources", "likelihoods", "layers"),
     ("networks",),
     ("fitting",),

@@ -38,7 +38,7 @@ from dubito import (
     Training,
     Vadam,
 )
-from dubito.factors import Normal
+from dubito.node_factors.laws import Normal
 from dubito.posterior import Posterior
 from dubito.training import SGD, Cosine
 

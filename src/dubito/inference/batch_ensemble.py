@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..errors import ConfigError, require_count, require_positive
-from ..factors import NearOne, Point, Signs
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
@@ -15,6 +14,7 @@ from ..node_factors import (
     check_arrangement,
     component_objective,
 )
+from ..node_factors.laws import NearOne, Point, Signs
 
 
 @dataclass(frozen=True, kw_only=True)

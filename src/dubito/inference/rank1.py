@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import ConfigError, require_count, require_fraction, require_positive
-from ..factors import Family, NearOne, Normal, Point, Signs
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
@@ -18,6 +17,7 @@ from ..node_factors import (
     check_arrangement,
     component_objective,
 )
+from ..node_factors.laws import Family, NearOne, Normal, Point, Signs
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ConfigError
-from ..factors import Family
 from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
 from ..layers import Survey, Use
 from ..layers.factor import Factor, NodeFactors
@@ -19,6 +18,7 @@ from ..metrics import Disagreement, disagreement
 from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, PredictionOptions
+from .laws import Family
 from .rows import row_draws
 from .weights import stored_uses
 

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..errors import NetworkError
-from ..factors import Family, NearOne, Signs
 from ..fitting import Prepared, Start
 from ..layers import Survey, Use, survey
 from ..likelihoods import inverse_softplus
 from ..networks import Subset, resolve
+from .laws import Family, NearOne, Signs
 from .posterior import SIDES
 from .weights import weights_with_nodes
 

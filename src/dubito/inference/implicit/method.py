@@ -8,7 +8,6 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import ConfigError, require_count, require_positive
-from ...factors import NearOne, Normal
 from ...fitting import Start
 from ...likelihoods import inverse_softplus
 from ...method import TrainedMethod
@@ -21,6 +20,7 @@ from ...node_factors import (
     structure_of,
     surveyed,
 )
+from ...node_factors.laws import NearOne, Normal
 from .objective import ROWS, ImplicitObjective
 from .posterior import ImplicitPosterior
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from ...errors import ConfigError, NetworkError
-from ...factors import Normal
 from ...inputs import Batch, Inputs, rows_of, take
 from ...layers.factor import Factor, NodeFactors
 from ...layers.factors import Factors
 from ...layers.passes import asked
 from ...node_factors import Arrangement, Drawn, NodeObjective, Stds, halved
+from ...node_factors.laws import Normal
 from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
 from .posterior import ImplicitPosterior
 

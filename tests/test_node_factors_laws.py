@@ -8,7 +8,16 @@ from scipy import stats
 from torch import Tensor
 
 from dubito import ConfigError, factors
-from dubito.factors import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
+from dubito.node_factors.laws import (
+    Cauchy,
+    HalfCauchy,
+    InverseGamma,
+    LogNormal,
+    NearOne,
+    Normal,
+    Point,
+    Signs,
+)
 
 FAMILIES = (
     Normal(prior_mean=0.8, prior_std=0.4),

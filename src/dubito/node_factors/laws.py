@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, distributions
 from torch.distributions import Distribution, kl_divergence
 
-from .distributions import divergences as divergences  # registers what torch lacks
-from .errors import ConfigError, require_fraction, require_positive
+from ..distributions import divergences as divergences  # registers what torch lacks
+from ..errors import ConfigError, require_fraction, require_positive
 
 
 class Family(ABC):
