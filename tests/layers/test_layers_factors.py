@@ -444,11 +444,7 @@ def test_autocast_keeps_activations_in_its_precision(name: str):
 def test_a_pass_refuses_a_weight_that_is_used_otherwise():
     network = nn.Sequential(Own(4, 6), nn.Linear(6, 3))
     context = Factors({"0.weight": NodeFactors(Factor(torch.ones(1, 4)))}, passes=1, rows=ROWS)
-<<<<<<< HEAD
-    with pytest.raises(NetworkError, match=r"must use .'0\.weight'. as it did"):
-=======
     with pytest.raises(NetworkError, match=r"must use \['0.weight'\] as it did"):
->>>>>>> factors
         answered(network, context, torch.randn(ROWS, 4))
 
 

@@ -81,19 +81,18 @@ MUTANTS = (
         "the mode of the noise has twice the outputs in its denominator",
     ),
     mutant(
-<<<<<<< HEAD
         "inference/batch_ensemble.py",
         "families: ClassVar[tuple[Point, Point]] = (Point(), Point())",
         "families: ClassVar[tuple[Point, Point | None]] = (Point(), None)",
         "contract/test_truth.py::test_draws_have_the_declared_mean_and_covariance[batch-ensemble]",
         "members have no factors on their output nodes",
-=======
+    ),
+    mutant(
         "node_factors/components.py",
         "seed=start.seed",
         "seed=0",
         "inference/test_inference_rank1.py::test_components_sides_layers_and_seeds_start_apart",
         "every seed starts its factors alike",
->>>>>>> factors
     ),
     mutant(
         "inference/hmc/target.py",

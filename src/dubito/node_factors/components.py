@@ -147,15 +147,8 @@ class ComponentObjective(NodeObjective):
     def factors(self, name: str, chosen: slice, drawn: Any) -> NodeFactors:
         inputs, outputs = drawn.noise[name]
         if name in self.draft.shared:
-<<<<<<< HEAD
-            noise = (
-                noise[0] if noise[0] is None else noise[0][chosen],
-                noise[1] if noise[1] is None else noise[1][chosen],
-            )
-=======
             inputs, outputs = (None if values is None else values[chosen] for values in (inputs, outputs))
         noise = inputs, outputs
->>>>>>> factors
         return self.draft.factors(name, chosen, noise, drawn.stds, drawn.bounds[name], drawn.flips[name])
 
     def biases(self, chosen: slice, drawn: Any) -> dict[str, Tensor]:
