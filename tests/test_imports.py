@@ -23,7 +23,7 @@ CORE = (
     ("curvature", "posterior"),
     ("training", "optim"),
     ("objective",),
-    ("calibration", "method", "node_factors", "normal_weights", "diagnostics"),
+    ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
     ("inference",),
     ("registry",),
 )

@@ -43,9 +43,6 @@ from .inference.point import MAP as MAP
 from .inference.rank1 import Rank1 as Rank1
 from .inference.swag import SWA as SWA
 from .inference.swag import SWAG as SWAG
-from .layers.weight_noise import Flipout as Flipout
-from .layers.weight_noise import LocalReparameterised as LocalReparameterised
-from .layers.weight_noise import Reparameterised as Reparameterised
 from .likelihoods import Bernoulli as Bernoulli
 from .likelihoods import Categorical as Categorical
 from .likelihoods import Gaussian as Gaussian
@@ -55,6 +52,9 @@ from .registry import load as load
 from .registry import methods as methods
 from .training import Training as Training
 from .version import __version__ as __version__
+from .weight_normals import Flipout as Flipout
+from .weight_normals import LocalReparameterised as LocalReparameterised
+from .weight_normals import Reparameterised as Reparameterised
 
 if TYPE_CHECKING:
     from . import active as active

@@ -86,7 +86,7 @@ def resolve(subset: Subset, network: nn.Module) -> tuple[str, ...]:
     if callable(subset):
         chosen = tuple(name for name, parameter in names.items() if subset(name, parameter))
     else:
-        wanted = {name: _held(name, network) for name in subset}
+        wanted = {name: parameters_of(name, network) for name in subset}
         for want, held in wanted.items():
             if not held:
                 raise unknown_name("parameter or module", want, names)
@@ -100,7 +100,7 @@ def resolve(subset: Subset, network: nn.Module) -> tuple[str, ...]:
     return chosen
 
 
-def _held(wanted: str, network: nn.Module) -> set[str]:
+def parameters_of(wanted: str, network: nn.Module) -> set[str]:
     """The parameters that a name, or a module's name, stands for, by their first name: tied ones have several."""
     first = {id(parameter): name for name, parameter in network.named_parameters()}
     return {

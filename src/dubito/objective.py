@@ -1,7 +1,7 @@
 """A posterior under training: its differentiable loss, its parameters, and the posterior so far."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -81,15 +81,29 @@ class Objective(nn.Module, ABC):
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
     ) -> Loss:
         """The loss of a batch whose tensors were checked when the data came in, in training mode."""
-        outputs = at_least_float(self.outputs(batch, generator))  # autocast may have lowered them
+        return self.joined(self.outputs(batch, generator), self.kl, batch, kl_weight, checked=checked)
+
+    def joined(
+        self, outputs: Tensor, kl: Callable[[], Tensor], batch: Batch, kl_weight: float, *, checked: bool
+    ) -> Loss:
+        """The loss of a batch from its outputs and the divergence.
+
+        Args:
+            outputs: of a training pass.
+            kl: gives the divergence.
+            batch: what the outputs belong to.
+            kl_weight: the weight of the divergence.
+            checked: whether the batch's tensors were checked when the data came in.
+        """
+        outputs = at_least_float(outputs)  # autocast may have lowered them
         likelihood = self.draft.likelihood
         targets = batch.targets
         if not checked:
             likelihood.check_outputs(outputs)
             targets = likelihood.check_targets(outputs, targets)
         nll = -likelihood.log_prob(outputs, targets).mean()
-        kl = self.kl()
-        return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)
+        divergence = kl()
+        return Loss(nll + (kl_weight / self.num_data) * divergence, nll, divergence)
 
     def parameter_groups(
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0

@@ -1,6 +1,7 @@
 """The posterior every method returns: a distribution over the network's own parameters."""
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,7 +16,7 @@ from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
 from .fitting import checked_rows, read
 from .inputs import Inputs, Place, checked_inputs, chunks, take
-from .layers import Survey, survey
+from .layers import Survey, reasons, survey
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
@@ -24,6 +25,9 @@ from .summary import Summary, SummaryRow
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
+
+#: Held while a posterior of an older file surveys its network.
+_surveying = threading.Lock()
 
 
 class NamedTensors(nn.Module):
@@ -114,6 +118,11 @@ class Posterior(nn.Module, ABC):
     def holds(self, name: str) -> str:
         """What the posterior keeps for the parameter `name`, in a few words for `summary`."""
         reason = self.details.get("points", {}).get(name)
+        subset = getattr(self.method, "subset", None)
+        if reason is None and name not in self.trainable:
+            reason = reasons.FROZEN
+        elif reason is None and subset is not None and name not in subset:
+            reason = reasons.SUBSET
         return "point" if reason is None else f"point ({reason})"
 
     def weights(self) -> dict[str, Tensor]:
@@ -131,10 +140,12 @@ class Posterior(nn.Module, ABC):
             inputs: checked rows that the network reads.
         """
         if self._survey is None:
-            stored = self.details.get("survey")
-            self._survey = (
-                Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
-            )
+            with _surveying:
+                if self._survey is None:
+                    stored = self.details.get("survey")
+                    self._survey = (
+                        Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
+                    )
         return self._survey
 
     def train(self, mode: bool = True) -> Self:
@@ -281,6 +292,12 @@ class Posterior(nn.Module, ABC):
         weights = self.draw(index, generator)
         return nullcontext(lambda inputs: run(self.network, weights, inputs))
 
+    def applying(
+        self,
+    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
+        """`applied` for several draws in a row, which may compute once what all of them need."""
+        return self.applied
+
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
@@ -310,11 +327,13 @@ class Posterior(nn.Module, ABC):
         inputs = checked_inputs(inputs, place)
         if rows is not None:
             inputs = next(iter(chunks(inputs, rows)))
+        with torch.set_grad_enabled(keep_graph):
+            applied = self.applying()
         for index in range(num_samples):
             with (
                 torch.set_grad_enabled(keep_graph),
                 seeded(self.network, seed, "network", index),  # noise of the network's own
-                self.applied(index, self.generator(seed, index)) as function,
+                applied(index, self.generator(seed, index)) as function,
             ):
                 pieces = [read(function, piece) for piece in chunks(inputs, max_rows)]
             yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)

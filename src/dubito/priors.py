@@ -1,6 +1,5 @@
 """Prior standard deviations of weights."""
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -50,12 +49,6 @@ def check_prior_std(value: PriorStd) -> None:
 def prior_std_of(value: PriorStd, parameter: Tensor) -> float:
     """The prior's standard deviation for one parameter."""
     return value.std(parameter) if isinstance(value, He) else float(value)
-
-
-def normal_kl(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
-    """KL( N(mean, std²) ‖ N(0, prior_std²) ), summed: Σ log(s/σ) + (σ² + μ²) / 2s² − ½."""
-    quadratic = torch.linalg.vector_norm(mean).square() + torch.linalg.vector_norm(std).square()
-    return quadratic / (2 * prior_std**2) - std.log().sum() + std.numel() * (math.log(prior_std) - 0.5)
 
 
 def normal_penalty(parameters: Iterable[Tensor], prior_std: float) -> Tensor:

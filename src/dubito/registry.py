@@ -29,7 +29,6 @@ from .inference.point import MAP
 from .inference.rank1 import Rank1
 from .inference.swag import SWA, SWAG
 from .inputs import Place
-from .layers.weight_noise import Flipout, LocalReparameterised, Reparameterised
 from .likelihoods import (
     Bernoulli,
     BernoulliLikelihood,
@@ -45,6 +44,7 @@ from .node_factors.laws import Cauchy, HalfCauchy, InverseGamma, LogNormal, Near
 from .posterior import Posterior, flagged, stored_tensors
 from .priors import He
 from .training import Constant, Cosine, Linear, Step
+from .weight_normals import Flipout, LocalReparameterised, Reparameterised
 
 
 class Methods(dict[str, Method]):

@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import threading
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ from dubito import Categorical, ConfigError, DataError, Laplace
 from dubito.calibration import temperature_scaled
 from dubito.posterior import Posterior
 from dubito.prediction import FORMS, PredictionOptions
+from dubito.weight_normals.normals import Normals
 
 from .cases import METHODS, fitted, make
 
@@ -141,17 +141,9 @@ def test_evaluate_leaves_the_global_state_alone_also_where_it_fails(broken: int 
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_sharing_is_seen_by_its_own_thread_alone():
+def test_scales_are_computed_once_for_each_caller_alone():
     posterior, _ = fitted("mean-field")
-    other, _ = fitted("k-tied")
-    computed: list[bool] = []
-
-    def once(of) -> bool:
-        return of.spread("0.weight") is of.spread("0.weight")
-
-    with posterior.sharing():
-        assert once(posterior) and not once(other)
-        thread = threading.Thread(target=lambda: computed.append(once(posterior)))
-        thread.start()
-        thread.join()
-    assert computed == [False] and not once(posterior)
+    ours, theirs = Normals(posterior), Normals(posterior)
+    assert ours.scale("0.weight").std is ours.scale("0.weight").std
+    assert ours.scale("0.weight") is not theirs.scale("0.weight")
+    assert posterior.scale("0.weight") is not posterior.scale("0.weight")

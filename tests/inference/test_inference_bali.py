@@ -181,7 +181,7 @@ def assert_blocks(own: Tensor, truth: Tensor, inputs: int) -> None:
 def test_sums_over_patches_are_those_of_unfolded_inputs() -> None:
     net, (x, _) = seeded(lambda: Conv().double().eval()), pictures(5)
     found = find_layers(net, x, None)
-    assert found.first == {"first"} and found.last == "head" and found.points == ()
+    assert found.first == {"first"} and found.last == "head" and not found.points
     grads: dict[str, Tensor] = {}
     seen: dict[str, Tensor] = {}
     record = found.cover.record()

@@ -1,10 +1,14 @@
 """Mean field and k-tied with every estimator: expected gradients, rows shared out, fallbacks, marginal predictions."""
 
 import copy
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import dubito
 from dubito import (
@@ -21,9 +25,10 @@ from dubito import (
     UnknownNameError,
 )
 from dubito.inputs import Batch
+from dubito.layers import reasons, survey
 from dubito.method import TrainedMethod
-from dubito.normal_weights import NormalPosterior
 from dubito.objective import Objective
+from dubito.weight_normals import NormalPosterior
 
 ESTIMATORS = {"reparameterised": Reparameterised(), "local": LocalReparameterised(), "flipout": Flipout()}
 METHODS = {"mean field": MeanField, "2-tied": KTied}
@@ -109,7 +114,7 @@ def test_expected_gradients_are_those_of_the_closed_form(method: str, estimator:
     assert isinstance(draft, NormalPosterior)
     tensors = list(draft.structure.parameters()) + list(draft.network.parameters())
 
-    std = {name: draft.spread(name).std for name in draft.random}
+    std = {name: draft.scale(name).std for name in draft.random}
     errors = (targets - draft.network(inputs)).square().sum()
     spread = (inputs.square() @ std["weight"].square().T + std["bias"].square()).sum()
     expected = torch.autograd.grad((errors + spread) / (2 * noise_std**2) / 12, tensors)
@@ -202,9 +207,11 @@ def test_the_summary_says_where_noise_was_put(estimator: str, words: str) -> Non
     rows = {row.name: row.holds for row in posterior.summary().rows}
     assert rows["dense.weight"] == rows["block.linear1.weight"] == f"Normal, std of rank 2, {words}"
     assert rows["head.bias"] == f"Normal, own std, {words}"
-    assert rows["lstm.weight_hh_l0"] == "Normal, std of rank 2, reparameterised (LSTM)"
-    assert rows["embedding.weight"] == "Normal, std of rank 2, reparameterised (Embedding)"
-    assert rows["block.self_attn.in_proj_weight"].endswith("reparameterised (MultiheadAttention)")
+    assert rows["block.self_attn.in_proj_weight"] == f"Normal, std of rank 2, {words}"
+    assert rows["lstm.weight_hh_l0"] == f"Normal, std of rank 2, reparameterised ({reasons.STEPS})"
+    assert rows["lstm.weight_ih_l0"] == f"Normal, std of rank 2, reparameterised ({reasons.STEPS})"
+    assert rows["embedding.weight"] == f"Normal, std of rank 2, reparameterised ({reasons.NO_PRODUCT})"
+    assert rows["block.norm1.weight"] == f"Normal, own std, reparameterised ({reasons.NO_PRODUCT})"
     plain = make("2-tied", "reparameterised").fit(
         net, (inputs, labels(8)), Categorical(), training=Training(epochs=1)
     )
@@ -219,7 +226,7 @@ def test_layers_that_cannot_have_an_estimator_are_refused_before_training(
     monkeypatch.setattr("dubito.method.train", lambda *_: pytest.fail("training started"))
     net, inputs = network("tokens")
     data = (inputs, labels(8))
-    with pytest.raises(NetworkError, match=r"layer 'lstm' cannot carry the noise .* \(LSTM\)"):
+    with pytest.raises(NetworkError, match=rf"layer 'lstm' cannot carry the noise .*{reasons.STEPS}"):
         METHODS[method](estimator=estimator(layers=["head", "lstm"])).fit(net, data, Categorical())
     with pytest.raises(UnknownNameError, match="unknown layer 'heads', did you mean 'head'"):
         METHODS[method](estimator=estimator(layers=["heads"])).fit(net, data, Categorical())
@@ -293,7 +300,7 @@ def test_marginal_predictions_of_a_layer_are_exact(method: str) -> None:
     posterior, inputs, count = built.posterior(), normal(5, 4), 2000
     assert isinstance(posterior, NormalPosterior)
     with torch.no_grad():
-        std = {name: posterior.spread(name).std for name in posterior.random}
+        std = {name: posterior.scale(name).std for name in posterior.random}
         mean = posterior.network(inputs)
         variance = inputs.square() @ std["weight"].square().T + std["bias"].square()
     draws = posterior.predict(inputs, count, marginal=True).means
@@ -328,3 +335,151 @@ def test_refusals() -> None:
         posterior.predict(inputs, 0, marginal=True)
     with pytest.raises(dubito.DataError, match="the network cannot read inputs"):
         posterior.predict(inputs[:, :2], 2)
+
+
+# -- the survey -------------------------------------------------------------------------------------------------------
+
+
+@every_estimator
+def test_fitting_surveys_once_and_stores_it(
+    estimator: str, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, inputs = network("tokens")
+    posterior = make("2-tied", estimator).fit(
+        net, (inputs, labels(8)), Categorical(), training=Training(epochs=1)
+    )
+    posterior.save(tmp_path / "p.safetensors")
+    again = dubito.load(tmp_path / "p.safetensors", net)
+    expected = posterior.predict(inputs, 3, marginal=True)
+    monkeypatch.setattr("dubito.posterior.survey", lambda *_: pytest.fail("surveyed again"))
+    assert torch.equal(again.predict(inputs, 3, marginal=True).probs, expected.probs)
+    few = again.predict(inputs[:3], 3, max_rows=2, marginal=True).probs
+    torch.testing.assert_close(few.sum(1), torch.ones(3, dtype=torch.float64))
+
+
+def test_a_posterior_without_a_stored_survey_makes_one_and_shows_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    posterior, inputs = fitted("mean field", "convolutional")
+    assert "survey" not in posterior.details  # built, never bound
+    before, count, made = copy.deepcopy(posterior.details), 0, survey
+
+    def counted(*args: Any) -> Any:
+        nonlocal count
+        count += 1
+        return made(*args)
+
+    monkeypatch.setattr("dubito.posterior.survey", counted)
+    first, second = (posterior.predict(inputs, 3, marginal=True).probs for _ in range(2))
+    assert torch.equal(first, second) and count == 1 and posterior.details == before
+
+
+@every_method
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_points_are_named_with_a_reason(method: str, estimator: str) -> None:
+    net, inputs = network("dense")
+    net[2].bias.requires_grad_(False)  # pyright: ignore
+    built = make(method, estimator, subset=["2"]).build(net, Categorical(), num_data=8)
+    built.loss(inputs, labels(8))
+    posterior = built.posterior()
+    assert posterior.details["points"] == {
+        "0.weight": reasons.SUBSET,
+        "0.bias": reasons.SUBSET,
+        "2.bias": reasons.FROZEN,
+    }
+    assert posterior.holds("0.weight") == "point (not in the subset)"
+    assert posterior.holds("2.weight").startswith("Normal")
+
+
+# -- private passes ---------------------------------------------------------------------------------------------------
+
+
+class Checkpointed(nn.Module):
+    """A body whose parts are recomputed in the backward pass, one layer in several of them."""
+
+    def __init__(self, *, recomputed: bool) -> None:
+        super().__init__()
+        self.recomputed = recomputed
+        self.first, self.shared, self.other = nn.Linear(4, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.attention = nn.MultiheadAttention(6, 2, batch_first=True)
+        self.head = nn.Linear(6, 3)
+
+    def part(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.shared(torch.tanh(self.other(torch.tanh(self.shared(x))))))
+
+    def mixed(self, x: Tensor) -> Tensor:
+        sequence = x.unflatten(1, (1, -1)).expand(-1, 3, -1) * torch.linspace(1, 2, 3, dtype=x.dtype)[:, None]
+        return self.attention(sequence, sequence, sequence, need_weights=False)[0].mean(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        for part in (self.part, self.part, self.mixed):
+            x = checkpoint(part, x, use_reentrant=False) if self.recomputed else part(x)
+        return self.head(x)
+
+
+@every_estimator
+@every_method
+def test_checkpointing_changes_no_gradient(method: str, estimator: str) -> None:
+    inputs, answers = normal(8, 4), {}
+    start = Checkpointed(recomputed=False).double().state_dict()
+    for recomputed in (False, True):
+        net = Checkpointed(recomputed=recomputed).double()
+        net.load_state_dict(start)
+        built = make(method, estimator, initial_std=0.3).build(net, Categorical(), num_data=8)
+        parameters = [p for p in built.parameters() if p.requires_grad]
+        built.loss(inputs, labels(8), generator=seeded(5)).total.backward()
+        answers[recomputed] = [p.grad for p in parameters]
+    if estimator != "reparameterised":
+        assert built.placement.names == tuple(start)  # pyright: ignore
+    for ours, expected in zip(answers[True], answers[False], strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-14)
+    assert any(gradient.abs().max() > 1e-3 for gradient in answers[False])
+
+
+class Alike(nn.Module):
+    """Two checkpointed parts that call one layer on the same inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(sum(torch.tanh(checkpoint(self.layer, x, use_reentrant=False)) for _ in range(2)))  # pyright: ignore
+
+
+def test_recomputed_calls_that_cannot_be_told_apart_are_refused() -> None:
+    built = make("mean field", "local").build(Alike().double(), Categorical(), num_data=8)
+    loss = built.loss(normal(8, 4), labels(8), generator=seeded(0)).total
+    with pytest.raises(NetworkError, match=r"which of several calls of 'layer' .* use Reparameterised\(\)"):
+        loss.backward()
+
+
+@every_method
+@pytest.mark.parametrize("name", ["dense", "convolutional", "tokens"])
+@pytest.mark.parametrize("stored", [True, False], ids=["stored survey", "no survey"])
+def test_predictions_from_threads_are_those_of_one(method: str, name: str, stored: bool) -> None:
+    posterior, inputs = fitted(method, name)
+    if stored:
+        posterior.details["survey"] = survey(posterior.network, inputs).to_json()
+    jobs = [(seed, marginal) for seed in range(6) for marginal in (True, False)] * 2
+
+    def predict(job: tuple[int, bool]) -> Tensor:
+        return posterior.predict(inputs, 4, seed=job[0], max_rows=3, marginal=job[1]).probs
+
+    before = {key: tensor.clone() for key, tensor in posterior.stored().items()}
+    modules = [(module.training, set(vars(module))) for module in posterior.network.modules()]
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-4)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            ours = list(pool.map(predict, jobs))
+    finally:
+        sys.setswitchinterval(interval)
+    for job, answer in zip(jobs, ours, strict=True):
+        assert torch.equal(answer, predict(job)), job
+    assert all(torch.equal(tensor, before[key]) for key, tensor in posterior.stored().items())
+    assert modules == [(module.training, set(vars(module))) for module in posterior.network.modules()]
+    assert not any(
+        "forward" in vars(m) or m._forward_pre_hooks or m._forward_hooks for m in posterior.network.modules()
+    )

@@ -274,7 +274,7 @@ def test_frozen_parameters_stay_points_and_as_they_were() -> None:
         built.loss(normal(6, 4), labels(6), generator=torch.Generator().manual_seed(seed)).total.backward()
         optimizer.step()
     posterior = built.posterior()
-    assert posterior.holds("0.weight") == "point"
+    assert posterior.holds("0.weight") == "point (frozen: requires_grad=False)"
     assert posterior.holds("0.bias") == "Normal, own std"
     assert torch.equal(posterior.draw(0, None)["0.weight"], frozen)
     assert not torch.equal(posterior.weights()["0.bias"], network[0].bias)

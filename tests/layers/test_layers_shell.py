@@ -17,8 +17,8 @@ from torch.utils.checkpoint import checkpoint
 from dubito import MAP, BatchEnsemble, Categorical, Implicit, KTied, MCDropout, MeanField, NetworkError, Rank1
 from dubito.layers import shell
 from dubito.layers.shell import leased, seeded, take
-from dubito.layers.weight_noise import Reparameterised
 from dubito.networks import run
+from dubito.weight_normals import Reparameterised
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:

@@ -16,7 +16,7 @@ CPU_CHUNK, CHUNK = 2**16, 2**24
 
 
 def tied_std(log_u: Tensor, log_v: Tensor) -> Tensor:
-    """σ = U Vᵀ, [m, n]."""
+    """σ = U Vᵀ, [m, n] [k-tied Normal, Eq. 7 and 8]."""
     return log_u.exp().mT @ log_v.exp()
 
 
@@ -106,6 +106,8 @@ def _rows_at_once(v: Tensor) -> int:
 
 def tied_kl_terms(mean: Tensor, u: Tensor, v: Tensor, prior_std: float) -> tuple[Tensor, Tensor, Tensor]:
     """KL( k-tied ‖ N(0, s²) ) and its gradients with respect to log_u and log_v.
+
+    [k-tied Normal, the divergence of Eq. 2 for Eq. 8]
 
     KL = (‖μ‖² + ⟨UᵀU, VᵀV⟩) / 2s² − Σ log(U Vᵀ) + mn (log s − ½): only the logarithms need σ, which is formed
     in pieces.

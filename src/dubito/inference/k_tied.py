@@ -7,18 +7,20 @@ from dataclasses import dataclass, replace
 
 from ..errors import ConfigError, require_count
 from ..fitting import Start
-from ..layers.weight_noise import Estimator, Reparameterised, check_estimator
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
-from ..normal_weights import (
+from ..priors import PriorStd, check_prior_std
+from ..weight_normals import (
+    Estimator,
     NormalObjective,
     NormalPosterior,
+    Reparameterised,
+    check_estimator,
     check_stds,
     initial_factors,
     initial_raw_std,
     tied_ranks,
 )
-from ..priors import PriorStd, check_prior_std
 
 
 @dataclass(frozen=True, kw_only=True)

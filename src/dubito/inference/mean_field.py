@@ -3,11 +3,18 @@
 from dataclasses import dataclass, replace
 
 from ..fitting import Start
-from ..layers.weight_noise import Estimator, Reparameterised, check_estimator
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
-from ..normal_weights import NormalObjective, NormalPosterior, check_stds, initial_raw_std
 from ..priors import PriorStd, check_prior_std
+from ..weight_normals import (
+    Estimator,
+    NormalObjective,
+    NormalPosterior,
+    Reparameterised,
+    check_estimator,
+    check_stds,
+    initial_raw_std,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +54,10 @@ class MeanField(TrainedMethod):
         }
         method = self if self.subset is None else replace(self, subset=names)
         draft = NormalPosterior(
-            start.network, start.likelihood, method=method, structure={"raw_std": raw_std}
+            start.network,
+            start.likelihood,
+            method=method,
+            structure={"raw_std": raw_std},
         )
         return NormalObjective(
             draft,

@@ -20,16 +20,22 @@ UNKNOWN_ROWS = "which axis of its layer's inputs holds the rows cannot be told"
 ROWS_AS_CHANNELS = "its layer's inputs hold the rows where channels should be"
 NO_MATRIX = "it multiplies no inputs: it is a vector, a scale or a shift"
 NO_NODES = "it does not stand between input and output nodes"
-NO_RULE = "there is no rule for "
-STEPS = "a recurrent layer applies it step by step"
+NO_PRODUCT = "its layer does not multiply inputs by a matrix"
 TABLE = "it is a table of vectors, not a product with inputs"
 READS_INPUTS = "its layer reads the network's inputs"
 UNDECLARED = "no module of PyTorch's own holds it, and `build` has no rows to learn its use from"
-FROZEN = "frozen (requires_grad=False)"
+STEPS = "a recurrent layer applies it step by step"
+NOT_ASKED = "not asked for"
+FROZEN = "frozen: requires_grad=False"
 SUBSET = "not in the subset"
 
+NO_RULE = "there is no rule for "
 #: Reasons that a method's definition gives, or that the user asked for: no warning names them.
 EXPECTED = frozenset({NO_MATRIX, TABLE, READS_INPUTS, FROZEN, SUBSET})
+#: The torch functions of recurrent layers: whole sequences and cells.
+RECURRENT = frozenset(
+    f"{mode}{cell}" for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")
+)
 
 
 def no_rule(name: str, function: Any) -> str:

@@ -37,7 +37,7 @@ class NoisyOptimizer(Optimizer, ABC):
         super().__init__(params, {**defaults, "num_data": num_data, "seed": seed, "draws": 0, "passes": 0})
         for group in self.param_groups:
             self.check(group)
-        self._watch = Watch(p for group in self.param_groups for p in group["params"])
+        self.watch = Watch(p for group in self.param_groups for p in group["params"])
         self._open = False
 
     def check(self, group: dict[str, Any]) -> None:
@@ -50,11 +50,13 @@ class NoisyOptimizer(Optimizer, ABC):
     # -- draws ---------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def sampled(self, generator: torch.Generator | None = None) -> Iterator[None]:
+    def sampled(self, generator: torch.Generator | None = None, *, watched: bool = True) -> Iterator[None]:
         """While open the parameters hold a draw from the posterior; afterwards the means, whatever happened.
 
         Args:
             generator: the source of noise; None takes the optimiser's own stream.
+            watched: notice what layers see, where the rule needs it; False where the passes inside do so themselves,
+                by `watch.context`.
         """
         if self._open:
             raise ConfigError("sampled() is open already: close it before another draw")
@@ -72,12 +74,12 @@ class NoisyOptimizer(Optimizer, ABC):
                 for _, p in held:
                     state = self.state[p]
                     state["drawn"] = state["drawn"].add_(p) if "drawn" in state else p.detach().clone()
-            with self._watch.open() if self.watches else nullcontext():
+            with self.watch.open() if self.watches and watched else nullcontext():
                 yield
             if self.watches:
                 self.look()
         finally:
-            self._watch.clear()
+            self.watch.clear()
             self._open = False
             with torch.no_grad():
                 for (_, p), mean in zip(held, means, strict=True):

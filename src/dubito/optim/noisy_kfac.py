@@ -73,12 +73,12 @@ class NoisyKFAC(NoisyOptimizer):
     def look(self) -> None:
         places = {id(p): index for index, p in enumerate(self._all)}
         for p in self._all:
-            factors = self._watch.factors(p)
+            factors = self.watch.factors(p)
             if factors is not None:
-                rows = factors[0].new_tensor(float(self._watch.rows))
+                rows = factors[0].new_tensor(float(self.watch.rows))
                 self.add(p, seen_inputs=factors[0], seen_outputs=factors[1], seen_rows=rows)
-                self.state[p]["bias"] = places.get(id(self._watch.biases.get(id(p))), -1)
-                self.state[p]["turned"] = self._watch.turned(p)
+                self.state[p]["bias"] = places.get(id(self.watch.biases.get(id(p))), -1)
+                self.state[p]["turned"] = self.watch.turned(p)
 
     def matrix(self, p: Tensor, values: Tensor, bias_values: Tensor | None) -> Tensor:
         """A weight's values, with its bias's as the last column, as matrices [G, m, n]."""

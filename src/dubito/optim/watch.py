@@ -1,6 +1,6 @@
 """Watching the passes of a user's own loop: what each row says, for an optimiser's parameters and nothing else."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,17 +10,23 @@ from torch.overrides import TorchFunctionMode
 
 from ..curvature.products import ProductSums
 from ..curvature.sums import DiagonalSums, Wanted
-from ..layers import Dense, Form, Product
-from ..layers.context import Context
+from ..layers import Dense, Form, Layout, Product
+from ..layers.context import Context, name_of
 from ..layers.kinds import READERS, NoRule, Standin, plain
 from ..layers.record import BlockPart, Call
 
 
 class _Seen(Context):
-    """Keeps what every use of a parameter sees, and the gradients that a backward pass brings to its outputs."""
+    """Keeps what every use of a parameter sees, and the gradients that a backward pass brings to its outputs.
 
-    def __init__(self, watch: "Watch") -> None:
-        self.watch = watch
+    Args:
+        watch: that keeps it.
+        layouts: where the inputs of each parameter's uses hold the rows, by the names of standins; rows stand first
+            for those that are not there.
+    """
+
+    def __init__(self, watch: "Watch", layouts: Mapping[str, Layout]) -> None:
+        self.watch, self.layouts = watch, layouts
 
     def use(
         self,
@@ -35,7 +41,8 @@ class _Seen(Context):
             raise NoRule("parts of a weight have no rule here")
         output = super().use(form, x, weight, bias, active=active)
         if output.requires_grad:
-            self.watch.seen(form, x, weight, bias, output)
+            name = name_of(weight) or name_of(bias)
+            self.watch.seen(form, x, weight, bias, output, self.layouts.get(name or "", Layout.ROWS))
         return output
 
 
@@ -44,7 +51,7 @@ class _Mode(TorchFunctionMode):
 
     def __init__(self, watch: "Watch") -> None:
         super().__init__()
-        self.watch, self.context = watch, _Seen(watch)
+        self.watch, self.context = watch, _Seen(watch, {})
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,8 +77,9 @@ class _Mode(TorchFunctionMode):
 class Watch:
     """Records what layers see, while open, and sums it over rows.
 
-    Layers are noticed as torch functions read the parameters. A row is what stands at one place of the first axis of
-    a function's inputs. The loss is a mean over B rows, so that gradients are each row's own over B.
+    In a loop of the user's, layers are noticed as torch functions read the parameters, and a row is what stands at one
+    place of the first axis of a function's inputs; the library's own passes tell where rows stand. The loss is a mean
+    over B rows, so that gradients are each row's own over B.
 
     Args:
         parameters: those of interest.
@@ -91,16 +99,29 @@ class Watch:
         with _Mode(self):
             yield
 
-    def seen(self, form: Form, x: Tensor, weight: Any, bias: Any, output: Tensor) -> None:
+    def context(self, layouts: Mapping[str, Layout], rows: int) -> Context:
+        """What watches a pass of the library's own, whose parameters ask it.
+
+        Args:
+            layouts: where the inputs of their uses hold the rows, by their names.
+            rows: of the batch.
+        """
+        self.rows = rows
+        return _Seen(self, layouts)
+
+    def seen(
+        self, form: Form, x: Tensor, weight: Any, bias: Any, output: Tensor, layout: Layout = Layout.ROWS
+    ) -> None:
         """Keep one use of a weight and a bias, whose outputs are part of a graph."""
-        names = [tensor.parameter if isinstance(tensor, Standin) else None for tensor in (weight, bias)]
-        call = Call(form, names[0], names[1], 0, 1, 0, 1, 0, "", x.detach())
+        names = [self.parameters.get(id(plain(tensor))) for tensor in (weight, bias)]
+        call = Call(form, names[0], names[1], 0, 1, 0, 1, 0, "", x.detach(), layout=layout)
 
         def caught(gradient: Tensor) -> None:
             call.gradient = gradient
 
         output.register_hook(caught)
-        self.rows = len(x)
+        if layout is Layout.ROWS:
+            self.rows = len(x)
         for name in names:
             if name is not None:
                 self.calls.setdefault(name, []).append(call)
@@ -112,9 +133,10 @@ class Watch:
         self.calls.clear()
 
     def _of(self, parameter: Tensor) -> list[Call]:
-        """The uses of a parameter that a backward pass reached; none where rows do not stand first in all."""
+        """The uses of a parameter that a backward pass reached; none where they disagree about the rows."""
         calls = [c for c in self.calls.get(self.parameters[id(parameter)], ()) if c.gradient is not None]
-        return calls if all(len(call.inputs) == len(calls[0].inputs) for call in calls) else []
+        first = [call for call in calls if call.layout is Layout.ROWS]
+        return calls if all(len(call.inputs) == self.rows for call in first) else []
 
     @torch.no_grad()
     def squares(self, parameter: Tensor) -> Tensor | None:
@@ -131,7 +153,7 @@ class Watch:
             sums = DiagonalSums(part, tuple(parameter.shape), like)
         else:
             sums = ProductSums(part, Wanted(diagonal=True), like)
-        _fill(sums, calls)
+        self._fill(sums, calls)
         assert sums.diagonal is not None
         return sums.diagonal if part.product is None else part.product.tensor(sums.diagonal)
 
@@ -146,7 +168,7 @@ class Watch:
         if part.product is None or like is None:
             return None
         sums = ProductSums(part, Wanted(factors=True), like)
-        _fill(sums, calls)
+        self._fill(sums, calls)
         assert sums.inputs is not None and sums.gradients is not None
         return sums.inputs, sums.gradients
 
@@ -155,14 +177,13 @@ class Watch:
         form = self._of(weight)[0].form
         return isinstance(form, Dense) and form.turned
 
+    def _fill(self, sums: DiagonalSums | ProductSums, calls: list[Call]) -> None:
+        sums.add(calls, self.rows, 1.0, True, True)
+        sums.flush()
+        sums.finish()
+
     def _part(self, parameter: Tensor, calls: list[Call], bias: Tensor | None) -> BlockPart:
         name, form = self.parameters[id(parameter)], calls[0].form
         alike = all(call.weight == name and call.form.signature == form.signature for call in calls)
         product = form if alike and isinstance(form, Product) else None
         return BlockPart(name, None if bias is None else self.parameters.get(id(bias)), product)
-
-
-def _fill(sums: DiagonalSums | ProductSums, calls: list[Call]) -> None:
-    sums.add(calls, len(calls[0].inputs), 1.0, True, True)
-    sums.flush()
-    sums.finish()

@@ -155,6 +155,8 @@ class BALI(Method):
         built, inferred = with_inferred_noise(likelihood, spread)
         assert self.effective_data is not None
         details = {
+            "survey": found.cover.survey.to_json(),
+            "points": dict(found.points),
             "blocks": [block.to_json() for block in found.blocks],
             "effective_data": {block.weight: float(self.effective_data) for block in found.blocks},
             "last": found.last if spread is not None else None,

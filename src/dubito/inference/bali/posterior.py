@@ -56,7 +56,7 @@ class BALIPosterior(Posterior):
         for block in self.blocks:
             if name in block.parameters:
                 return f"matrix normal, {block.columns} x {block.rows}"
-        return "point"
+        return super().holds(name)
 
 
 def sampled_root(output_tril: Tensor, data: float, generator: torch.Generator | None) -> Tensor:

@@ -26,13 +26,13 @@ class Layers:
         cover: their matrices, and how these are read from recorded passes.
         first: names of the blocks that read the network's own inputs, which Eq. 12 does not scale.
         last: name of the block whose outputs are the network's, or None.
-        points: names of trainable parameters that are no part of a block.
+        points: why trainable parameters are no part of a block, by name.
     """
 
     cover: Cover
     first: frozenset[str]
     last: str | None
-    points: tuple[str, ...]
+    points: Mapping[str, str]
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -63,10 +63,13 @@ def find_layers(network: nn.Module, inputs: Inputs, subset: Subset) -> Layers:
             f"{', '.join(names)}; add such a layer, or take a method for any parameter such as MeanField()"
         )
     treated = set(layers.parameters)
-    points = tuple(name for name in trainable(network) if name not in treated)
-    unwanted = [name for name in points if name in names]
-    if unwanted:
-        why = "; ".join(f"{name}: {covered.left_out.get(name, reasons.NO_MATRIX)}" for name in unwanted)
+    points = {
+        name: covered.left_out.get(name, reasons.NO_MATRIX if name in names else reasons.SUBSET)
+        for name in trainable(network)
+        if name not in treated
+    }
+    if any(name in names for name in points):
+        why = "; ".join(f"{name}: {reason}" for name, reason in points.items() if name in names)
         warnings.warn(
             f"BALI treats layers that multiply by a weight; these parameters are points, trained by the "
             f"optimiser at Training(lr=...): {why}; name what to treat with subset= to say so",

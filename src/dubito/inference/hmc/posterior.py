@@ -74,7 +74,7 @@ class HMCPosterior(Posterior):
 
     def holds(self, name: str) -> str:
         if name not in self.group("draws"):
-            return "point"
+            return super().holds(name)
         return f"{self.num_atoms} draws of {self.details['chains']} chains"
 
 

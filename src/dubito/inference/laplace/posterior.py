@@ -142,7 +142,7 @@ class LaplacePosterior(Posterior):
             return f"in the block of {self._of_bias[name].weight}"
         block = self._of_weight.get(name)
         if block is None:
-            return "point"
+            return super().holds(name)
         structure = self.structure_of(block)
         if type(structure) is not type(self.method.structure):
             return f"{structure.title}: no Kronecker factors"

@@ -1,6 +1,6 @@
 """Noisy Adam, Vadam, VOGN and Noisy K-FAC as methods: natural-gradient variational inference."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -8,13 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from ... import optim
+from ...curvature import Block, cover
 from ...errors import require_count, require_fraction, require_positive
 from ...fitting import Prepared
-from ...inputs import Inputs
-from ...layers.shell import seeded
+from ...layers import Layout, Survey, reasons, survey
 from ...method import Method
-from ...networks import resolve, run, trainable
-from ...optim.watch import Watch
+from ...networks import resolve, trainable
 from ...training import Training, train
 from .objective import NaturalObjective
 from .posterior import NaturalPosterior
@@ -41,13 +40,24 @@ class NaturalGradient(Method):
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
         network = prepared.network
         resolve(None, network)  # refuses a network whose parameters are all frozen
-        structure, factored = self._structure(network, prepared.example.inputs)
+        surveyed = survey(network, prepared.example.inputs)
+        blocks = self._blocks(network, surveyed)
+        details = {
+            "survey": surveyed.to_json(),
+            "factored": {block.weight: block.bias for block in blocks},
+            "turned": [block.weight for block in blocks if block.turned],
+        }
         draft = NaturalPosterior(
-            network, prepared.likelihood, method=self, structure=structure, details={"factored": factored}
+            network,
+            prepared.likelihood,
+            method=self,
+            structure=initial_tensors(trainable(network), blocks),
+            details=details,
         )
         objective = NaturalObjective(
             draft,
             self.optimizer,
+            row_layouts(surveyed, trainable(network)),
             num_data=prepared.num_data,
             modes=prepared.modes,
         )
@@ -57,11 +67,9 @@ class NaturalGradient(Method):
         assert isinstance(posterior, NaturalPosterior)
         return posterior
 
-    def _structure(
-        self, network: nn.Module, inputs: Inputs
-    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str | None]]:
-        """Tensors for the spreads, and the weights with factors, each with its bias."""
-        return {"std": {name: torch.zeros_like(p) for name, p in trainable(network).items()}}, {}
+    def _blocks(self, network: nn.Module, surveyed: Survey) -> list[Block]:
+        """The blocks that get Kronecker factors."""
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,31 +173,44 @@ class NoisyKFAC(NaturalGradient):
         require_fraction(zero=False, one=True, beta=self.beta)
         require_positive(kl_weight=self.kl_weight)
 
-    def _structure(
-        self, network: nn.Module, inputs: Inputs
-    ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str | None]]:
-        named = trainable(network)
-        names = {id(p): name for name, p in named.items()}
-        watch = Watch(named.values())
-        with torch.enable_grad(), watch.open(), seeded(network, 0, "factors"):
-            outputs = run(network, {}, inputs)
-        # cuDNN's recurrent layers have no backward pass in evaluation mode; sums of outputs reach all layers.
-        with torch.backends.cudnn.flags(enabled=False):
-            torch.autograd.grad(outputs.sum(), list(named.values()), allow_unused=True)
-        structure: dict[str, dict[str, Tensor]] = {"std": {}, "input_tril": {}, "output_tril": {}}
-        factored: dict[str, str | None] = {}
-        for name, parameter in named.items():
-            found = watch.factors(parameter)
-            if found is None:
-                continue
-            bias = watch.biases.get(id(parameter))
-            factored[name] = None if bias is None else names.get(id(bias))
-            for key, sums in zip(("input_tril", "output_tril"), found, strict=True):
-                eye = torch.eye(sums.shape[-1], dtype=parameter.dtype, device=parameter.device)
-                structure[key][name] = eye.repeat(len(sums), 1, 1)
-        held = {*factored, *factored.values()}
-        structure["std"] = {name: torch.zeros_like(p) for name, p in named.items() if name not in held}
-        return structure, factored
+    def _blocks(self, network: nn.Module, surveyed: Survey) -> list[Block]:
+        names = list(row_layouts(surveyed, trainable(network)))
+        return [block for block in cover(network, surveyed, names).blocks.values() if block.kronecker]
+
+
+def initial_tensors(named: Mapping[str, Tensor], blocks: Sequence[Block]) -> dict[str, dict[str, Tensor]]:
+    """Tensors for the roots of the factors of blocks, and for the standard deviations of all other parameters."""
+    covered = {name for block in blocks for name in block.parameters}
+    tensors = {"std": {name: torch.zeros_like(p) for name, p in named.items() if name not in covered}}
+    if blocks:
+        for key, side in (("input_tril", "columns"), ("output_tril", "rows")):
+            tensors[key] = {
+                block.weight: torch.eye(
+                    getattr(block, side), dtype=named[block.weight].dtype, device=named[block.weight].device
+                ).repeat(block.groups, 1, 1)
+                for block in blocks
+            }
+    return tensors
+
+
+def row_layouts(surveyed: Survey, names: Collection[str]) -> dict[str, Layout]:
+    """Where the uses of parameters hold the rows, of those that layers other than recurrent ones use alike and whole.
+
+    For the others, the square of the batch's mean gradient stands in for those of the rows.
+    """
+    layouts: dict[str, Layout] = {}
+    for name in names:
+        uses = surveyed.of(name)
+        whole = all(use.parts == use.bias_parts == 1 for use in uses)
+        recurrent = any(use.function in reasons.RECURRENT for use in uses)
+        if (
+            name not in surveyed.reasons
+            and whole
+            and not recurrent
+            and len({use.layout for use in uses}) == 1
+        ):
+            layouts[name] = uses[0].layout
+    return layouts
 
 
 def require_damping(value: float) -> None:

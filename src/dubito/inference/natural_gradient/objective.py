@@ -8,7 +8,9 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import ConfigError
-from ...inputs import Batch, Place
+from ...inputs import Batch, Place, rows_of
+from ...layers import Layout
+from ...layers.passes import asked
 from ...networks import trainable
 from ...objective import PlainObjective
 from ...optim import NoisyKFAC, NoisyOptimizer
@@ -22,6 +24,7 @@ class NaturalObjective(PlainObjective):
     Args:
         draft: the posterior under training.
         make: the optimiser for given parameters and rows.
+        layouts: where the uses of parameters hold the rows, by name, of those whose rows tell their gradients.
         num_data: the number of training rows.
         modes: modules by name that stay in evaluation mode while training.
     """
@@ -32,17 +35,24 @@ class NaturalObjective(PlainObjective):
         self,
         draft: NaturalPosterior,
         make: Callable[[list[Tensor], int], NoisyOptimizer],
+        layouts: Mapping[str, Layout],
         *,
         num_data: int,
         modes: Mapping[str, bool],
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
         draft.structure.requires_grad_(False)
-        self.names = list(trainable(draft.network))
+        self.names, self.layouts = list(trainable(draft.network)), layouts
         self.optimizer = make([draft.network.get_parameter(name) for name in self.names], num_data)
         for weight, bias in draft.biases.items():  # known before any row is seen
             index = -1 if bias is None else self.names.index(bias)
             self.optimizer.state[draft.network.get_parameter(weight)]["bias"] = index
+
+    def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        if not self.optimizer.watches:
+            return super().outputs(batch, generator)
+        context = self.optimizer.watch.context(self.layouts, rows_of(batch.inputs))
+        return asked(self.draft.network, context, self.layouts, training=self.modes).outputs(batch.inputs)
 
     def parameter_groups(
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
@@ -103,7 +113,7 @@ class NaturalStepper(Stepper):
         total = torch.zeros((), device=self.device, dtype=own[0].dtype)
         for index, batch in enumerate(passes):
             stream = seeds.generator(self.seed, "noise", number, index, device=self.device)
-            with self.optimizer.sampled(stream):
+            with self.optimizer.sampled(stream, watched=False):
                 if batch is None:  # the draw counts in every process
                     continue
                 loss = self.objective.batch_loss(batch, 1.0, None)

@@ -21,6 +21,11 @@ class NaturalPosterior(Posterior):
         """The bias of each weight with factors."""
         return dict(self.details.get("factored", {}))
 
+    @cached_property
+    def turned(self) -> frozenset[str]:
+        """The weights with factors that are stored as inputs × outputs."""
+        return frozenset(self.details.get("turned", ()))
+
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         weights = self.weights()
         drawn: dict[str, Tensor] = {}
@@ -36,7 +41,8 @@ class NaturalPosterior(Posterior):
             # Rows of L⁻¹ and columns of C⁻ᵀ: Cov = Σ ⊗ R for L Lᵀ = R⁻¹ and C Cᵀ = Σ⁻¹
             noise = torch.linalg.solve_triangular(right, unit, upper=False, left=False)
             noise = torch.linalg.solve_triangular(left.mT, noise, upper=True)
-            drawn[name] = like + noise[..., : n - (bias is not None)].reshape(like.shape)
+            matrices = noise[..., : n - (bias is not None)]
+            drawn[name] = like + (matrices[0].mT if name in self.turned else matrices.reshape(like.shape))
             if bias is not None:
                 drawn[bias] = weights[bias] + noise[..., -1].reshape(weights[bias].shape)
         return weights | drawn
@@ -45,4 +51,4 @@ class NaturalPosterior(Posterior):
         if name in self.group("std"):
             return "Normal, own std"
         held: set[Any] = {*self.biases, *self.biases.values()}
-        return "matrix normal" if name in held else "point"
+        return "matrix normal" if name in held else super().holds(name)

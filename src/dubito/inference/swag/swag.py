@@ -125,7 +125,7 @@ class SWAGPosterior(Posterior):
 
     def holds(self, name: str) -> str:
         if name not in self.group("variance"):
-            return "point"
+            return super().holds(name)
         return f"Normal, own variance and rank {self.rank} of {self.details['snapshots']} snapshots"
 
 

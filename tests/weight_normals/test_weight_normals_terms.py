@@ -6,8 +6,8 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from dubito.distributions import tied_functions
-from dubito.layers.weight_noise import OwnSpread, Spread, TiedSpread, TruncatedSpread, summed
-from dubito.layers.weight_noise.terms import OwnTerm, Term, TiedTerm
+from dubito.weight_normals.scales import OwnScale, Scale, TiedScale, TruncatedScale
+from dubito.weight_normals.terms import OwnTerm, Term, TiedTerm, summed
 
 PRIOR = 0.4
 SHAPES = {"vector": (6,), "matrix": (5, 7), "kernel": (4, 3, 2, 2)}
@@ -107,32 +107,32 @@ def test_many_terms_of_all_kinds_are_one_sum() -> None:
     assert_same(ours, expected, tensors)
 
 
-def spreads() -> dict[str, tuple[Spread, list[Tensor]]]:
+def scales() -> dict[str, tuple[Scale, list[Tensor]]]:
     own, tied = parameters("own", (5, 7)), parameters("2-tied", (5, 7))
     u, v = normal(2, 5, seed=4).abs() + 0.1, normal(2, 7, seed=5).abs()
     return {
-        "own": (OwnSpread(own[1]), own),
-        "tied": (TiedSpread(tied[1], tied[2], torch.Size((5, 7))), tied),
-        "truncated": (TruncatedSpread(u, v, 0.2, torch.Size((5, 7))), [normal(5, 7).requires_grad_()]),
+        "own": (OwnScale(own[1]), own),
+        "tied": (TiedScale(tied[1], tied[2], torch.Size((5, 7))), tied),
+        "truncated": (TruncatedScale(u, v, 0.2, torch.Size((5, 7))), [normal(5, 7).requires_grad_()]),
     }
 
 
 @pytest.mark.parametrize("name", ["own", "tied", "truncated"])
 def test_every_form_of_spread_has_its_divergence(name: str) -> None:
-    spread, tensors = spreads()[name]
-    kl, _ = summed([spread.term(tensors[0], 0.3)])
-    assert_same(kl, divergence(tensors[0], spread.std, 0.3), tensors)
+    scale, tensors = scales()[name]
+    kl, _ = summed([scale.term(tensors[0], 0.3)])
+    assert_same(kl, divergence(tensors[0], scale.std, 0.3), tensors)
 
 
 @pytest.mark.parametrize("name", ["own", "tied"])
 def test_draws_with_and_without_divergence_are_the_same(name: str) -> None:
-    spread, (mean, *_) = spreads()[name]
-    assert isinstance(spread, OwnSpread | TiedSpread)
+    scale, (mean, *_) = scales()[name]
+    assert isinstance(scale, OwnScale | TiedScale)
     streams = [torch.Generator().manual_seed(3) for _ in range(3)]
-    plain = spread.draw(mean, streams[0])
-    _, (draw,) = summed([spread.draw_term(mean, PRIOR, streams[1], False)])
+    plain = scale.draw(mean, streams[0])
+    _, (draw,) = summed([scale.draw_term(mean, PRIOR, streams[1], False)])
     with torch.no_grad():
-        still = spread.draw(mean, streams[2])
+        still = scale.draw(mean, streams[2])
     torch.testing.assert_close(draw, plain, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(still, plain, rtol=1e-12, atol=1e-12)
 

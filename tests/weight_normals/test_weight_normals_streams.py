@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dubito.layers.weight_noise.rows import BLOCK_SIZE, RowStreams, block_rows
+from dubito.weight_normals.streams import BLOCK_SIZE, RowStreams, block_rows
 
 
 @pytest.mark.parametrize("shape", [(3,), (700,), (40, 9, 9), ()])

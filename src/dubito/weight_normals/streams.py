@@ -7,7 +7,7 @@ from math import ceil, prod
 import torch
 from torch import Tensor
 
-from ... import seeds
+from .. import seeds
 
 #: Numbers drawn from one generator: few enough that a piece of the rows does not cost the noise of all.
 BLOCK_SIZE = 2**17

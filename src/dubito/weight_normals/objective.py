@@ -10,20 +10,16 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import ConfigError, require_positive
 from ..inputs import Batch, Inputs, rows_of
-from ..layers.weight_noise import (
-    Estimator,
-    LocalReparameterised,
-    Placement,
-    Reparameterised,
-    RowStreams,
-    flipped_noise,
-    local_noise,
-    place,
-)
+from ..layers.passes import asked
 from ..likelihoods import inverse_softplus
 from ..objective import Loss, Objective
 from ..posterior import Posterior
+from .estimators import Estimator, LocalReparameterised, Reparameterised
+from .noise import FlippedNoise, LocalNoise
+from .normals import Normals
+from .placement import Placement, place
 from .posterior import NormalPosterior
+from .streams import RowStreams
 from .ties import limit_std
 
 WORDS = {"LocalReparameterised": "local reparameterisation", "Flipout": "flipout"}
@@ -58,30 +54,37 @@ class NormalObjective(Objective):
         self.placement: Placement | None = None
 
     def bind(self, inputs: Inputs) -> None:
-        """Learn which layers can carry the noise on their outputs; a plain draw fits any module."""
-        if self.placement is not None or isinstance(self.estimator, Reparameterised):
+        """Survey the network, and learn from that which parameters' noise can be put on outputs."""
+        if self.placement is not None:
             return
-        draft = self.draft
-        self.placement = place(draft.network, draft.random, self.estimator.layers, inputs)
-        words = WORDS[type(self.estimator).__name__]
+        draft, estimator = self.draft, self.estimator
+        learned = draft.survey(inputs)
+        draft.details["survey"] = learned.to_json()
+        if isinstance(estimator, Reparameterised):
+            self.placement = Placement((), dict.fromkeys(draft.random, ""), ())
+            return
+        self.placement = place(learned, draft.network, draft.random, estimator.layers)
+        words = WORDS[type(estimator).__name__]
         drawn = {name: f"reparameterised ({why})" for name, why in self.placement.drawn.items()}
         draft.details["in_training"] = {name: drawn.get(name, words) for name in draft.random}
 
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        return self._outputs(batch, generator, Normals(self.draft))
+
+    def _outputs(self, batch: Batch, generator: torch.Generator | None, normals: Normals) -> Tensor:
         draft, inputs = self.draft, batch.inputs
         if isinstance(self.estimator, Reparameterised):
-            return self.lease(draft.drawn(draft.random, generator)).outputs(inputs)
-        assert self.placement is not None, "bind comes first"
-        drawn, layers = tuple(self.placement.drawn), self.placement.layers
-        placed = [name for name in draft.random if name not in self.placement.drawn]
+            return self.lease(normals.drawn(draft.random, generator)).outputs(inputs)
+        placement = self.placement
+        assert placement is not None, "bind comes first"
         streams = RowStreams(stream_seed(generator), batch.first, rows_of(inputs), batch.total)
-        lease = self.lease(draft.drawn(drawn, generator))
+        weights = normals.drawn(tuple(placement.drawn), generator)
         if isinstance(self.estimator, LocalReparameterised):
-            spreads = {name: draft.spread(name) for name in placed}
-            noise = local_noise(lease.module, layers, spreads, streams)
+            noise = LocalNoise(placement, normals.scale, streams)
         else:
-            noise = flipped_noise(lease.module, layers, draft.drawn(placed, generator, centred=True), streams)
-        lease.enter(noise)
+            noise = FlippedNoise(placement, normals.drawn(placement.names, generator, centred=True), streams)
+        tensors = {name: normals.means[name] for name in placement.names} | weights
+        lease = asked(draft.network, noise, placement.names, tensors, training=self.modes)
         return lease.outputs(inputs)
 
     def kl(self) -> Tensor:
@@ -91,8 +94,9 @@ class NormalObjective(Objective):
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
     ) -> Loss:
         self._limit()
-        with self.draft.sharing():
-            return super().batch_loss(batch, kl_weight, generator, checked=checked)
+        normals = Normals(self.draft)
+        outputs = self._outputs(batch, generator, normals)
+        return self.joined(outputs, normals.kl, batch, kl_weight, checked=checked)
 
     def parameter_groups(
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0

@@ -1,4 +1,4 @@
-"""The forms in which the standard deviations of a weight tensor's independent Normals are kept."""
+"""Scales: the forms in which the standard deviations of a weight tensor's independent Normals are kept."""
 
 from abc import ABC, abstractmethod
 from functools import cached_property
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...distributions.tied_functions import draw_tied, tied_std
+from ..distributions.tied_functions import draw_tied, tied_std
+from .kernels import full_precision
 from .terms import OwnTerm, StdTerm, Term, TiedTerm
 
 
@@ -16,7 +17,7 @@ def standard_noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
-class Spread(ABC):
+class Scale(ABC):
     """Standard deviations σ of one weight tensor; a kernel is read as outputs × (inputs · positions)."""
 
     @property
@@ -35,8 +36,31 @@ class Spread(ABC):
         """The divergence from N(0, prior_std²)."""
         return StdTerm(mean, self.std, prior_std=prior_std)
 
+    def formed(self) -> "Scale":
+        """Itself, with all computed that is kept between uses."""
+        return self
 
-class OwnSpread(Spread):
+    def chunk(self, part: int, parts: int) -> "Scale":
+        """Those of one of the weight's equal parts along its first axis."""
+        return self if parts == 1 else FormedScale(self.std.chunk(parts)[part])
+
+
+class FormedScale(Scale):
+    """σ as it is.
+
+    Args:
+        std: in the shape of the weight.
+    """
+
+    def __init__(self, std: Tensor) -> None:
+        self._std = std
+
+    @property
+    def std(self) -> Tensor:
+        return self._std
+
+
+class OwnScale(Scale):
     """One σ = softplus(raw_std) per weight, computed once however often it is asked for.
 
     Args:
@@ -51,6 +75,11 @@ class OwnSpread(Spread):
         """σ in the shape of the weight."""
         return F.softplus(self.raw_std)
 
+    def formed(self) -> Scale:
+        with full_precision(self.raw_std.device):
+            _ = self.std
+        return self
+
     def draw_term(
         self, mean: Tensor, prior_std: float, generator: torch.Generator | None, centred: bool
     ) -> Term:
@@ -59,8 +88,8 @@ class OwnSpread(Spread):
         return OwnTerm(mean, self.raw_std, prior_std=prior_std, noise=noise, centred=centred)
 
 
-class TiedSpread(Spread):
-    """σ = U Vᵀ of positive factors: the k-tied Normal's.
+class TiedScale(Scale):
+    """σ = U Vᵀ of positive factors [k-tied Normal, Eq. 8].
 
     Args:
         log_u: [k, m], over the outputs.
@@ -89,6 +118,12 @@ class TiedSpread(Spread):
         with torch.no_grad():
             return self.log_u.exp(), self.log_v.exp()
 
+    def chunk(self, part: int, parts: int) -> Scale:
+        if parts == 1:
+            return self
+        log_u = self.log_u.chunk(parts, 1)[part]
+        return TiedScale(log_u, self.log_v, torch.Size((log_u.shape[1], *self.shape[1:])))
+
     def term(self, mean: Tensor, prior_std: float) -> Term:
         return TiedTerm(mean, self.log_u, self.log_v, prior_std=prior_std)
 
@@ -100,7 +135,7 @@ class TiedSpread(Spread):
         return TiedTerm(mean, self.log_u, self.log_v, prior_std=prior_std, noise=noise, centred=centred)
 
 
-class TruncatedSpread(Spread):
+class TruncatedScale(Scale):
     """σ = max(U Vᵀ, floor) of factors of any sign: what a truncated singular value decomposition leaves.
 
     Args:
@@ -120,4 +155,4 @@ class TruncatedSpread(Spread):
 
 
 #: The forms that can be trained.
-TrainedSpread = OwnSpread | TiedSpread
+TrainedScale = OwnScale | TiedScale

@@ -2,14 +2,14 @@
 
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from .. import seeds
 from ..errors import ConfigError, DubitoWarning, unknown_name
-from ..networks import Subset
+from ..networks import Subset, parameters_of
 
 
 def matrix_shape(weight: Tensor) -> tuple[int, int]:
@@ -40,7 +40,12 @@ def tied_ranks(
     if callable(subset):
         wanted = {name for name, weight in matrices.items() if subset(name, weight)}
     else:
-        wanted = _held(subset, network)
+        wanted = set()
+        for name in subset:
+            matches = parameters_of(name, network)
+            if not matches:
+                raise unknown_name("parameter or module", name, dict(network.named_parameters()))
+            wanted |= matches
     ranks = {}
     for name, weight in matrices.items():
         if name in wanted:
@@ -58,19 +63,6 @@ def tied_ranks(
             f"the weights to tie must hold a matrix with a distribution, got none of {list(matrices)}"
         )
     return ranks
-
-
-def _held(names: Iterable[str], network: nn.Module) -> set[str]:
-    """The parameters that names, or names of modules, stand for, by their first names."""
-    first = {id(parameter): name for name, parameter in network.named_parameters()}
-    every = dict(network.named_parameters(remove_duplicate=False))
-    found: set[str] = set()
-    for wanted in names:
-        held = {first[id(p)] for name, p in every.items() if name == wanted or name.startswith(f"{wanted}.")}
-        if not held:
-            raise unknown_name("parameter or module", wanted, first.values())
-        found |= held
-    return found
 
 
 def initial_factors(

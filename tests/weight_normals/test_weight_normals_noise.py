@@ -11,18 +11,14 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dubito import ConfigError, Flipout, LocalReparameterised, NetworkError, UnknownNameError
-from dubito.layers.trace import Layout
-from dubito.layers.weight_noise import (
-    OwnSpread,
-    RowStreams,
-    Spread,
-    TiedSpread,
-    TruncatedSpread,
-    flipped_noise,
-    local_noise,
-    place,
-    rows,
-)
+from dubito.layers import reasons, survey
+from dubito.layers.layout import Layout
+from dubito.layers.passes import asking
+from dubito.weight_normals import streams as stream_module
+from dubito.weight_normals.noise import FlippedNoise, LocalNoise, Moments
+from dubito.weight_normals.placement import Placement, place
+from dubito.weight_normals.scales import OwnScale, Scale, TiedScale, TruncatedScale
+from dubito.weight_normals.streams import RowStreams
 
 DOUBLE = torch.float64
 
@@ -55,50 +51,75 @@ def make(name: str) -> tuple[nn.Module, Tensor]:
     return build().double(), normal(*shape)
 
 
-def spread(weight: Tensor, form: str, seed: int) -> Spread:
+def scale_of(weight: Tensor, form: str, seed: int) -> Scale:
     m, n = len(weight), weight[0].numel()
     if form == "own" or weight.ndim == 1:
-        return OwnSpread((normal(*weight.shape, seed=seed) - 1).requires_grad_())
+        return OwnScale((normal(*weight.shape, seed=seed) - 1).requires_grad_())
     u, v = normal(2, m, seed=seed) - 0.5, normal(2, n, seed=seed + 1) - 0.5
     if form == "tied":
-        return TiedSpread(u.requires_grad_(), v.requires_grad_(), weight.shape)
-    return TruncatedSpread(u.requires_grad_(), v.requires_grad_(), 0.1, weight.shape)
+        return TiedScale(u.requires_grad_(), v.requires_grad_(), weight.shape)
+    return TruncatedScale(u.requires_grad_(), v.requires_grad_(), 0.1, weight.shape)
 
 
-def spreads_of(module: nn.Module, form: str) -> dict[str, Spread]:
+def scales_of(module: nn.Module, form: str) -> dict[str, Scale]:
     named = enumerate(module.named_parameters())
-    return {name: spread(parameter, form, 10 * number) for number, (name, parameter) in named}
+    return {name: scale_of(parameter, form, 10 * number) for number, (name, parameter) in named}
 
 
-def formed(spread: Spread) -> Tensor:
+def formed(scale: Scale) -> Tensor:
     """σ in the weight's shape, written out."""
-    if isinstance(spread, OwnSpread):
-        return torch.log1p(spread.raw_std.exp())
-    if isinstance(spread, TiedSpread):
-        return torch.einsum("am,an->mn", spread.log_u.exp(), spread.log_v.exp()).view(spread.shape)
-    assert isinstance(spread, TruncatedSpread)
-    return torch.einsum("am,an->mn", spread.u, spread.v).clamp(min=spread.floor).view(spread.shape)
+    if isinstance(scale, OwnScale):
+        return torch.log1p(scale.raw_std.exp())
+    if isinstance(scale, TiedScale):
+        return torch.einsum("am,an->mn", scale.log_u.exp(), scale.log_v.exp()).view(scale.shape)
+    assert isinstance(scale, TruncatedScale)
+    return torch.einsum("am,an->mn", scale.u, scale.v).clamp(min=scale.floor).view(scale.shape)
 
 
-def leaves(spreads: dict[str, Spread]) -> list[Tensor]:
+def leaves(scales: dict[str, Scale]) -> list[Tensor]:
     return [
-        t for spread in spreads.values() for t in vars(spread).values() if isinstance(t, Tensor) and t.is_leaf
+        t for scale in scales.values() for t in vars(scale).values() if isinstance(t, Tensor) and t.is_leaf
     ]
 
 
-def exact_variance(module: nn.Module, spreads: dict[str, Spread], x: Tensor) -> Tensor:
+def exact_variance(module: nn.Module, scales: dict[str, Scale], x: Tensor) -> Tensor:
     """The layer itself, on squares, with variances in place of its weights."""
-    squares = {name: formed(spread).square() for name, spread in spreads.items()}
+    squares = {name: formed(scale).square() for name, scale in scales.items()}
     return functional_call(module, squares, (x.square(),))
 
 
-def layers_of(network: nn.Module, x: Tensor):
-    return place(network, [name for name, _ in network.named_parameters()], None, x).layers
+def placed(
+    network: nn.Module, x: Tensor, names: list[str] | None = None, wanted: list[str] | None = None
+) -> Placement:
+    parameters = [name for name, _ in network.named_parameters()] if names is None else names
+    return place(survey(network, x), network, parameters, wanted)
 
 
-def local(module: nn.Module, spreads: dict[str, Spread], x: Tensor, seed: int = 0) -> Tensor:
-    with local_noise(module, layers_of(module, x), spreads, RowStreams(seed, 0, len(x))):
-        return module(x)
+def local(
+    network: nn.Module,
+    scales: dict[str, Scale],
+    x: Tensor,
+    streams: RowStreams | None = None,
+    moments: Moments | None = None,
+    placement: Placement | None = None,
+) -> Tensor:
+    placement = placement or placed(network, x, list(scales))
+    noise = LocalNoise(placement, scales.__getitem__, streams or RowStreams(0, 0, len(x)), moments)
+    with asking(network, noise, placement.names) as shell:
+        return shell(x)
+
+
+def flipped(
+    network: nn.Module,
+    changes: dict[str, Tensor],
+    x: Tensor,
+    streams: RowStreams | None = None,
+    placement: Placement | None = None,
+) -> Tensor:
+    placement = placement or placed(network, x, list(changes))
+    noise = FlippedNoise(placement, changes, streams or RowStreams(0, 0, len(x)))
+    with asking(network, noise, placement.names) as shell:
+        return shell(x)
 
 
 # -- local reparameterisation -------------------------------------------------------------------------------------
@@ -109,18 +130,18 @@ def local(module: nn.Module, spreads: dict[str, Spread], x: Tensor, seed: int = 
 def test_local_noise_equals_the_formed_variance_in_value_and_gradient(name: str, form: str) -> None:
     module, x = make(name)
     x.requires_grad_()
-    spreads = spreads_of(module, form)
-    out = local(module, spreads, x)
+    scales = scales_of(module, form)
+    out = local(module, scales, x)
     noise = RowStreams(0, 0, len(x)).normal(("", 0), tuple(out.shape[1:]), out)
-    expected = module(x) + (exact_variance(module, spreads, x) + 1e-8).sqrt() * noise
+    expected = module(x) + (exact_variance(module, scales, x) + 1e-8).sqrt() * noise
     torch.testing.assert_close(out, expected, rtol=1e-10, atol=1e-10)
-    inputs = [x, *module.parameters(), *leaves(spreads)]
+    inputs = [x, *module.parameters(), *leaves(scales)]
     weights = normal(*out.shape, seed=3)
     ours = torch.autograd.grad((weights * out).sum(), inputs)
     theirs = torch.autograd.grad((weights * expected).sum(), inputs)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, rtol=1e-10, atol=1e-10)
-    assert "forward" not in vars(module) and not module._forward_pre_hooks  # all is as it was
+    assert "forward" not in vars(module) and not module._forward_pre_hooks  # nothing shared is changed
 
 
 @pytest.mark.parametrize("absent", ["weight", "bias"])
@@ -128,21 +149,17 @@ def test_local_noise_equals_the_formed_variance_in_value_and_gradient(name: str,
 @pytest.mark.parametrize("form", ["own", "tied"])
 def test_points_among_a_layers_parameters(name: str, form: str, absent: str) -> None:
     module, x = make(name)
-    spreads = spreads_of(module, form)
-    del spreads[absent]
-    layers = place(module, list(spreads), None, x).layers
-    with local_noise(module, layers, spreads, RowStreams(0, 0, len(x))):
-        out = module(x)
+    scales = scales_of(module, form)
+    del scales[absent]
+    out = local(module, scales, x)
     noise = RowStreams(0, 0, len(x)).normal(("", 0), tuple(out.shape[1:]), out)
     zeros = {absent: torch.zeros_like(module.get_parameter(absent))}
-    squares = {key: formed(spread).square() for key, spread in spreads.items()} | zeros
+    squares = {key: formed(scale).square() for key, scale in scales.items()} | zeros
     variance = functional_call(module, squares, (x.square(),))
     torch.testing.assert_close(out, module(x) + (variance + 1e-8).sqrt() * noise)
-    changes = {key: formed(spread) * 0.3 for key, spread in spreads.items()}
-    with flipped_noise(module, layers, changes, RowStreams(0, 0, len(x))):
-        flipped = module(x)
-    expected = torch.cat([row_output(module, layers[0], changes, x, row) for row in range(len(x))])
-    torch.testing.assert_close(flipped, expected)
+    changes = {key: formed(scale) * 0.3 for key, scale in scales.items()}
+    expected = torch.cat([row_output(module, changes, x, row) for row in range(len(x))])
+    torch.testing.assert_close(flipped(module, changes, x), expected)
 
 
 class Sizes(TorchDispatchMode):
@@ -168,38 +185,37 @@ class Sizes(TorchDispatchMode):
 def test_no_variance_of_the_weights_size_is_ever_formed(
     module: nn.Module, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "BLOCK_SIZE", 1)  # noise is drawn row by row, in small tensors
+    monkeypatch.setattr(stream_module, "BLOCK_SIZE", 1)  # noise is drawn row by row, in small tensors
     module, x = module.double().requires_grad_(False), normal(*shape)
-    layers, found, weight = layers_of(module, x), {}, module.get_parameter("weight")
+    placement, largest, weight = placed(module, x), {}, module.get_parameter("weight")
     for form in ("tied", "own"):
-        spreads = spreads_of(module, form)
-        with local_noise(module, layers, spreads, RowStreams(0, 0, len(x))), Sizes(weight) as sizes:
-            module(x).sum().backward()
-        assert all(leaf.grad is not None for leaf in leaves(spreads))
-        found[form] = max(sizes.found)
-    assert found["own"] >= weight.numel() > found["tied"]
+        scales = scales_of(module, form)
+        with Sizes(weight) as sizes:
+            local(module, scales, x, placement=placement).sum().backward()
+        assert all(leaf.grad is not None for leaf in leaves(scales))
+        largest[form] = max(sizes.found)
+    assert largest["own"] >= weight.numel() > largest["tied"]
 
 
 def test_moments_are_kept_for_the_same_inputs_only() -> None:
     network, x = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double(), normal(6, 5)
-    spreads, layers, moments = spreads_of(network, "tied"), layers_of(network, x), {}
-    assert [layer.reads_input for layer in layers] == [True, False]
+    scales, placement, moments = scales_of(network, "tied"), placed(network, x), {}
+    assert [use.reads_input for use in placement.uses] == [True, False]
     with torch.no_grad():
         for seed, inputs in enumerate((x, x, x.clone(), x + 1, x)):
             streams = RowStreams(seed, 0, 6)
-            with local_noise(network, layers, spreads, streams):
-                expected = network(inputs)
-            with local_noise(network, layers, spreads, streams, moments):
-                torch.testing.assert_close(network(inputs), expected, rtol=1e-12, atol=1e-12)
+            expected = local(network, scales, inputs, streams, placement=placement)
+            kept = local(network, scales, inputs, streams, moments, placement)
+            torch.testing.assert_close(kept, expected, rtol=1e-12, atol=1e-12)
     assert set(moments) == {("0", 0)}
 
 
 # -- flipout ------------------------------------------------------------------------------------------------------
 
 
-def row_output(module: nn.Module, layer, changes: dict[str, Tensor], x: Tensor, row: int) -> Tensor:
+def row_output(module: nn.Module, changes: dict[str, Tensor], x: Tensor, row: int) -> Tensor:
     """The layer on one row, with that row's own weights μ + Δ ∘ r sᵀ put into it."""
-    streams, name = RowStreams(0, 0, len(x)), layer.weight or layer.bias
+    streams, name = RowStreams(0, 0, len(x)), "weight" if "weight" in changes else "bias"
     weight = module.get_parameter("weight")
     groups = getattr(module, "groups", 1)
     r = streams.signs((name, "out"), len(weight), weight)[row]
@@ -217,11 +233,9 @@ def row_output(module: nn.Module, layer, changes: dict[str, Tensor], x: Tensor, 
 @every_layer
 def test_flipout_gives_each_row_weights_of_its_own(name: str) -> None:
     module, x = make(name)
-    layers = layers_of(module, x)
     changes = {key: normal(*p.shape, seed=20) for key, p in module.named_parameters()}
-    with flipped_noise(module, layers, changes, RowStreams(0, 0, len(x))):
-        out = module(x)
-    expected = torch.cat([row_output(module, layers[0], changes, x, row) for row in range(len(x))])
+    out = flipped(module, changes, x)
+    expected = torch.cat([row_output(module, changes, x, row) for row in range(len(x))])
     torch.testing.assert_close(out, expected)
     change = (out - module(x)).detach()
     assert not torch.allclose(change[0].abs(), change[1].abs())
@@ -232,15 +246,13 @@ def test_flipout_is_the_same_at_positions_that_see_the_same_patch() -> None:
     image = tile.repeat(4, 1, 3, 3)  # every third position sees the same patch
     module = nn.Conv2d(2, 5, 3).double()
     changes = {key: normal(*p.shape, seed=20) for key, p in module.named_parameters()}
-    with flipped_noise(module, layers_of(module, image), changes, RowStreams(1, 0, 4)):
-        change = (module(image) - nn.Conv2d.forward(module, image)).detach()
+    change = (flipped(module, changes, image, RowStreams(1, 0, 4)) - module(image)).detach()
     torch.testing.assert_close(change[..., :3, :3], change[..., 3:6, 3:6])
     assert (change[..., :3, :3] - change[..., 1:4, 1:4]).abs().max() > 0.1  # other patches, other changes
     assert len({tuple(row) for row in change[:, :, 0, 0].round(decimals=8).tolist()}) > 1  # rows differ
     sequence, dense = normal(1, 1, 4).repeat(3, 5, 1), nn.Linear(4, 6).double()
     changes = {key: normal(*p.shape, seed=21) for key, p in dense.named_parameters()}
-    with flipped_noise(dense, layers_of(dense, sequence), changes, RowStreams(1, 0, 3)):
-        out = dense(sequence)
+    out = flipped(dense, changes, sequence, RowStreams(1, 0, 3))
     torch.testing.assert_close(out, out[:, :1].expand_as(out))
 
 
@@ -259,10 +271,12 @@ class Twice(nn.Module):
 def test_flipout_keeps_a_rows_weights_through_all_calls() -> None:
     network, x = Twice().double(), normal(3, 4)
     changes = {key: normal(*p.shape, seed=22) for key, p in network.named_parameters()}
-    layers = layers_of(network, x)
-    assert [layer.name for layer in layers] == ["inner", "other"]
-    with flipped_noise(network, layers, changes, RowStreams(0, 0, 3)):
-        out = network(x)
+    uses = placed(network, x).uses
+    assert [(use.weight, use.bias, use.calls) for use in uses] == [
+        ("inner.weight", "inner.bias", 2),
+        ("inner.weight", None, 1),
+    ]
+    out = flipped(network, changes, x)
     for row in range(3):
         signs = [RowStreams(0, 0, 3).signs(("inner.weight", side), 4, x)[row] for side in ("out", "in")]
         own = copy.deepcopy(network)
@@ -272,17 +286,25 @@ def test_flipout_keeps_a_rows_weights_through_all_calls() -> None:
         torch.testing.assert_close(out[row], own(x[row]))
 
 
+class Again(nn.Module):
+    """A layer that reads the same inputs three times, the last time by another layer with its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.other = nn.Linear(4, 4), nn.Linear(4, 4, bias=False)
+        self.other.weight = self.layer.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([self.layer(x), self.layer(x), self.other(x) + self.layer.bias], 1)
+
+
 def test_local_noise_is_new_in_every_call() -> None:
-    layer = nn.Linear(4, 4).double()
-    network = nn.Sequential(layer, layer)
-    x = normal(3, 4)
-    spreads = {"0.weight": spread(layer.weight, "own", 0), "0.bias": spread(layer.bias, "own", 1)}
-    seen: list[Tensor] = []
+    network, x = Again().double(), normal(3, 4)
+    scales: dict[str, Scale] = {"layer.weight": scale_of(network.layer.weight, "own", 0)}
     with torch.no_grad():
-        plain = layer(x)
-        with local_noise(network, layers_of(network, x), spreads, RowStreams(0, 0, 3)):
-            seen += [layer(x) - plain, layer(x) - plain]
-    assert not torch.allclose(*seen)
+        noise = local(network, scales, x) - network(x)
+    for first, second in ((0, 1), (0, 2), (1, 2)):
+        assert (noise[:, first] - noise[:, second]).abs().min() > 1e-4
 
 
 # -- the three agree ----------------------------------------------------------------------------------------------
@@ -293,29 +315,28 @@ def test_local_noise_is_new_in_every_call() -> None:
 def test_means_and_variances_agree_by_monte_carlo(name: str, form: str) -> None:
     count = 1500
     module, x = make(name)
-    spreads = spreads_of(module, form)
-    layers, weights = layers_of(module, x), dict(module.named_parameters())
+    scales = scales_of(module, form)
+    placement, weights = placed(module, x), dict(module.named_parameters())
     with torch.no_grad():
-        mean, variance = module(x), exact_variance(module, spreads, x)
+        mean, variance = module(x), exact_variance(module, scales, x)
         generator = torch.Generator().manual_seed(5)
 
         def reparameterised() -> Tensor:
-            drawn = {key: one.draw(weights[key], generator) for key, one in spreads.items()}
+            drawn = {key: one.draw(weights[key], generator) for key, one in scales.items()}
             return functional_call(module, drawn, (x,))
 
         # The same rows many times over in one batch: each has noise of its own.
         many = x.repeat(count, *(1 for _ in x.shape[1:]))
-        with local_noise(module, layers, spreads, RowStreams(6, 0, len(many))):
-            local = module(many).view(count, *mean.shape)
+        locally = local(module, scales, many, RowStreams(6, 0, len(many)), placement=placement)
+        locally = locally.view(count, *mean.shape)
         flips = []
         for batch in range(count):
             noise = {
                 key: torch.randn(w.shape, generator=generator, dtype=DOUBLE) for key, w in weights.items()
             }
-            changes = {key: formed(spreads[key]) * noise[key] for key in spreads}
-            with flipped_noise(module, layers, changes, RowStreams(batch, 0, len(x))):
-                flips.append(module(x))
-        for draws in (torch.stack([reparameterised() for _ in range(count)]), local, torch.stack(flips)):
+            changes = {key: formed(scales[key]) * noise[key] for key in scales}
+            flips.append(flipped(module, changes, x, RowStreams(batch, 0, len(x)), placement))
+        for draws in (torch.stack([reparameterised() for _ in range(count)]), locally, torch.stack(flips)):
             # Flipped perturbations are products of signs and a Normal: every output is Normal given the signs.
             scores = (draws.mean(0) - mean) / (variance / count).sqrt()
             assert scores.abs().max() < 5
@@ -325,13 +346,12 @@ def test_means_and_variances_agree_by_monte_carlo(name: str, form: str) -> None:
 def test_rows_are_independent_given_one_perturbation() -> None:
     # Flipout's gain: what rows have in common averages out, where one draw shared by all rows keeps it.
     module, x = nn.Linear(3, 2).double(), normal(1, 3).repeat(2, 1)
-    layers, count = layers_of(module, x), 1500
+    placement, count = placed(module, x), 1500
     products = []
     with torch.no_grad():
         for batch in range(count):
             changes = {key: normal(*p.shape, seed=batch) for key, p in module.named_parameters()}
-            with flipped_noise(module, layers, changes, RowStreams(batch, 0, 2)):
-                first, second = module(x) - nn.Linear.forward(module, x)
+            first, second = flipped(module, changes, x, RowStreams(batch, 0, 2), placement) - module(x)
             products.append(first * second)
     each = torch.stack(products)
     assert (each.mean(0) / (each.std(0) / count**0.5)).abs().max() < 4.5
@@ -367,18 +387,18 @@ def test_rows_keep_their_noise_wherever_they_lie(layout: Layout, form: str) -> N
     x = normal(6, 3, 4)
     networks = {each: Arranged(each).double() for each in (Layout.ROWS, layout)}
     networks[layout].load_state_dict(networks[Layout.ROWS].state_dict())
-    spreads = spreads_of(networks[layout], form)
-    changes = {key: formed(one) for key, one in spreads.items()}
+    scales = scales_of(networks[layout], form)
+    changes = {key: formed(one) for key, one in scales.items()}
 
     def run(network: nn.Module, first: int, end: int) -> tuple[Tensor, Tensor]:
-        layers = layers_of(network, x)
-        assert layers[0].layout is getattr(network, "layout")  # noqa: B009
+        placement, part = placed(network, x), x[first:end]
+        assert placement.uses[0].layout is getattr(network, "layout")  # noqa: B009
         streams = RowStreams(2, first, end - first, 6)
         with torch.no_grad():
-            with local_noise(network, layers, spreads, streams):
-                local = network(x[first:end])
-            with flipped_noise(network, layers, changes, streams):
-                return local, network(x[first:end])
+            return (
+                local(network, scales, part, streams, placement=placement),
+                flipped(network, changes, part, streams, placement),
+            )
 
     whole = run(networks[Layout.ROWS], 0, 6)
     for first, end in ((0, 6), (0, 2), (2, 6)):
@@ -388,16 +408,12 @@ def test_rows_keep_their_noise_wherever_they_lie(layout: Layout, form: str) -> N
 
 def test_rows_that_lie_elsewhere_than_before_are_refused() -> None:
     network, x = nn.Sequential(nn.Linear(4, 2)).double(), normal(6, 4)
-    spreads = spreads_of(network, "own")
-    for noise in (
-        local_noise(network, layers_of(network, x), spreads, RowStreams(0, 0, 5)),
-        flipped_noise(
-            network, layers_of(network, x), {k: formed(s) for k, s in spreads.items()}, RowStreams(0, 0, 5)
-        ),
-    ):
-        with pytest.raises(NetworkError, match=r"layer '0' sees \(6, 2\) for 5 rows"), noise:
-            network(x)
-    assert "forward" not in vars(network[0])
+    scales = scales_of(network, "own")
+    changes = {key: formed(one) for key, one in scales.items()}
+    with pytest.raises(NetworkError, match=r"layer '0' sees \(6, 2\) for 5 rows"):
+        local(network, scales, x, RowStreams(0, 0, 5))
+    with pytest.raises(NetworkError, match=r"layer '0' sees \(6, 2\) for 5 rows"):
+        flipped(network, changes, x, RowStreams(0, 0, 5))
 
 
 # -- which layers ---------------------------------------------------------------------------------------------------
@@ -424,41 +440,42 @@ class Mixed(nn.Module):
 def test_other_layers_fall_back_and_say_why() -> None:
     network, ids = Mixed().eval(), torch.randint(9, (4, 5))
     names = [name for name, _ in network.named_parameters()]
-    found = place(network, names, None, ids)
-    assert [(layer.name, layer.weight, layer.bias) for layer in found.layers] == [
-        ("body", "body.weight", "body.bias")
-    ]
-    why = {
-        "embedding.weight": "Embedding",  # though a linear layer reads it too
-        "lstm.weight_hh_l0": "LSTM",
-        "attention.in_proj_weight": "MultiheadAttention",
-        "attention.out_proj.weight": "NonDynamicallyQuantizableLinear",
-        "norm.weight": "LayerNorm",
-        "idle.weight": "not called as a layer",
+    placement = placed(network, ids)
+    on_outputs = {"body.weight", "body.bias", "idle.weight"} | {
+        f"attention.{name}" for name in ("in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias")
     }
-    assert why.items() <= found.drawn.items()
-    assert set(found.drawn) == set(names) - {"body.weight", "body.bias"}
-    assert place(network, ["body.bias"], None, ids).layers[0].weight is None
-    assert place(network, ["lstm.weight_hh_l0"], None, ids).layers == ()
-    only = place(network, names, ["body"], ids)
-    assert [layer.name for layer in only.layers] == ["body"]
+    assert set(placement.names) == on_outputs and set(placement.drawn) == set(names) - on_outputs
+    why = {
+        "embedding.weight": reasons.NO_PRODUCT,  # though a linear layer reads it too
+        "lstm.weight_ih_l0": reasons.STEPS,
+        "lstm.weight_hh_l0": reasons.STEPS,
+        "norm.weight": reasons.NO_PRODUCT,
+        "idle.bias": reasons.UNREAD,
+    }
+    assert why.items() <= placement.drawn.items()
+    assert list(placed(network, ids, ["body.bias"]).by_key) == [(None, "body.bias", 0, 0)]
+    assert placed(network, ids, ["lstm.weight_hh_l0"]).uses == ()
+    only = placed(network, ids, names, ["body", "idle.weight"])
+    assert only.names == ("body.weight", "body.bias", "idle.weight")
+    assert only.drawn["attention.in_proj_weight"] == reasons.NOT_ASKED
 
 
 def test_layers_asked_for_by_name_must_be_able_to() -> None:
     network, ids = Mixed().eval(), torch.randint(9, (4, 5))
-    names = [name for name, _ in network.named_parameters()]
     for wanted, reason in (
-        ("lstm", "LSTM"),
-        ("idle", "not called as a layer"),
-        ("decoder", "shares a weight with Embedding"),
+        ("lstm", reasons.STEPS),
+        ("idle", reasons.UNREAD),
+        ("decoder", f"embedding.weight: {reasons.NO_PRODUCT}"),
     ):
-        with pytest.raises(NetworkError, match=rf"layer '{wanted}' cannot carry .* \({reason}\)"):
-            place(network, names, [wanted], ids)
+        with pytest.raises(NetworkError, match=rf"layer '{wanted}' cannot carry .*{reason}\)"):
+            placed(network, ids, wanted=[wanted])
     with pytest.raises(UnknownNameError, match="unknown layer 'bodi', did you mean 'body'"):
-        place(network, names, ["bodi"], ids)
-    two = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    found = place(two, ["0.weight", "1.weight"], ["1"], torch.zeros(3, 4))
-    assert [layer.name for layer in found.layers] == ["1"] and found.drawn == {"0.weight": "not asked for"}
+        placed(network, ids, wanted=["bodi"])
+    two, x = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), normal(3, 4).float()
+    placement = placed(two, x, ["0.weight", "2.weight"], ["2"])
+    assert placement.names == ("2.weight",) and placement.drawn == {"0.weight": reasons.NOT_ASKED}
+    with pytest.raises(NetworkError, match=r"layer '1' .* it has no parameters"):
+        placed(two, x, wanted=["1"])
     for wrong in ("body", [], [3]):
         for estimator in (LocalReparameterised, Flipout):
             with pytest.raises(ConfigError, match="layers must be a list of layer names"):
@@ -466,8 +483,8 @@ def test_layers_asked_for_by_name_must_be_able_to() -> None:
     assert LocalReparameterised(layers=["a"]) == LocalReparameterised(layers=("a",))
 
 
-def test_a_forward_pass_put_on_a_layer_is_left_alone() -> None:
-    network, x = nn.Sequential(nn.Linear(4, 4)), torch.zeros(3, 4)
+def test_what_a_layers_forward_pass_does_decides() -> None:
+    network, x = nn.Sequential(nn.Linear(4, 4)), normal(3, 4).float()
     network[0].forward = lambda inputs: 2 * inputs  # pyright: ignore
-    found = place(network, ["0.weight"], None, x)
-    assert found.layers == () and found.drawn == {"0.weight": "has a forward pass of its own"}
+    placement = placed(network, x, ["0.weight"])
+    assert placement.names == () and placement.drawn == {"0.weight": reasons.UNREAD}

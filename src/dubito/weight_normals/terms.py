@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ...distributions.tied_functions import tied_kl_terms
+from ..distributions.tied_functions import tied_kl_terms
 
 
 class Term(ABC):

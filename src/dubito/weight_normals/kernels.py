@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from ...distributions.tied_functions import pairs
+from ..distributions.tied_functions import pairs
 
 #: Added to variances before the root, whose slope at 0 is infinite.
 SMALLEST = 1e-8

@@ -1,0 +1,79 @@
+"""The Normals of all weights for one training step or one prediction."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..priors import prior_std_of
+from .kernels import full_precision
+from .scales import Scale, TrainedScale
+from .terms import summed
+
+if TYPE_CHECKING:
+    from .posterior import NormalPosterior
+
+
+class Normals:
+    """Means and scales of a posterior's weights, for one caller and while no parameter changes.
+
+    What is computed once serves all that ask: standard deviations in every draw, divergences along with draws.
+
+    Args:
+        posterior: whose.
+
+    Attributes:
+        means: all of the network's weights, by name.
+    """
+
+    def __init__(self, posterior: "NormalPosterior") -> None:
+        self._posterior = posterior
+        self.means = posterior.weights()
+        self.device = next(iter(self.means.values())).device
+        self._scales: dict[str, Scale] = {}
+        self._kls: list[Tensor] = []
+        self._counted: set[str] = set()
+
+    def scale(self, name: str) -> Scale:
+        """The standard deviations of one parameter."""
+        scale = self._scales.get(name)
+        if scale is None:
+            scale = self._scales[name] = self._posterior.scale(name, self.means[name].shape)
+        return scale
+
+    def draw(self, names: Sequence[str], generator: torch.Generator | None) -> dict[str, Tensor]:
+        """μ + σ ε for some parameters."""
+        with full_precision(self.device):
+            return {name: self.scale(name).draw(self.means[name], generator) for name in names}
+
+    def drawn(
+        self, names: Sequence[str], generator: torch.Generator | None, *, centred: bool = False
+    ) -> dict[str, Tensor]:
+        """μ + σ ε, or σ ε alone where `centred`, for some parameters.
+
+        Their divergences are computed along the way, which saves passes over memory.
+        """
+        terms = []
+        with full_precision(self.device):
+            for name in names:
+                scale, mean = self.scale(name), self.means[name]
+                assert isinstance(scale, TrainedScale)
+                terms.append(scale.draw_term(mean, self._prior_std(name), generator, centred))
+            kl, draws = summed(terms) if terms else (None, [])
+        if kl is not None:
+            self._kls.append(kl)
+            self._counted.update(names)
+        return dict(zip(names, draws, strict=True))
+
+    def kl(self) -> Tensor:
+        """Divergence of all parameters from the prior in nats."""
+        rest, kls = [name for name in self._posterior.random if name not in self._counted], list(self._kls)
+        if rest:
+            with full_precision(self.device):
+                terms = [self.scale(name).term(self.means[name], self._prior_std(name)) for name in rest]
+                kls.append(summed(terms)[0])
+        return kls[0] if len(kls) == 1 else torch.stack(kls).sum()
+
+    def _prior_std(self, name: str) -> float:
+        return prior_std_of(self._posterior.method.prior_std, self.means[name])

@@ -1,0 +1,181 @@
+"""Posteriors of independent Normals: a mean for every weight, standard deviations in one of several forms."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..distributions.spectrum import Spectrum, truncate
+from ..errors import require_count, require_positive
+from ..fitting import read
+from ..inputs import Inputs, Place, call, checked_inputs, chunks, rows_of
+from ..layers.passes import asking
+from ..layers.shell import seeded
+from ..networks import Subset, duplicate, run
+from ..posterior import Posterior
+from ..prediction import Prediction, PredictionOptions
+from ..seeds import derived
+from .noise import LocalNoise, Moments
+from .normals import Normals
+from .placement import Placement, place
+from .scales import OwnScale, Scale, TiedScale, TruncatedScale
+from .streams import RowStreams
+from .ties import matrix_shape, tied_ranks
+
+#: The least standard deviation a truncation leaves: truncated matrices go below 0, where no logarithm is.
+FLOOR = 1e-6
+
+
+class NormalPosterior(Posterior):
+    """w ~ N(mean, σ²) for each weight, the means being the network's own.
+
+    σ is softplus(raw_std), one per weight; U Vᵀ with U = exp(log_u) over the outputs and V = exp(log_v) over
+    the inputs; or max(U Vᵀ, floor) with `u` and `v` of any sign, the floors being in `details`. Parameters in
+    none of these groups are points.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        keys = [key for key in ("raw_std", "log_u", "u") if key in self.structure]
+        self._forms = {name: key for key in keys for name in self.group(key).names}
+        self.random = tuple(name for name in self.weights() if name in self._forms)
+
+    # -- the distribution ----------------------------------------------------------------------------------
+
+    def scale(self, name: str, shape: torch.Size | None = None) -> Scale:
+        """The standard deviations of one parameter, in the form they are kept in.
+
+        Args:
+            name: the parameter's.
+            shape: the parameter's, where it is known.
+        """
+        form = self._forms[name]
+        if form == "raw_std":
+            return OwnScale(self.group("raw_std")[name])
+        shape = shape or self.weights()[name].shape
+        if form == "log_u":
+            return TiedScale(self.group("log_u")[name], self.group("log_v")[name], shape)
+        u, v, floor = self.group("u")[name], self.group("v")[name], self.details["floors"][name]
+        return TruncatedScale(u, v, floor, shape)
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        normals = Normals(self)
+        return normals.means | normals.draw(self.random, generator)
+
+    def kl(self) -> Tensor:
+        """Divergence from the prior in nats."""
+        return Normals(self).kl()
+
+    def holds(self, name: str) -> str:
+        if name not in self.random:
+            return super().holds(name)
+        key, form = self._forms[name], "own std"
+        if key != "raw_std":
+            words = "std of rank" if key == "log_u" else "std truncated to rank"
+            form = f"{words} {len(self.group(key)[name])}"
+        how = self.details.get("in_training", {}).get(name)
+        return f"Normal, {form}" + (f", {how}" if how else "")
+
+    # -- predictions ---------------------------------------------------------------------------------------
+
+    def applying(
+        self,
+    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
+        normals = Normals(self)
+
+        def applied(
+            index: int, generator: torch.Generator | None
+        ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
+            return nullcontext(partial(run, self.network, normals.draw(self.random, generator)))
+
+        return applied
+
+    @torch.no_grad()
+    def marginal_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
+        """Averaged over draws of the outputs of layers, anew for each row."""
+        inputs = checked_inputs(inputs, Place.of(self.network))
+        placement = place(self.survey(inputs), self.network, self.random)
+        normals = Normals(self)
+        predictions, first, total = [], 0, rows_of(inputs)
+        for piece in chunks(inputs, options.max_rows):
+            draws = self._marginal_draws(piece, placement, normals, options, first, total)
+            predictions.append(self.likelihood.predictive(draws))
+            first += rows_of(piece)
+        return type(predictions[0]).cat(predictions)
+
+    def _marginal_draws(
+        self,
+        inputs: Inputs,
+        placement: Placement,
+        normals: Normals,
+        options: PredictionOptions,
+        first: int,
+        total: int,
+    ) -> Iterator[Tensor]:
+        """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
+        moments: Moments = {}
+        means, rows, seed = (
+            {name: normals.means[name] for name in placement.names},
+            rows_of(inputs),
+            options.seed,
+        )
+        for index in range(options.num_samples):
+            weights = normals.draw(tuple(placement.drawn), self.generator(seed, index))
+            streams = RowStreams(derived(seed, "marginal", index), first, rows, total)
+            noise = LocalNoise(placement, normals.scale, streams, moments)
+            with (
+                torch.no_grad(),
+                seeded(self.network, seed, "network", index),  # noise of the network's own
+                asking(self.network, noise, placement.names, means | weights) as shell,
+            ):
+                outputs = read(partial(call, shell), inputs)
+            yield outputs
+
+    # -- low rank ------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def spectrum(self) -> dict[str, Spectrum]:
+        """Shares of variance per singular value of the means and of σ, plain and centred, by parameter name.
+
+        For all matrices with a distribution; kernels are read as outputs × (inputs · positions).
+        """
+        weights = self.weights()
+        matrices = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
+        return {
+            name: Spectrum.of(weights[name].flatten(1), self.scale(name).std.flatten(1)) for name in matrices
+        }
+
+    @torch.no_grad()
+    def tied(self, rank: int = 2, *, subset: Subset = None, floor: float = FLOOR) -> "NormalPosterior":
+        """A posterior whose matrices σ are cut down to their first singular values; the means stay.
+
+        Args:
+            rank: singular values to keep.
+            subset: the parameters to cut down; None takes all matrices whose both sides exceed the rank.
+            floor: the least σ, where the truncated matrix falls below it.
+        """
+        require_count(rank=rank)
+        require_positive(floor=floor)
+        weights = self.weights()
+        own = {name: weights[name] for name in self.random}
+        ranks = tied_ranks(own, subset, rank, self.network, stacklevel=3)
+        factors = {name: truncate(self.scale(name).std.flatten(1), k) for name, k in ranks.items()}
+        structure = {
+            key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
+            for key in self.structure
+        }
+        for key, side in (("u", 0), ("v", 1)):
+            structure[key] = structure.get(key, {}) | {name: pair[side] for name, pair in factors.items()}
+        floors = {**self.details.get("floors", {}), **dict.fromkeys(ranks, floor)}
+        return NormalPosterior(
+            duplicate(self.network),
+            duplicate(self.likelihood),
+            method=self.method,
+            structure=structure,
+            details={**self.details, "floors": floors},
+            history=self.history,
+            trainable=self.trainable,
+        ).finished()
