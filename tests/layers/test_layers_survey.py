@@ -1,4 +1,4 @@
-"""The dry run: where rows lie, in which order layers are called, which of them read the inputs."""
+"""The survey: where rows lie, in which order weights are used, which of them read the inputs."""
 
 from collections.abc import Callable
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito.layers.trace import Layout, Visit, trace
+from dubito.layers import Layout, Use, survey
 
 
 class Through(nn.Module):
@@ -28,9 +28,17 @@ def rows(count: int, *shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
     return scale * torch.randn(count, *shape, generator=torch.Generator().manual_seed(seed))
 
 
-def seen(network: nn.Module, inputs: object, kind: type | tuple[type, ...] = nn.Linear) -> dict[str, Visit]:
-    names = [name for name, m in network.named_modules(remove_duplicate=False) if isinstance(m, kind)]
-    return trace(network.eval(), inputs, names)
+def seen(network: nn.Module, inputs: object) -> dict[str, list[Use]]:
+    """The uses of weights by their layers' names, in the order of the first calls."""
+    uses: dict[str, list[Use]] = {}
+    for use in survey(network.eval(), inputs).uses:
+        uses.setdefault(str(use.weight).removesuffix(".weight"), []).append(use)
+    return uses
+
+
+def layout(network: nn.Module, inputs: object, name: str = "layer") -> Layout:
+    (use,) = seen(network, inputs)[name]
+    return use.layout
 
 
 LAYOUTS = {
@@ -48,12 +56,12 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layout_of_a_hidden_layer(name: str, count: int) -> None:
     there, expected = LAYOUTS[name]
-    visits = seen(Through(there), rows(count, 3, 4))  # as many positions as rows of the dry run
+    network, inputs = Through(there), rows(count, 3, 4)  # as many positions as rows of the dry run
     if name == "rows mixed" and count == 1:
         # The only row is run twice beside itself, and the mean of equal rows is that row.
         expected = Layout.ROWS
-    assert visits["layer"].layout is expected
-    assert visits["first"].layout is Layout.ROWS
+    assert layout(network, inputs) is expected
+    assert layout(network, inputs, "first") is Layout.ROWS
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
@@ -65,24 +73,24 @@ def test_layout_does_not_depend_on_the_scale_of_activations(name: str, scale: fl
         network.first.weight.mul_(0).add_(torch.eye(4))
         network.first.bias.zero_()
     network.there = lambda hidden: there(torch.atanh(hidden.double().clamp(-0.999, 0.999)).float() * scale)
-    assert seen(network, rows(3, 5, 4))["layer"].layout is expected
+    assert layout(network, rows(3, 5, 4)) is expected
 
 
 def test_positions_that_are_all_alike_tell_nothing() -> None:
     there, _ = LAYOUTS["position by position"]
     alike = rows(1, 1, 4).expand(3, 5, 4).contiguous()
-    assert seen(Through(there), alike)["layer"].layout is Layout.UNKNOWN
+    assert layout(Through(there), alike) is Layout.UNKNOWN
 
 
 def test_one_position_flattened_is_rows_first() -> None:
-    assert seen(Through(lambda h: h.flatten(0, 1)), rows(3, 1, 4))["layer"].layout is Layout.ROWS
+    assert layout(Through(lambda h: h.flatten(0, 1)), rows(3, 1, 4)) is Layout.ROWS
 
 
 def test_rounding_of_low_precision_is_not_another_row() -> None:
     # Kernels for other batch sizes may round otherwise, by a last digit of bfloat16 here.
     there, expected = LAYOUTS["row by row"]
     network = Through(lambda h: there(h if len(h) == 1 else h * (1 + 2**-7))).to(torch.bfloat16)
-    assert seen(network, rows(3, 5, 4).to(torch.bfloat16))["layer"].layout is expected
+    assert layout(network, rows(3, 5, 4).to(torch.bfloat16)) is expected
 
 
 class Tokens(nn.Module):
@@ -96,7 +104,7 @@ class Tokens(nn.Module):
 
 def test_neighbouring_token_numbers_are_told_apart() -> None:
     ids = 50_000 + torch.arange(12).reshape(3, 4)  # within a thousandth of each other
-    assert seen(Tokens(), ids, nn.Embedding)["embedding"].layout is Layout.FLAT_SECOND
+    assert layout(Tokens(), ids, "embedding") is Layout.FLAT_SECOND
 
 
 class Calls(nn.Module):
@@ -116,26 +124,25 @@ class Calls(nn.Module):
 
 
 def test_order_counts_aliases_and_modules_never_called() -> None:
-    network = Calls()
-    visits = seen(network, {"left": rows(5, 3), "right": rows(5, 3, seed=1)})
-    assert list(visits) == ["stem", "twice", "alias", "head"]
-    assert {name: visit.calls for name, visit in visits.items()} == {
-        "stem": 1,
-        "twice": 2,
-        "alias": 2,
-        "head": 1,
+    uses = seen(Calls(), {"left": rows(5, 3), "right": rows(5, 3, seed=1)})
+    assert {name: [use.calls for use in several] for name, several in uses.items()} == {
+        "stem": [1],
+        "twice": [2],
+        "head": [1],
     }
-    assert {visit.layout for visit in visits.values()} == {Layout.ROWS}
+    assert list(uses) == ["stem", "twice", "head"]
+    assert {use.layout for several in uses.values() for use in several} == {Layout.ROWS}
 
 
-def test_calls_that_disagree_are_unknown() -> None:
+def test_calls_that_disagree_are_told_one_by_one() -> None:
     class Both(Through):
         def forward(self, inputs: Tensor) -> Tensor:
             hidden = super().forward(inputs)
             self.layer(hidden)
             return hidden
 
-    assert seen(Both(lambda h: h.transpose(0, 1)), rows(3, 5, 4))["layer"].layout is Layout.UNKNOWN
+    uses = seen(Both(lambda h: h.transpose(0, 1)), rows(3, 5, 4))["layer"]
+    assert [(use.index, use.layout) for use in uses] == [(0, Layout.SECOND), (1, Layout.ROWS)]
 
 
 def test_calls_that_depend_on_the_rows_are_unknown() -> None:
@@ -144,7 +151,7 @@ def test_calls_that_depend_on_the_rows_are_unknown() -> None:
             hidden = super().forward(inputs)
             return self.layer(hidden) if len(inputs) > 1 else hidden
 
-    assert seen(More(lambda h: h), rows(3, 5, 4))["layer"].layout is Layout.UNKNOWN
+    assert {use.layout for use in seen(More(lambda h: h), rows(3, 5, 4))["layer"]} == {Layout.UNKNOWN}
 
 
 def test_one_call_per_row_is_unknown() -> None:
@@ -156,9 +163,9 @@ def test_one_call_per_row_is_unknown() -> None:
         def forward(self, inputs: Tensor) -> Tensor:
             return torch.stack([self.layer(row) for row in inputs])
 
-    visit = seen(Loop(), rows(3, 4))["layer"]
-    assert visit.layout is Layout.UNKNOWN
-    assert visit.calls == 3
+    (use,) = seen(Loop(), rows(3, 4))["layer"]
+    assert use.layout is Layout.UNKNOWN
+    assert use.calls == 3
 
 
 class Branches(nn.Module):
@@ -175,8 +182,8 @@ class Branches(nn.Module):
 
 @pytest.mark.parametrize("prepare", [lambda x: x, lambda x: (x - 1) / 2], ids=["as they come", "normalised"])
 def test_every_branch_that_reads_the_inputs_is_found(prepare: Callable[[Tensor], Tensor]) -> None:
-    visits = seen(Branches(prepare), rows(5, 4))
-    assert {name: visit.reads_input for name, visit in visits.items()} == {
+    uses = seen(Branches(prepare), rows(5, 4))
+    assert {name: use.reads_input for name, (use,) in uses.items()} == {
         "left": True,
         "right": True,
         "head": False,
@@ -193,17 +200,16 @@ def test_several_inputs_are_all_inputs() -> None:
             return self.head(self.tokens(ids).mean(1) + self.numbers(numbers))
 
     ids = torch.randint(9, (4, 6), generator=torch.Generator().manual_seed(0))
-    visits = seen(Pair(), (ids, rows(4, 3)), (nn.Linear, nn.Embedding))
-    assert {name for name, visit in visits.items() if visit.reads_input} == {"tokens", "numbers"}
+    uses = seen(Pair(), (ids, rows(4, 3)))
+    assert {name for name, (use,) in uses.items() if use.reads_input} == {"tokens", "numbers"}
 
 
 def test_padded_encoders_are_seen_through() -> None:
     layer = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True)
     network = nn.TransformerEncoder(layer, 2).eval()
     mask = torch.tensor([[False, False, True]]).expand(4, 3).contiguous()
-    names = [f"layers.{i}.linear1" for i in range(2)]
-    visits = trace(network, {"src": rows(4, 3, 8), "src_key_padding_mask": mask}, names)
-    assert [visits[name].layout for name in names] == [Layout.ROWS, Layout.ROWS]
+    inputs = {"src": rows(4, 3, 8), "src_key_padding_mask": mask}
+    assert [layout(network, inputs, f"layers.{i}.linear1") for i in range(2)] == [Layout.ROWS, Layout.ROWS]
     assert network.use_nested_tensor
 
 
@@ -222,6 +228,12 @@ def test_an_error_leaves_no_hooks() -> None:
     with pytest.raises(RuntimeError, match="broken"):
         seen(network, rows(3, 4))
     assert not network.layer._forward_pre_hooks
+
+
+def test_a_norm_before_the_first_matrix_only_prepares_the_inputs() -> None:
+    network = nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    uses = seen(network, rows(5, 4))
+    assert uses["1"][0].reads_input and not uses["3"][0].reads_input
 
 
 def test_random_networks_leave_the_global_state_alone() -> None:
