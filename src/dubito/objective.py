@@ -37,6 +37,8 @@ class Objective(nn.Module, ABC):
 
     #: Whether `outputs` draws from its generator.
     noisy: bool = True
+    #: Whether parameters ask a context in training passes, which Python alone can answer: they are not compiled.
+    asks: bool = False
 
     @abstractmethod
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
@@ -47,8 +49,7 @@ class Objective(nn.Module, ABC):
 
     def kl(self) -> Tensor:
         """Divergence from the prior in nats; 0 for methods without one."""
-        place = Place.of(self.draft.network)
-        return torch.zeros((), dtype=place.dtype, device=place.device)
+        return next(p for p in self.draft.network.parameters() if p.is_floating_point()).new_zeros(())
 
     def lease(self, tensors: Mapping[str, Tensor] | None = None) -> Lease:
         """A shell of the network for a training pass, with `tensors` in place of its own."""

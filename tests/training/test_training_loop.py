@@ -23,6 +23,7 @@ from dubito import (
     Gaussian,
     MCDropout,
     MeanField,
+    Rank1,
     Training,
     seeds,
 )
@@ -466,7 +467,7 @@ def test_compile_compiles_whatever_the_network_is(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     training = Training(epochs=2, batch_size=8, lr=0.05)
     compiled = dataclasses.replace(training, compile=True)
-    for method in (MAP(), MeanField(), MCDropout(rate=0.5)):
+    for method in (MAP(), MeanField()):
         torch._dynamo.reset()
         counters.clear()
         posterior = method.fit(mlp(), data(27), Categorical(), training=compiled)
@@ -474,6 +475,16 @@ def test_compile_compiles_whatever_the_network_is(monkeypatch):
         assert gap(posterior, method.fit(mlp(), data(27), Categorical(), training=training)) < 1e-6
         assert posterior.network._compiled_call_impl is None
     torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("method", [MCDropout(rate=0.5), Rank1(components=2)], ids=["mc dropout", "rank-1"])
+def test_compile_says_where_it_has_no_effect(method):
+    training = Training(epochs=1, batch_size=8, lr=0.05)
+    with pytest.warns(DubitoWarning, match="compile=True has no effect on"):
+        posterior = method.fit(
+            mlp(), data(27), Categorical(), training=dataclasses.replace(training, compile=True)
+        )
+    assert gap(posterior, method.fit(mlp(), data(27), Categorical(), training=training)) == 0
 
 
 def convolutional() -> nn.Module:

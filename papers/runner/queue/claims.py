@@ -54,6 +54,13 @@ class Claims:
                 (self.folder / name).unlink(missing_ok=True)  # while it is locked: nobody else's goes
                 os.close(handle)
 
+    def sweep(self) -> None:
+        """Remove the files of queues that were killed: nobody holds their locks."""
+        for path in list(self.folder.rglob("*")):
+            name = path.relative_to(self.folder)
+            if path.is_file() and self.take([name]):
+                self.release([name])
+
     def release_all(self) -> None:
         """Give back what is left."""
         self.release(list(self._handles))

@@ -49,6 +49,7 @@ class Queue:
         self.report, self.tick = report, tick
         now = commit()
         self.claims = Claims(results.folder / FOLDER / "claims")
+        self.claims.sweep()
         self.failures = Failures(results.folder / FOLDER / "failed", now.sha if now else None)
         self.waiting = deque(tasks(groups))
         self.open = {group: set(group.waiting) for group in groups}

@@ -81,6 +81,11 @@ class MCDropoutObjective(Objective):
 
     draft: MCDropoutPosterior
 
+    @property
+    def asks(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether masks meet the inputs of layers, and are not those of the network's own dropout layers."""
+        return self.draft.method.rate is not None
+
     def bind(self, inputs: Inputs) -> None:
         draft, rate = self.draft, self.draft.method.rate
         if draft.details:

@@ -134,7 +134,7 @@ class Standin(Tensor):
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         reader, reason = READERS.get(function), None
-        context = next(_standins((*args, *kwargs.values()))).context
+        context = _context(args) or next(_standins(kwargs.values())).context
         if reader is not None:
             try:
                 answer = context.read(reader, function, args, kwargs)
@@ -165,6 +165,15 @@ def _plain(argument: Any) -> Any:
     if isinstance(argument, list | tuple) and not isinstance(argument, torch.Size):
         return type(argument)(map(_plain, argument))
     return plain(argument)
+
+
+def _context(arguments: Any) -> "Context | None":
+    """That of the first standin, which mostly stands among the arguments themselves."""
+    for argument in arguments:
+        if isinstance(argument, Standin):
+            return argument.context
+    standin = next(_standins(arguments), None)
+    return None if standin is None else standin.context
 
 
 def _standins(arguments: Any) -> Iterator[Standin]:

@@ -30,14 +30,8 @@ def asked(
         detached: whether no gradient is to be computed for parameters.
         training: as in `take`.
     """
-    given, named = dict(tensors or {}), None
-    for name in names:
-        value = given.get(name)
-        if value is None:
-            named = named or dict(network.named_parameters())
-            value = named[name]
-        given[name] = Standin.of(value.detach() if detached else value, name, context)
-    lease = take(network, given, detached=detached, training=training)
+    lease = take(network, tensors, detached=detached, training=training)
+    lease.replace(names, lambda name, value: Standin.of(value.detach() if detached else value, name, context))
     vars(lease.module)["_compiled_call_impl"] = None  # compiled code would not ask
     if training is None:
         lease.enter(unnested(lease.module))

@@ -7,7 +7,7 @@ fills its slots (parameters and buffers at every place that holds them) with the
 
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -46,6 +46,11 @@ class Lease:
         assert self._shell is not None, "the lease has ended"
         self._given = tensors
         self._shell.fill(tensors, detached)
+
+    def replace(self, names: Iterable[str], replacement: Callable[[str, Tensor], Tensor]) -> None:
+        """Put other tensors in place of those that stand in some slots, by name."""
+        assert self._shell is not None, "the lease has ended"
+        self._given = {**self._given, **self._shell.replace(names, replacement)}
 
     def write_back(self) -> None:
         """After a forward pass in training: what it assigned to `self` reaches the network; else nothing does."""

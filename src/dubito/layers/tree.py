@@ -1,7 +1,7 @@
 """Copies of a module tree that share its tensors, and how they follow the tree they were copied from."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -147,12 +147,21 @@ class Shell:
             others = {name: sources[n][key] for name, ((n, key), *_) in places.items() if name not in given}
             given = {**given, **{name: t.detach() for name, t in others.items() if t.requires_grad}}
         for name, tensor in given.items():
-            if name not in places:
-                raise NetworkError(
-                    f"the network must have a parameter or buffer {name!r}, but has none so named"
-                )
-            for number, key in places[name]:
+            for number, key in _known(places, name):
                 slots[number][key] = tensor
+
+    def replace(
+        self, names: Iterable[str], replacement: Callable[[str, Tensor], Tensor]
+    ) -> dict[str, Tensor]:
+        """Put other tensors in place of those that stand in some slots; returns them by name."""
+        slots, places, replaced = self.slots, self.plan.places, {}
+        for name in names:
+            (first, first_key), *others = _known(places, name)
+            tensor = replaced[name] = replacement(name, slots[first][first_key])
+            slots[first][first_key] = tensor
+            for number, key in others:
+                slots[number][key] = tensor
+        return replaced
 
     def prepare(
         self, network: nn.Module, modules: list[nn.Module], training: Mapping[str, bool] | None
@@ -203,6 +212,12 @@ class Shell:
                 if key not in BASE and isinstance(value, VALUES) and values.get(key, self) is not value:
                     there[key] = values[key] = value
             self.facts[number] = len(there), hooks, values
+
+
+def _known(places: Mapping[str, list[tuple[int, str]]], name: str) -> list[tuple[int, str]]:
+    if name not in places:
+        raise NetworkError(f"the network must have a parameter or buffer {name!r}, but has none so named")
+    return places[name]
 
 
 def _facts(module: nn.Module) -> tuple[int, tuple[int, ...], dict[str, Any]]:

@@ -54,6 +54,7 @@ class NodeObjective(Objective):
     """
 
     draft: NodePosterior
+    asks = True
     #: Whether the method treats tables of vectors.
     embeddings: bool = True
 

@@ -90,6 +90,11 @@ class ObjectiveLike(Protocol):
         """Whether a loss draws from its generator."""
         ...
 
+    @property
+    def asks(self) -> bool:
+        """Whether training passes are answered in Python and cannot be compiled."""
+        ...
+
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
     ) -> Loss:

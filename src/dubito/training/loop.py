@@ -89,6 +89,13 @@ class Loop:
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
         network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
+        if self.training.compile and self.objective.asks:
+            warnings.warn(
+                f"compile=True has no effect on {title} with these settings, since its noise meets layers in Python; "
+                "leave it out",
+                DubitoWarning,
+                stacklevel=2,
+            )
         with prepared(network, self.training):
             if self.run.checkpoint is not None:
                 self._resume()

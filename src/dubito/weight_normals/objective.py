@@ -51,6 +51,7 @@ class NormalObjective(Objective):
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
         self.estimator, self.max_std, self.factor_rate = estimator, max_std, factor_rate
+        self.asks = not isinstance(estimator, Reparameterised)
         self.placement: Placement | None = None
 
     def bind(self, inputs: Inputs) -> None:

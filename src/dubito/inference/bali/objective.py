@@ -33,6 +33,7 @@ class BALIObjective(Objective):
     """
 
     draft: BALIPosterior
+    asks = True
 
     def __init__(
         self,

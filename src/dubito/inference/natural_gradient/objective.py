@@ -44,6 +44,7 @@ class NaturalObjective(PlainObjective):
         draft.structure.requires_grad_(False)
         self.names, self.layouts = list(trainable(draft.network)), layouts
         self.optimizer = make([draft.network.get_parameter(name) for name in self.names], num_data)
+        self.asks = self.optimizer.watches
         for weight, bias in draft.biases.items():  # known before any row is seen
             index = -1 if bias is None else self.names.index(bias)
             self.optimizer.state[draft.network.get_parameter(weight)]["bias"] = index
