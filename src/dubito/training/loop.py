@@ -96,7 +96,7 @@ class Loop:
                 DubitoWarning,
                 stacklevel=2,
             )
-        with prepared(network, self.training):
+        with prepared(network, self.training, compiled=self.training.compile and not self.objective.asks):
             if self.run.checkpoint is not None:
                 self._resume()
             shown = self.run.progress if self.processes.first else False
@@ -330,11 +330,11 @@ class Loop:
 
 
 @contextmanager
-def prepared(network: nn.Module, training: Training) -> Iterator[None]:
+def prepared(network: nn.Module, training: Training, *, compiled: bool) -> Iterator[None]:
     """The network in the memory format and compiled as asked, and as it was afterwards."""
     if training.channels_last:
         network.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    if training.compile:
+    if compiled:
         network.compile()  # each of its shells is compiled by itself
     try:
         yield
