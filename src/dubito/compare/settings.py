@@ -101,7 +101,7 @@ def file_sha256(path: str) -> str | None:
 
 def seconds_of(text: str) -> float:
     """The seconds behind a budget such as `90s`, `10m` or `1.5h`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip().lower())
-    if found is None or not float(found[1]) > 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip().lower())
+    if match is None or not float(match[1]) > 0:
         raise ConfigError(f"a budget must be a time such as 90s, 10m or 1.5h, got {text!r}")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]

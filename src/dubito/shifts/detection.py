@@ -49,8 +49,8 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
     """Scores by name, one number per row, [B]; higher means more foreign.
 
     Classes: "total" (entropy), "epistemic" (mutual information) and "confidence" (1 − the likeliest class's
-    probability), means over a row's positions. Reals: "total" (variance) and "epistemic" (variance of the mean),
-    geometric means over a row's outputs, whose units may differ.
+    probability), means over a row's positions. Reals: "total" (`std`) and "epistemic" (`epistemic_std`), in the
+    target's units; of several outputs, whose units may differ, geometric means.
     """
     if isinstance(prediction, ClassPrediction):
         return {
@@ -59,8 +59,10 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
             "confidence": per_row(1 - prediction.confidence),
         }
     if isinstance(prediction, RealPrediction):
-        found = {"total": prediction.std.square(), "epistemic": prediction.epistemic}
-        return {name: spread_per_row(value) for name, value in found.items()}
+        return {
+            "total": spread_per_row(prediction.std),
+            "epistemic": spread_per_row(prediction.epistemic_std),
+        }
     raise DataError(f"scores need a Prediction, got {type(prediction).__name__}")
 
 
