@@ -7,7 +7,7 @@ from .bundled import from_sklearn
 from .images import IMAGES
 from .parts import Task
 from .readers import npz_reviews
-from .registry import Entry, File, Form
+from .registry import Entry, File, StoredForm
 from .synthetic import drawn
 from .uci import BINARY, UCI
 
@@ -87,7 +87,7 @@ ENTRIES: dict[str, Entry] = {
         tail=5_000,
         class_names=("negative", "positive"),
         forms=(
-            Form(
+            StoredForm(
                 files=(
                     File(
                         path="imdb_top20k_len80.npz",
@@ -109,7 +109,7 @@ ENTRIES: dict[str, Entry] = {
         target_name="in_hospital_death",
         class_names=("survived", "died"),
         forms=(
-            Form(
+            StoredForm(
                 files=(
                     File(
                         path="physionet2012_set_a.npz",

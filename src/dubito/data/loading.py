@@ -64,8 +64,8 @@ def load(
     if not isinstance(name, str | os.PathLike):
         raise unknown_name("data set", name, ENTRIES)
     name = os.fspath(name)
-    own = Path(name).suffix.lower() in tabular.SUFFIXES
-    entry = None if own else _named(name)
+    is_table = Path(name).suffix.lower() in tabular.SUFFIXES
+    entry = None if is_table else _named(name)
     splits = OWN_SPLITS if entry is None else entry.splits
     if isinstance(split, bool) or not isinstance(split, Integral) or not 0 <= split < splits:
         raise ConfigError(f"split of {name!r} must be a whole number from 0 to {splits - 1}, got {split!r}")
@@ -84,7 +84,7 @@ def load(
         "dtype": dtype,
     }
     if entry is None:
-        table, entry = _own(name, target, task)
+        table, entry = _table(name, target, task)
         return assembled(table.raw, entry, task_reason=table.reason, **common)
     if target is not None or task is not None:
         raise ConfigError(f"target and task are for files of your own; {name!r} has its own: leave them out")
@@ -120,7 +120,7 @@ def _named(name: str) -> Entry:
     raise unknown_name("data set", name, ENTRIES)
 
 
-def _own(name: str, target: str | None, task: Task | None) -> tuple[tabular.Table, Entry]:
+def _table(name: str, target: str | None, task: Task | None) -> tuple[tabular.Table, Entry]:
     if target is None:
         raise ConfigError(
             f"a file of your own needs target=, the name of what to predict; got none for {name!r}"

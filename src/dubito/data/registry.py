@@ -48,7 +48,7 @@ class File:
     Attributes:
         path: where it lies below a data folder.
         size: its bytes.
-        sha256: its checksum; None where only the checksum of its content is known (`Form.content`).
+        sha256: its checksum; None where only the checksum of its content is known (`StoredForm.content`).
         url: where its publisher offers it; fetched by us only where size and checksum are known.
     """
 
@@ -64,7 +64,7 @@ class File:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class StoredForm:
     """One form in which a data set is stored: its files and how to read them.
 
     Attributes:
@@ -112,7 +112,7 @@ class Entry:
     licence: str
     source: str
     target_name: str
-    forms: tuple[Form, ...] = ()
+    forms: tuple[StoredForm, ...] = ()
     build: Callable[[int, int | None], Raw] | None = None
     rows: int = 0
     module: str | None = None
