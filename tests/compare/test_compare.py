@@ -23,7 +23,7 @@ from dubito.compare.evidence import JudgedPredictions, curve_of_training
 from dubito.compare.evidence_real import decomposition_std, target_names
 from dubito.compare.folder import Folder, MethodRow, StoredResult
 from dubito.compare.live import Board, Writer
-from dubito.compare.new_rows import Reader
+from dubito.compare.new_rows import RowReader
 from dubito.compare.pictures import shown
 from dubito.compare.settings import seconds_of
 from dubito.compare.shift import shifted
@@ -426,7 +426,7 @@ def test_shifts_and_pictures_of_images_of_ones_own(tmp_path):
     torch.testing.assert_close(bytes_, fractions)
     assert len({shown(task, 0)["image"] for task in tasks.values()}) <= 2  # rounding apart, the same picture
     for kind, told in (("uint8", True), ("float32", True), ("far", False)):
-        reader = Reader.from_json(json.loads(json.dumps(Reader.of(tasks[kind].data).to_json())))
+        reader = RowReader.from_json(json.loads(json.dumps(RowReader.of(tasks[kind].data).to_json())))
         assert reader.unit is told
         for name in ("uint8", "float32") if told else ("far",):
             np.savez(tmp_path / "new.npz", x=np.load(tmp_path / f"{name}.npz")["x"])
@@ -435,7 +435,7 @@ def test_shifts_and_pictures_of_images_of_ones_own(tmp_path):
             np.testing.assert_allclose(original, images / 255 if told else images, atol=1e-3)
     np.savez(tmp_path / "new.npz", x=images.astype("float32"))
     with pytest.raises(DataError, match="whole numbers from 0 to 255 or fractions from 0 to 1"):
-        Reader.of(tasks["uint8"].data).read(tmp_path / "new.npz")
+        RowReader.of(tasks["uint8"].data).read(tmp_path / "new.npz")
 
 
 def test_budgets():

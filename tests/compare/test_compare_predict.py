@@ -14,7 +14,7 @@ from dubito.cli import main
 from dubito.compare import Settings, compare
 from dubito.compare.folder import Folder
 from dubito.compare.network import Network
-from dubito.compare.new_rows import Reader
+from dubito.compare.new_rows import RowReader
 from dubito.compare.predict import _check_words, predict
 from dubito.compare.task import make_task
 from dubito.data import Scaling
@@ -188,7 +188,7 @@ def test_rows_are_unlike_training_in_whatever_units(tmp_path, target):
 
 
 def test_numbers_of_words_are_checked(tmp_path):
-    reader = Reader(columns=(), fill=(), scaling=None, shape=(4,), unit=False, target="y")
+    reader = RowReader(columns=(), fill=(), scaling=None, shape=(4,), unit=False, target="y")
     for values, right in (([[3, 0, 1, 2]], True), ([[3.0, 0, 1, 2]], True), ([[-1, 0, 1, 2]], False)):
         np.savez(tmp_path / "new.npz", words=np.array(values), y=np.zeros(1))
         if right:
@@ -211,7 +211,7 @@ def test_numbers_of_words_are_checked(tmp_path):
 
 def test_a_table_of_pixels_is_read_as_images(tmp_path):
     scaling = Scaling(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5))
-    reader = Reader(columns=(), fill=(), scaling=scaling, shape=(1, 2, 3), unit=True, target="digit")
+    reader = RowReader(columns=(), fill=(), scaling=scaling, shape=(1, 2, 3), unit=True, target="digit")
     images = np.random.default_rng(0).integers(0, 256, (4, 1, 2, 3))
     names = [f"pixel{number}" for number in range(6)]
     pandas.DataFrame(images.reshape(4, 6), columns=names).assign(digit=7).to_csv(

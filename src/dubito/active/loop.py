@@ -104,7 +104,7 @@ class ActiveLearning:
                 f"rows, got {rows}"
             )
         as_source(test, place, "test")  # what cannot be read is found before work starts
-        state = _State.begun(self, source, network, likelihood, seed, options, checkpoint)
+        state = _LoopState.begun(self, source, network, likelihood, seed, options, checkpoint)
         bar = Bar(self.steps + 1, progress, "active learning", done=len(state.points))
         with bar.open():
             while len(state.points) <= self.steps:
@@ -153,7 +153,7 @@ def _others(rows: int, labelled: Sequence[int]) -> Tensor:
 
 
 @dataclass
-class _State:
+class _LoopState:
     """How far a run has come; written after every step."""
 
     labelled: list[int]
@@ -171,7 +171,7 @@ class _State:
         seed: int,
         options: dict[str, Any] | None,
         checkpoint: str | os.PathLike[str] | None,
-    ) -> "_State":
+    ) -> "_LoopState":
         """The state a checkpoint holds, or the first one."""
         stream = seeds.generator(seed, "initial rows")
         first = torch.randperm(source.num_data, generator=stream)[: loop.initial].tolist()

@@ -17,7 +17,7 @@ from .settings import is_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader:
+class RowReader:
     """How rows are read.
 
     Attributes:
@@ -37,7 +37,7 @@ class Reader:
     target: str
 
     @classmethod
-    def of(cls, data: Data) -> "Reader":
+    def of(cls, data: Data) -> "RowReader":
         """The reader of rows like those of `data`."""
         shape = tuple(data.train.inputs.shape[1:])
         columns, fill = data.columns, data.fill
@@ -63,7 +63,7 @@ class Reader:
         return {"columns": columns, "scaling": scaling, **plain}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Reader":
+    def from_json(cls, content: Mapping[str, Any]) -> "RowReader":
         """The reader behind `to_json`."""
         scaling = content["scaling"]
         return cls(

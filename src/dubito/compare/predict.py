@@ -15,7 +15,7 @@ from .evidence import epistemic
 from .evidence_real import target_names
 from .folder import Folder
 from .network import Network
-from .new_rows import Reader
+from .new_rows import RowReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def predict(
     path = Path(posterior)
     facts, limit = saved(path)
     network = _network(facts["network"], model, path)
-    reader = Reader.from_json(facts["reader"])
+    reader = RowReader.from_json(facts["reader"])
     inputs, differences = reader.read(rows)
     _check_words(inputs, network, rows)
     loaded = load(path, network.build())

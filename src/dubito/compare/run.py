@@ -23,7 +23,7 @@ from ..version import __version__
 from . import words
 from .folder import Folder, MethodRow, StoredResult
 from .live import Board
-from .new_rows import Reader
+from .new_rows import RowReader
 from .settings import Settings, compared_method
 from .shift import wanted
 from .task import Task
@@ -216,7 +216,7 @@ def facts(task: Task, settings: Settings) -> dict[str, Any]:
         },
         "network": asdict(task.network),
         "network_title": task.network.title,
-        "reader": Reader.of(data).to_json(),
+        "reader": RowReader.of(data).to_json(),
         "target_scaling": scaling and {"shift": scaling.shift.tolist(), "scale": scaling.scale.tolist()},
         "notes": data.notes,
         "source": data.source,

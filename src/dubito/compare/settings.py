@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..data.parts import Task as Kind
+from ..data.parts import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
 from ..inference.laplace import Laplace
@@ -43,7 +43,7 @@ class Settings:
 
     data: str
     target: str | None = None
-    task: Kind | None = None
+    task: TaskKind | None = None
     split: int = 0
     rows: int | None = None
     held_out: int | None = None

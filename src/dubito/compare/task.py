@@ -14,7 +14,7 @@ from ..shifts import far_range, feature_shuffled
 from ..shifts.corruptions import chosen_rows
 from ..shifts.svhn import svhn_test
 from .network import Network, suited
-from .new_rows import Reader
+from .new_rows import RowReader
 from .settings import Settings, is_table
 
 #: Rows of a foreign set that are judged, and of the validation part that watch over training.
@@ -134,7 +134,7 @@ def foreign_rows(name: str, data: Data, inputs: Tensor, seed: int) -> Tensor:
     if name == "far":
         return far_range(inputs, seed=seed)
     if is_table(name):
-        return Reader.of(data).read(name)[0]
+        return RowReader.of(data).read(name)[0]
     if name == "svhn" and data.input_scaling is not None:
         rows = data.input_scaling.apply(svhn_test())
     else:

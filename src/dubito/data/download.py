@@ -94,7 +94,7 @@ def _complete(url: str, piece: Path, size: int) -> None:
                 f"{url} should have {size} bytes, the publisher offers {start + int(length)}: the file has "
                 "changed, nothing of it was kept"
             )
-        with piece.open("r+b" if start else "wb") as file, _Progress(piece.name, size, start) as advance:
+        with piece.open("r+b" if start else "wb") as file, _DownloadBar(piece.name, size, start) as advance:
             file.seek(start)
             _copy(response, file, size - start, advance)
     held = piece.stat().st_size
@@ -121,7 +121,7 @@ def _copy(response: Any, file: Any, size: int, advance: Callable[[int], None]) -
         os.fsync(file.fileno())
 
 
-class _Progress:
+class _DownloadBar:
     """A bar on the terminal's error stream; nothing where there is no terminal."""
 
     def __init__(self, name: str, size: int, start: int) -> None:

@@ -13,7 +13,7 @@ from . import tabular
 from .assemble import assembled
 from .catalogue import ENTRIES
 from .locate import obtain
-from .parts import Data, Scaling, Task
+from .parts import Data, Scaling, TaskKind
 from .registry import Entry
 
 OWN_SPLITS = 20
@@ -24,7 +24,7 @@ def load(
     split: int = 0,
     *,
     target: str | None = None,
-    task: Task | None = None,
+    task: TaskKind | None = None,
     standardise: bool | None = None,
     validation: float | None = None,
     num_data: int | None = None,
@@ -120,13 +120,13 @@ def _named(name: str) -> Entry:
     raise unknown_name("data set", name, ENTRIES)
 
 
-def _table(name: str, target: str | None, task: Task | None) -> tuple[tabular.Table, Entry]:
+def _table(name: str, target: str | None, task: TaskKind | None) -> tuple[tabular.Table, Entry]:
     if target is None:
         raise ConfigError(
             f"a file of your own needs target=, the name of what to predict; got none for {name!r}"
         )
-    if task is not None and task not in get_args(Task):
-        raise unknown_name("task", task, get_args(Task))
+    if task is not None and task not in get_args(TaskKind):
+        raise unknown_name("task", task, get_args(TaskKind))
     table = tabular.read(Path(name), target, task)
     entry = Entry(task=table.task, licence="your own", source=name, target_name=target, splits=OWN_SPLITS)
     return table, entry

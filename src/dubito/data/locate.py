@@ -17,7 +17,7 @@ from dubito.errors import DataError, StorageError
 
 from .catalogue import ENTRIES
 from .download import fetch, sha256_of
-from .parts import Task
+from .parts import TaskKind
 from .registry import Entry, File, Pair, Raw, StoredForm
 
 #: What was found right in this process, by path, size and time of change.
@@ -192,7 +192,7 @@ class Listed:
     """
 
     name: str
-    task: Task
+    task: TaskKind
     rows: int
     licence: str
     present: bool

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from .columns import Column
-from .parts import Task
+from .parts import TaskKind
 
 Pair = tuple[np.ndarray, np.ndarray]
 #: What one input is: a row of columns, an image [channels, height, width] of 0 to 255, word numbers,
@@ -107,7 +107,7 @@ class Entry:
         class_names: names of the classes, where no file brings them.
     """
 
-    task: Task
+    task: TaskKind
     kind: Kind = "table"
     licence: str
     source: str

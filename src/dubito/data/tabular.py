@@ -11,7 +11,7 @@ from dubito.errors import DataError, unknown_name
 from . import archives
 from .columns import Column, described, encoded, numbers
 from .frames import frame
-from .parts import Task
+from .parts import TaskKind
 from .registry import Raw
 
 SUFFIXES = (".csv", ".parquet", ".npz")
@@ -30,11 +30,11 @@ class Table:
     """
 
     raw: Raw
-    task: Task
+    task: TaskKind
     reason: str
 
 
-def read(path: Path, target: str, task: Task | None) -> Table:
+def read(path: Path, target: str, task: TaskKind | None) -> Table:
     """A file as numbers: inputs come from every column (of an archive: every array) but the target.
 
     Columns of words become categories; values that are missing are NaN, with a column that flags them; rows without
@@ -78,7 +78,7 @@ def read(path: Path, target: str, task: Task | None) -> Table:
     )
 
 
-def detected(values: np.ndarray, target: str) -> tuple[Task, str]:
+def detected(values: np.ndarray, target: str) -> tuple[TaskKind, str]:
     """The task a target column suggests, and the sentence that says why.
 
     Words are classes. So are whole numbers, if there are at most 20 different ones and at least 5 rows for each
@@ -96,7 +96,9 @@ def detected(values: np.ndarray, target: str) -> tuple[Task, str]:
     return ("binary" if distinct == 2 else "classification"), reason
 
 
-def _encoded(values: np.ndarray, task: Task, target: str, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+def _encoded(
+    values: np.ndarray, task: TaskKind, target: str, path: Path
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Real targets as they are; classes numbered in sorted order, with their names."""
     words = values.dtype.kind not in "fiub"
     if task == "regression":
