@@ -83,28 +83,9 @@ def decomposition(items: Sequence[Item], target: str | None) -> str:
     high = 1.05 * min(_most(list(sets.values())), 4 * _most(tests)) or 1.0
     unit = "nats" if target is None else f"the units of {target}"
     axes = [Axis(title=f"{name}, {unit}", low=0, high=high) for name in (aleatoric, epistemic)]
-    figures = []
-    for item in items:
-        if item.name not in sets:
-            continue
-        means = {
-            name: [_mean(parts[part]) for part in (aleatoric, epistemic)]
-            for name, parts in sets[item.name].items()
-        }
-        told = "; ".join(
-            f"{name}: {aleatoric} {short(across)}, {epistemic} {short(up)} on average"
-            for name, (across, up) in means.items()
-        )
-        label = f"Uncertainty of {item.name} by its source. {told}."
-        chart = Chart(*axes, label=label, width=WIDTH, height=150, small=True)
-        chart.guide([0, high], [0, high])
-        (_, inside), *outside = sets[item.name].items()
-        for name, parts in outside:
-            for kind in ("ring", "hole"):
-                rows = f"{item.name}, {name} rows"
-                chart.cloud(item.place, rows, parts[aleatoric], parts[epistemic], kind)
-        chart.cloud(item.place, f"{item.name}, test rows", inside[aleatoric], inside[epistemic])
-        figures.append(_small(item, chart, f"{short(means['test'][1])} {epistemic}"))
+    figures = [
+        _scatter(item, sets[item.name], aleatoric, epistemic, axes) for item in items if item.name in sets
+    ]
     of = "" if target is None else f" of {escape(target)}"
     text = (
         f"<b>Aleatoric against epistemic{of}.</b> Across: what more data would not remove. Up: what it would. "
@@ -114,6 +95,27 @@ def decomposition(items: Sequence[Item], target: str | None) -> str:
     foreign = any(len(rows) > 1 for rows in sets.values())
     legend += ' <i class="ring"></i>foreign rows</p>' if foreign else "</p>"
     return grid(text, figures, legend)
+
+
+def _scatter(
+    item: Item, sets: dict[str, dict[str, Any]], aleatoric: str, epistemic: str, axes: Sequence[Axis]
+) -> str:
+    """One method's rows: the first set as dots, foreign ones as rings."""
+    means = {name: [_mean(parts[part]) for part in (aleatoric, epistemic)] for name, parts in sets.items()}
+    told = "; ".join(
+        f"{name}: {aleatoric} {short(across)}, {epistemic} {short(up)} on average"
+        for name, (across, up) in means.items()
+    )
+    label = f"Uncertainty of {item.name} by its source. {told}."
+    chart = Chart(*axes, label=label, width=WIDTH, height=150, small=True)
+    high = axes[0].high
+    chart.guide([0, high], [0, high])
+    (_, inside), *outside = sets.items()
+    for name, parts in outside:
+        for kind in ("ring", "hole"):
+            chart.cloud(item.place, f"{item.name}, {name} rows", parts[aleatoric], parts[epistemic], kind)
+    chart.cloud(item.place, f"{item.name}, test rows", inside[aleatoric], inside[epistemic])
+    return _small(item, chart, f"{short(means['test'][1])} {epistemic}")
 
 
 def targets(items: Sequence[Item]) -> list[str | None]:
