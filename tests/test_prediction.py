@@ -576,11 +576,32 @@ def test_predictions_become_tables():
         "labels", "confidence", "total", "aleatoric", "epistemic", "probs_0", "probs_1", "probs_2",
     ]  # fmt: skip
     np.testing.assert_array_equal(table["probs_2"], EXAMPLES["classes"].probs[:, 2].numpy())
-    assert list(real(normal(4, 6, 1)).to_pandas()) == ["mean", "std", "aleatoric", "epistemic"]
+    assert list(real(normal(4, 6, 1)).to_pandas()) == ["mean", "std", "aleatoric_std", "epistemic_std"]
     assert list(EXAMPLES["reals"].to_pandas())[:3] == ["mean_0", "mean_1", "std_0"]
     assert EXAMPLES["many labels"].to_pandas().shape == (6, 6 * 3)
     with pytest.raises(DataError, match=r"at most one axis of outputs, but .* use to_numpy"):
         EXAMPLES["one class axis last"].to_pandas()
+
+
+def test_the_two_parts_of_uncertainty_are_shown_in_the_targets_units():
+    # Two draws ±3 around the mean and noise of variance 16: std² = 5² = 4² + 3²; the second target is in thousandths.
+    means = torch.tensor([[[2.0, 0.002]], [[8.0, 0.008]]], dtype=torch.float64)
+    prediction = RealPrediction(means, torch.tensor([[[16.0, 16e-6]]], dtype=torch.float64))
+    unit = torch.tensor([[1.0, 1e-3]], dtype=torch.float64)
+    for name, expected in {"mean": 5, "std": 5, "aleatoric_std": 4, "epistemic_std": 3}.items():
+        torch.testing.assert_close(getattr(prediction, name), expected * unit, rtol=1e-14, atol=0)
+    torch.testing.assert_close(prediction.aleatoric, 16 * unit**2, rtol=1e-14, atol=0)  # variances stay
+    torch.testing.assert_close(prediction.epistemic, 9 * unit**2, rtol=1e-14, atol=0)
+    table = prediction.to_pandas()
+    assert {name: float(table[name][0]) for name in table} == pytest.approx(
+        {
+            "mean_0": 5, "mean_1": 5e-3, "std_0": 5, "std_1": 5e-3,
+            "aleatoric_std_0": 4, "aleatoric_std_1": 4e-3, "epistemic_std_0": 3, "epistemic_std_1": 3e-3,
+        }, rel=1e-14,
+    )  # fmt: skip
+    metres = prediction.rescaled(1.0, (10.0, 1000.0)).to_numpy()  # each target keeps its unit
+    np.testing.assert_allclose(metres["aleatoric_std"], [[40, 4]], rtol=1e-14)
+    np.testing.assert_allclose(metres["epistemic_std"], [[30, 3]], rtol=1e-14)
 
 
 def test_predictions_are_frozen():

@@ -44,6 +44,7 @@ def test_moments_and_density_are_those_of_the_mixture(noise: str) -> None:
     spread = SPREADS.diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close(prediction.epistemic, spread.mean(0) + MEANS.var(0, unbiased=False))
     torch.testing.assert_close(prediction.component_variances, spread + full.diagonal())
+    torch.testing.assert_close(prediction.aleatoric_std**2 + prediction.epistemic_std**2, truth.variance)
 
 
 @pytest.mark.parametrize("noise", NOISE)
@@ -67,6 +68,8 @@ def test_rescaling_changes_units_only(noise: str) -> None:
     torch.testing.assert_close(rescaled.mean, prediction.mean * scale + shift)
     torch.testing.assert_close(rescaled.std, prediction.std * scale)
     torch.testing.assert_close(rescaled.epistemic, prediction.epistemic * scale**2)
+    torch.testing.assert_close(rescaled.epistemic_std, prediction.epistemic_std * scale)
+    torch.testing.assert_close(rescaled.aleatoric_std, prediction.aleatoric_std * scale)
     torch.testing.assert_close(
         rescaled.log_prob(TARGETS * scale + shift), prediction.log_prob(TARGETS) - scale.log().sum()
     )
@@ -81,14 +84,14 @@ def test_rows_can_be_taken_moved_and_joined(noise: str) -> None:
     rows = torch.tensor([3, 1])
     part = prediction[rows]
     assert len(part) == 2 and prediction[-1].spreads.shape == (4, 1, 3, 3)
-    for name in ("mean", "std", "aleatoric", "epistemic"):
+    for name in ("mean", "std", "aleatoric", "epistemic", "aleatoric_std", "epistemic_std"):
         torch.testing.assert_close(getattr(part, name), getattr(prediction, name)[rows])
     torch.testing.assert_close(part.log_prob(TARGETS[rows]), prediction.log_prob(TARGETS)[rows])
     whole = RealPrediction.cat([prediction[:2], prediction[2:]])
     assert torch.equal(whole.spreads, prediction.spreads)
     single = prediction.to(torch.float32)
     assert single.spreads.dtype == single.std.dtype == torch.float32
-    assert set(prediction.to_numpy()) == {"mean", "std", "aleatoric", "epistemic"}
+    assert set(prediction.to_numpy()) == {"mean", "std", "aleatoric_std", "epistemic_std"}
 
 
 def test_outputs_of_every_shape() -> None:

@@ -23,10 +23,10 @@ from dubito.active import (
     BALD,
     ActiveLearning,
     Curve,
+    CurvePoint,
     Entropy,
     Margin,
     OutputVariance,
-    Point,
     Random,
     Selection,
     VariationRatio,
@@ -210,7 +210,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
     class Crash(Exception):
         pass
 
-    def crash(point: Point) -> None:
+    def crash(point: CurvePoint) -> None:
         if point.num_labelled == 8:
             raise Crash
 
@@ -274,7 +274,7 @@ def test_refusals():
 
 def curve(*values: float, start: int = 5) -> Curve:
     points = [
-        Point(
+        CurvePoint(
             num_labelled=start + i,
             metrics={"rmse": value},
             chosen=(),

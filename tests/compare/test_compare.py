@@ -19,15 +19,18 @@ import dubito
 from dubito import ConfigError, DataError, Training, jobs
 from dubito.compare import Settings, compare
 from dubito.compare import work as worker
-from dubito.compare.evidence import curve_of_training
-from dubito.compare.folder import Folder, Kept, Row
+from dubito.compare.evidence import JudgedPredictions, curve_of_training
+from dubito.compare.evidence_real import decomposition_std, target_names
+from dubito.compare.folder import Folder, MethodRow, StoredResult
 from dubito.compare.live import Board, Writer
-from dubito.compare.new_rows import Reader
+from dubito.compare.new_rows import RowReader
 from dubito.compare.pictures import shown
 from dubito.compare.settings import seconds_of
 from dubito.compare.shift import shifted
 from dubito.compare.task import make_task
 from dubito.compare.words import as_good, sentences
+from dubito.prediction import RealPrediction
+from dubito.report import write_page
 from dubito.training import Reached
 
 QUICK = Training(iterations=40, batch_size=64, lr=5e-3)
@@ -86,7 +89,7 @@ def test_a_second_call_goes_on_and_other_settings_do_not_count(digits, monkeypat
     assert again.rows == result.rows and again.as_good == result.as_good
     other = compare(quick("digits", seed=1), ["map"], out=out)
     assert "not callable" in str(other.rows[0].failure)
-    kept = Folder(out).kept("map")
+    kept = Folder(out).result("map")
     assert kept is not None and kept.row == next(row for row in result.rows if row.method == "map")
 
 
@@ -94,7 +97,7 @@ def test_evidence_agrees_with_the_metrics(digits):
     out, result, _ = digits
     task = make_task(quick("digits"))
     for row in result.rows:
-        kept = Folder(out).kept(row.method)
+        kept = Folder(out).result(row.method)
         assert kept is not None
         found = kept.evidence
         assert np.mean(found["losses"]) == pytest.approx(row.metrics["nll"], rel=1e-3)
@@ -108,7 +111,7 @@ def test_evidence_agrees_with_the_metrics(digits):
             assert sum(shares) == pytest.approx(1, abs=0.01)
         assert all(row["image"].startswith("data:image/png;base64,") for row in found["doubtful"])
         assert len(found["training"]["validation_nll"]) == len(found["training"]["epoch"])
-    map_kept = Folder(out).kept("map")
+    map_kept = Folder(out).result("map")
     assert map_kept is not None and map_kept.evidence["usual_epistemic"] == 0  # one network has no such doubt
 
 
@@ -187,6 +190,82 @@ def test_regression_is_reported_in_original_units():
     assert set(task.foreign) == {"shuffled", "far"}
 
 
+def test_parts_of_uncertainty_are_stored_in_each_targets_units():
+    # Draws ±3 around the mean and noise of variance 16: std² = 5² = 4² + 3²; the second target is in thousandths.
+    means = torch.tensor([[[2.0, 0.002]], [[8.0, 0.008]]]).expand(2, 3, 2)
+    test = RealPrediction(means, torch.tensor([[[16.0, 16e-6]]]))
+    far = RealPrediction(2 * means, torch.tensor([[[16.0, 16e-6]]]))
+    seen = JudgedPredictions(
+        test=test, targets=torch.zeros(3, 2), validation=test, foreign={"far": far}, shifts={}
+    )
+    assert decomposition_std(seen, "weight, width") == {
+        "weight": {
+            "test": {"aleatoric_std": [4.0] * 3, "epistemic_std": [3.0] * 3},
+            "far": {"aleatoric_std": [4.0] * 3, "epistemic_std": [6.0] * 3},
+        },
+        "width": {
+            "test": {"aleatoric_std": [0.004] * 3, "epistemic_std": [0.003] * 3},
+            "far": {"aleatoric_std": [0.004] * 3, "epistemic_std": [0.006] * 3},
+        },
+    }
+    assert target_names("y", 1) == ["y"] and target_names("y", 3) == ["0", "1", "2"]
+
+
+@pytest.fixture(scope="module")
+def diabetes(tmp_path_factory):
+    out = tmp_path_factory.mktemp("diabetes")
+    compare(quick("diabetes"), ["mc-dropout"], out=out)
+    return out
+
+
+def test_stored_parts_of_uncertainty_are_those_of_the_prediction(diabetes):
+    task = make_task(quick("diabetes"))
+    posterior = dubito.load(diabetes / "mc-dropout.safetensors", task.network.build())
+    prediction = posterior.predict(task.test.inputs, num_samples=8, seed=0)
+    prediction = prediction.rescaled(*task.data.target_scaling)
+    result = Folder(diabetes).result("mc-dropout")
+    assert result is not None and "decomposition" not in result.evidence
+    parts = result.evidence["decomposition_std"]["progression"]["test"]
+    assert len(task.test.targets) < 200  # so that all rows are stored
+    three_digits = {"rel": 6e-3}
+    assert parts["epistemic_std"] == pytest.approx(prediction.epistemic_std[:, 0].tolist(), **three_digits)
+    assert parts["aleatoric_std"] == pytest.approx(prediction.aleatoric_std[:, 0].tolist(), **three_digits)
+    squares = np.square(parts["aleatoric_std"]) + np.square(parts["epistemic_std"])
+    assert np.sqrt(squares) == pytest.approx(prediction.std[:, 0].numpy(), **three_digits)
+    for entry in result.evidence["doubtful"]:
+        shown = prediction[entry["row"]]
+        assert entry["epistemic_std"] == pytest.approx(float(shown.epistemic_std), **three_digits)
+        assert entry["aleatoric_std"] == pytest.approx(float(shown.aleatoric_std), **three_digits)
+        assert "epistemic" not in entry
+    page = write_page(diabetes).read_text()
+    assert "epistemic_std, the units of progression" in page and "epistemic_std</span>" in page
+    assert f"<br>epistemic_std {result.evidence['doubtful'][0]['epistemic_std']:g}</small>" in page
+
+
+def test_folders_of_format_1_are_still_read(diabetes, tmp_path):
+    """dubito 0.1.0 called standard deviations of reals aleatoric and epistemic; the numbers were the same."""
+    result = Folder(diabetes).result("mc-dropout")
+    assert result is not None
+    for path in filter(Path.is_file, diabetes.iterdir()):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    for name in ("task", "results", "mc-dropout"):
+        path = tmp_path / f"{name}.json"
+        content = json.loads(path.read_text()) | {"format": 1}
+        if name == "mc-dropout":
+            evidence = content["evidence"]
+            evidence["usual_epistemic"] = evidence.pop("usual_epistemic_std")
+            evidence["decomposition"] = evidence.pop("decomposition_std")["progression"]
+            for values in (*evidence["decomposition"].values(), *evidence["doubtful"]):
+                for part in ("aleatoric", "epistemic"):
+                    values[part] = values.pop(f"{part}_std")
+        path.write_text(json.dumps(content))
+    assert Folder(tmp_path).result("mc-dropout") == result
+    assert write_page(tmp_path).read_text() == write_page(diabetes).read_text()
+    (tmp_path / "task.json").write_text('{"format": 3}')
+    with pytest.raises(dubito.StorageError, match=r"task.json is not of format 2; remove it, or upgrade"):
+        Folder(tmp_path).read("task")
+
+
 def test_a_table_of_ones_own(prices, tmp_path):
     path, _ = prices
     result = compare(quick(path, target="price"), ["mc-dropout"], out=tmp_path / "out")
@@ -194,7 +273,7 @@ def test_a_table_of_ones_own(prices, tmp_path):
     assert result.notes == (
         "area: 2 of 80 values missing, filled with the training rows' median and flagged",
     )
-    kept = Folder(tmp_path / "out").kept("mc-dropout")
+    kept = Folder(tmp_path / "out").result("mc-dropout")
     assert kept is not None
     assert len(kept.evidence["fan"]["x"]) == 16
     assert {"area", "city"} == set(kept.evidence["doubtful"][0]["values"])
@@ -306,7 +385,7 @@ def test_as_good_is_a_matter_of_chance_or_of_next_to_nothing():
         "unknown": None,
     }
     kept = [
-        Kept(Row(name, {}), {"losses": own if own is None else own.tolist()}, "")
+        StoredResult(MethodRow(name, {}), {"losses": own if own is None else own.tolist()}, "")
         for name, own in others.items()
     ]
     expected = {"best": True, "nearly the same": True, "as good to chance": True, "worse": False}
@@ -314,9 +393,9 @@ def test_as_good_is_a_matter_of_chance_or_of_next_to_nothing():
 
 
 def test_sentences_of_one_and_of_two():
-    one = Row("map", {"nll": 0.5, "accuracy": 0.9}, nbytes=1000, seconds=2.0)
+    one = MethodRow("map", {"nll": 0.5, "accuracy": 0.9}, nbytes=1000, seconds=2.0)
     assert sentences([one], {"map": True}) == {"map": "map: NLL 0.500; 1 kB, trained in 2 s."}
-    two = Row("swa", {"nll": 0.6, "accuracy": 0.9}, nbytes=1000, seconds=3.0)
+    two = MethodRow("swa", {"nll": 0.6, "accuracy": 0.9}, nbytes=1000, seconds=3.0)
     told = sentences([one, two], {"map": True})
     assert told["map"] == "map: the best likelihood (NLL 0.500); 1 kB, trained in 2 s."
     assert "the most right answers" not in told["swa"]  # which half of them share
@@ -347,7 +426,7 @@ def test_shifts_and_pictures_of_images_of_ones_own(tmp_path):
     torch.testing.assert_close(bytes_, fractions)
     assert len({shown(task, 0)["image"] for task in tasks.values()}) <= 2  # rounding apart, the same picture
     for kind, told in (("uint8", True), ("float32", True), ("far", False)):
-        reader = Reader.from_json(json.loads(json.dumps(Reader.of(tasks[kind].data).to_json())))
+        reader = RowReader.from_json(json.loads(json.dumps(RowReader.of(tasks[kind].data).to_json())))
         assert reader.unit is told
         for name in ("uint8", "float32") if told else ("far",):
             np.savez(tmp_path / "new.npz", x=np.load(tmp_path / f"{name}.npz")["x"])
@@ -356,7 +435,7 @@ def test_shifts_and_pictures_of_images_of_ones_own(tmp_path):
             np.testing.assert_allclose(original, images / 255 if told else images, atol=1e-3)
     np.savez(tmp_path / "new.npz", x=images.astype("float32"))
     with pytest.raises(DataError, match="whole numbers from 0 to 255 or fractions from 0 to 1"):
-        Reader.of(tasks["uint8"].data).read(tmp_path / "new.npz")
+        RowReader.of(tasks["uint8"].data).read(tmp_path / "new.npz")
 
 
 def test_budgets():

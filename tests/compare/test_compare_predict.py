@@ -12,8 +12,9 @@ import dubito
 from dubito import ConfigError, DataError, StorageError, Training
 from dubito.cli import main
 from dubito.compare import Settings, compare
+from dubito.compare.folder import Folder
 from dubito.compare.network import Network
-from dubito.compare.new_rows import Reader
+from dubito.compare.new_rows import RowReader
 from dubito.compare.predict import _check_words, predict
 from dubito.compare.task import make_task
 from dubito.data import Scaling
@@ -58,7 +59,8 @@ def test_predictions_are_those_of_the_posterior(houses, tmp_path):
     scaled = task.data.input_scaling.apply(inputs).float()
     expected = posterior.predict(scaled, num_samples=8, seed=0).rescaled(*task.data.target_scaling)
     assert found.columns["mean"] == pytest.approx(expected.mean[:, 0].tolist(), rel=1e-5)
-    assert found.columns["epistemic_std"] == pytest.approx(expected.epistemic.sqrt()[:, 0].tolist(), rel=1e-4)
+    assert found.columns["epistemic_std"] == pytest.approx(expected.epistemic_std[:, 0].tolist(), rel=1e-4)
+    assert found.columns["aleatoric_std"] == pytest.approx(expected.aleatoric_std[:, 0].tolist(), rel=1e-4)
     assert found.columns["upper_80"] == pytest.approx(expected.interval(0.8)[1][:, 0].tolist(), rel=1e-4)
 
 
@@ -107,7 +109,8 @@ def test_one_network_flags_nothing_and_says_so(houses, tmp_path, capsys):
     printed = capsys.readouterr()
     content = json.loads(printed.out)
     assert content["columns"]["unlike_training"] == [False, False]
-    assert "holds no epistemic doubt" in content["note"] and "holds no epistemic doubt" in printed.err
+    told = "holds no epistemic uncertainty"
+    assert told in content["note"] and told in printed.err
 
 
 def test_classes_have_labels_sets_and_probabilities(tmp_path):
@@ -137,12 +140,28 @@ def test_several_targets_are_named(tmp_path):
     frame["u"], frame["v"] = frame.a + 100, -50 * frame.b
     frame.to_csv(tmp_path / "own.csv", index=False)
     compare(quick(tmp_path / "own.csv", target="u,v"), ["mc-dropout"], out=tmp_path / "out")
-    write_page(tmp_path / "out")
+    page = write_page(tmp_path / "out").read_text()
+    for text in (
+        "epistemic_std, the units of u",
+        "epistemic_std, the units of v",
+        "geometric mean over the targets",
+    ):
+        assert text in page
     columns = predict(tmp_path / "out" / "mc-dropout.safetensors", tmp_path / "own.csv").columns
     assert {"mean_u", "mean_v", "lower_95_v", "upper_95_u", "unlike_training"} <= set(columns)
     for name in ("u", "v"):
         assert np.corrcoef(columns[f"mean_{name}"], frame[name])[0, 1] > 0.8
+        total = np.square(columns[f"aleatoric_std_{name}"]) + np.square(columns[f"epistemic_std_{name}"])
+        np.testing.assert_allclose(np.square(columns[f"std_{name}"]), total, rtol=1e-5)
     assert abs(np.mean(columns["mean_u"]) - 100) < 2
+    result = Folder(tmp_path / "out").result("mc-dropout")
+    assert result is not None
+    noise = {
+        name: parts["test"]["aleatoric_std"][0]
+        for name, parts in result.evidence["decomposition_std"].items()
+    }
+    expected = {name: columns[f"aleatoric_std_{name}"][0] for name in ("u", "v")}
+    assert noise == pytest.approx(expected, rel=6e-3)  # each in its own unit, to three digits
 
 
 @pytest.mark.parametrize("target", ["u", "u,v"])
@@ -169,7 +188,7 @@ def test_rows_are_unlike_training_in_whatever_units(tmp_path, target):
 
 
 def test_numbers_of_words_are_checked(tmp_path):
-    reader = Reader(columns=(), fill=(), scaling=None, shape=(4,), unit=False, target="y")
+    reader = RowReader(columns=(), fill=(), scaling=None, shape=(4,), unit=False, target="y")
     for values, right in (([[3, 0, 1, 2]], True), ([[3.0, 0, 1, 2]], True), ([[-1, 0, 1, 2]], False)):
         np.savez(tmp_path / "new.npz", words=np.array(values), y=np.zeros(1))
         if right:
@@ -192,7 +211,7 @@ def test_numbers_of_words_are_checked(tmp_path):
 
 def test_a_table_of_pixels_is_read_as_images(tmp_path):
     scaling = Scaling(torch.full((1, 1, 1), 0.25), torch.full((1, 1, 1), 0.5))
-    reader = Reader(columns=(), fill=(), scaling=scaling, shape=(1, 2, 3), unit=True, target="digit")
+    reader = RowReader(columns=(), fill=(), scaling=scaling, shape=(1, 2, 3), unit=True, target="digit")
     images = np.random.default_rng(0).integers(0, 256, (4, 1, 2, 3))
     names = [f"pixel{number}" for number in range(6)]
     pandas.DataFrame(images.reshape(4, 6), columns=names).assign(digit=7).to_csv(

@@ -13,7 +13,7 @@ from dubito.data import load, locate
 from dubito.data.catalogue import ENTRIES
 from dubito.data.download import STALE, fetch
 from dubito.data.readers import npz_table
-from dubito.data.registry import Entry, File, Form
+from dubito.data.registry import Entry, File, StoredForm
 from dubito.errors import DataError, StorageError
 
 CONTENT = os.urandom(300_000)
@@ -198,7 +198,7 @@ def test_a_named_set_is_loaded_from_its_publisher(publisher, monkeypatch):
     publisher.content = archive.getvalue()
     sha256 = hashlib.sha256(publisher.content).hexdigest()
     file = File(path="sub/far.npz", size=len(publisher.content), sha256=sha256, url=publisher.url)
-    form = Form(files=(file,), read=npz_table, shapes={"train": (10, 2)})
+    form = StoredForm(files=(file,), read=npz_table, shapes={"train": (10, 2)})
     entry = Entry(task="regression", licence="own", source="here", target_name="y", forms=(form,))
     monkeypatch.setitem(ENTRIES, "far", entry)
     publisher.stop_after = 50

@@ -11,7 +11,7 @@ import pytest
 from dubito.data import listing, load, locate
 from dubito.data.catalogue import ENTRIES
 from dubito.data.readers import idx_grey, npz_grey, npz_table, text_table
-from dubito.data.registry import Entry, File, Form
+from dubito.data.registry import Entry, File, StoredForm
 from dubito.errors import DataError, StorageError, UnknownNameError
 
 X = np.arange(60.0).reshape(20, 3)
@@ -26,7 +26,7 @@ def write_table(folder: Path, x=X, y=Y) -> bytes:
 
 
 def entry_of(content: bytes, **options) -> Entry:
-    form = Form(
+    form = StoredForm(
         files=(File(path="tables/tiny.npz", size=len(content), sha256=hashlib.sha256(content).hexdigest()),),
         read=partial(npz_table, feature_names=("a", "b", "c")),
         shapes={"train": (20, 3)},
@@ -125,7 +125,7 @@ def test_a_missing_array_is_refused(folder, monkeypatch):
 
 def text_entry(content: str, **options) -> Entry:
     digest = hashlib.sha256(X.tobytes() + Y.tobytes()).hexdigest()
-    form = Form(
+    form = StoredForm(
         files=(File(path="tiny.txt", url="https://publisher.example/data.txt"),),
         read=partial(text_table, columns=range(4)),
         shapes={"train": (20, 3)},
@@ -167,7 +167,7 @@ def letters(monkeypatch):
         )
         for number, content in enumerate(contents)
     )
-    published = Form(files=files, read=idx_grey, shapes={"train": (8, 1, 4, 4), "test": (4, 1, 4, 4)})
+    published = StoredForm(files=files, read=idx_grey, shapes={"train": (8, 1, 4, 4), "test": (4, 1, 4, 4)})
     entry = Entry(
         task="classification",
         kind="image",
@@ -222,7 +222,7 @@ def test_a_test_part_alone_is_not_scaled_by_itself(folder, monkeypatch):
     path = folder / "foreign.npz"
     np.savez(path, x_test=images, y_test=classes)
     content = path.read_bytes()
-    form = Form(
+    form = StoredForm(
         files=(File(path="foreign.npz", size=len(content), sha256=hashlib.sha256(content).hexdigest()),),
         read=npz_grey,
         shapes={"test": (4, 1, 4, 4)},

@@ -377,6 +377,27 @@ MUTANTS = (
         "variances take new units like means",
     ),
     mutant(
+        "prediction/real.py",
+        "return self.epistemic.sqrt()",
+        "return self.epistemic",
+        "test_prediction.py::test_the_two_parts_of_uncertainty_are_shown_in_the_targets_units",
+        "tables show a variance beside standard deviations",
+    ),
+    mutant(
+        "compare/evidence_real.py",
+        "short(epistemic[:, place], 3)",
+        "short(epistemic.mean(1), 3)",
+        "compare/test_compare.py::test_parts_of_uncertainty_are_stored_in_each_targets_units",
+        "targets of other units share one number",
+    ),
+    mutant(
+        "compare/earlier.py",
+        '"epistemic": "epistemic_std"}',
+        '"epistemic": "aleatoric_std"}',
+        "compare/test_compare.py::test_folders_of_format_1_are_still_read",
+        "an earlier version's epistemic part is taken for the aleatoric",
+    ),
+    mutant(
         "seeds.py",
         "first = start - blocks.start * self.block",
         "first = (start - blocks.start * self.block) // 2",
@@ -463,8 +484,8 @@ MUTANTS = (
     ),
     mutant(
         "plot/doubt.py",
-        "share = torch.full_like(one, 1 / len(one)).tolist()",
-        "share = torch.full_like(one, 1 / (len(one) + 1)).tolist()",
+        "share = torch.full_like(rows, 1 / len(rows)).tolist()",
+        "share = torch.full_like(rows, 1 / (len(rows) + 1)).tolist()",
         "plot/test_plot_predictions.py::test_histograms_hold_all_rows",
         "shares of rows do not add up to 1",
     ),

@@ -6,7 +6,7 @@ import torch
 from matplotlib.figure import Figure
 
 from dubito import ConfigError, DataError, UnknownNameError, metrics, plot
-from dubito.active import Curve, Point
+from dubito.active import Curve, CurvePoint
 from dubito.prediction import BernoulliPrediction, CategoricalPrediction, RealPrediction
 
 
@@ -111,7 +111,7 @@ def test_fans_draw_intervals_over_the_input_or_in_order():
 
 def curve(shift: float) -> Curve:
     points = [
-        Point(
+        CurvePoint(
             num_labelled=10 * step,
             metrics={"rmse": shift + 1 / step},
             chosen=(),

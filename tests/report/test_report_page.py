@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dubito import StorageError
-from dubito.compare.folder import Row
+from dubito.compare.folder import MethodRow
 from dubito.registry import methods
 from dubito.report import colours, write_page
 from dubito.report.charts import Item, _quality, training
@@ -229,7 +229,7 @@ def test_the_axis_of_quality_gives_close_methods_room():
 
 
 def test_a_training_of_one_epoch_is_a_point():
-    row = Row("map", {"nll": 0.5})
+    row = MethodRow("map", {"nll": 0.5})
     item = Item("map", 7, row, {"training": {"epoch": [1.0], "nll": [0.25]}})
     text = training([item], "nll")
     assert text.count("<circle") == 1

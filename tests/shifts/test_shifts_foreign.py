@@ -250,7 +250,11 @@ def test_reals_and_positions():
     found = detection(narrow, wide)
     assert set(found) == {"total", "epistemic"} and found["epistemic"].auroc > 0.95
     variances = wide.means.var(0, unbiased=False)
-    torch.testing.assert_close(scores(wide)["epistemic"], variances.prod(1).sqrt())
+    torch.testing.assert_close(scores(wide)["epistemic"], variances.sqrt().prod(1).sqrt())
+    one = RealPrediction(torch.tensor([[[2.0]], [[8.0]]]), torch.full((1, 1, 1), 16.0))
+    assert {name: float(score) for name, score in scores(one).items()} == pytest.approx(
+        {"total": 5, "epistemic": 3}
+    )  # standard deviations, in the target's units
     units = (torch.zeros(2), torch.tensor([1e-3, 1e3]))
     for name, expected in found.items():  # units of outputs change no rank
         assert detection(narrow.rescaled(*units), wide.rescaled(*units))[name].auroc == expected.auroc

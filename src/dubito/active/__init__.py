@@ -9,8 +9,8 @@ from .acquisition import Random as Random
 from .acquisition import Selection as Selection
 from .acquisition import VariationRatio as VariationRatio
 from .curves import Curve as Curve
+from .curves import CurvePoint as CurvePoint
 from .curves import MeanCurve as MeanCurve
-from .curves import Point as Point
 from .curves import mean_curve as mean_curve
 from .curves import paired_difference as paired_difference
 from .loop import ActiveLearning as ActiveLearning

@@ -9,7 +9,7 @@ from ..metrics import Estimate, Over, PairedDifference, paired_bootstrap, standa
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class CurvePoint:
     """One step.
 
     Attributes:
@@ -35,7 +35,7 @@ class Curve:
         points: one per step, and one for the first rows.
     """
 
-    points: tuple[Point, ...]
+    points: tuple[CurvePoint, ...]
 
     def values(self, metric: str) -> list[float]:
         """A metric along the curve."""
@@ -94,7 +94,7 @@ def paired_difference(first: Sequence[Curve], second: Sequence[Curve], metric: s
 
 
 def _steps(curves: Sequence[Curve]) -> tuple[int, ...]:
-    found = {tuple(point.num_labelled for point in curve.points) for curve in curves}
-    if len(found) != 1:
-        raise DataError(f"curves must have the same steps, got {len(found)} kinds")
-    return found.pop()
+    steps = {tuple(point.num_labelled for point in curve.points) for curve in curves}
+    if len(steps) != 1:
+        raise DataError(f"curves must have the same steps, got {len(steps)} kinds")
+    return steps.pop()

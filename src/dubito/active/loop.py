@@ -23,7 +23,7 @@ from ..sources import TensorSource, as_source
 from ..training import Training
 from ..training.progress import Bar
 from .acquisition import Acquisition, Selection
-from .curves import Curve, Point
+from .curves import Curve, CurvePoint
 
 KIND = "active learning"
 
@@ -70,7 +70,7 @@ class ActiveLearning:
         options: dict[str, Any] | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
         progress: bool | None = None,
-        on_point: Callable[[Point], None] | None = None,
+        on_point: Callable[[CurvePoint], None] | None = None,
     ) -> Curve:
         """One run over one split; the network is not modified.
 
@@ -104,31 +104,33 @@ class ActiveLearning:
                 f"rows, got {rows}"
             )
         as_source(test, place, "test")  # what cannot be read is found before work starts
-        state = _State.begun(self, source, network, likelihood, seed, options, checkpoint)
+        state = _LoopState.begun(self, source, network, likelihood, seed, options, checkpoint)
         bar = Bar(self.steps + 1, progress, "active learning", done=len(state.points))
         with bar.open():
             while len(state.points) <= self.steps:
-                own, began = seeds.derived(seed, "step", len(state.points)), time.process_time()
+                step_seed, began = seeds.derived(seed, "step", len(state.points)), time.process_time()
                 labelled = torch.tensor(state.labelled, device=place.device)
                 part = (take(source.batch.inputs, labelled), source.batch.targets[labelled])
                 posterior = self.method.fit(
-                    net, part, likelihood, training=self.training, seed=own, progress=False
+                    net, part, likelihood, training=self.training, seed=step_seed, progress=False
                 )
                 posterior = finish(posterior) if finish else posterior
                 fitted, last = time.process_time(), len(state.points) == self.steps
-                chosen = () if last else self._chosen(posterior, source, state.labelled, own)
+                chosen = () if last else self._chosen(posterior, source, state.labelled, step_seed)
                 acquired = time.process_time()
-                found = posterior.evaluate(test, num_samples=self.num_samples, seed=own, **(options or {}))
-                point = Point(
+                values = posterior.evaluate(
+                    test, num_samples=self.num_samples, seed=step_seed, **(options or {})
+                )
+                point = CurvePoint(
                     num_labelled=len(state.labelled),
-                    metrics=found,
+                    metrics=values,
                     chosen=chosen,
                     fit_seconds=fitted - began,
                     acquisition_seconds=acquired - fitted,
                 )
                 state.add(point)
-                shown = "  ".join(f"{name} {value:.4g}" for name, value in found.items())
-                bar.show(len(state.points), found.get("nll", math.nan), shown)
+                shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+                bar.show(len(state.points), values.get("nll", math.nan), shown)
                 if on_point:
                     on_point(point)
         return Curve(points=tuple(state.points))
@@ -151,11 +153,11 @@ def _others(rows: int, labelled: Sequence[int]) -> Tensor:
 
 
 @dataclass
-class _State:
+class _LoopState:
     """How far a run has come; written after every step."""
 
     labelled: list[int]
-    points: list[Point]
+    points: list[CurvePoint]
     path: Path | None
     expected: dict[str, Any]
 
@@ -169,7 +171,7 @@ class _State:
         seed: int,
         options: dict[str, Any] | None,
         checkpoint: str | os.PathLike[str] | None,
-    ) -> "_State":
+    ) -> "_LoopState":
         """The state a checkpoint holds, or the first one."""
         stream = seeds.generator(seed, "initial rows")
         first = torch.randperm(source.num_data, generator=stream)[: loop.initial].tolist()
@@ -195,11 +197,11 @@ class _State:
                     "data and network to go on, or another path to start anew"
                 )
         for point in content["points"]:
-            state.points.append(Point(**{**point, "chosen": tuple(point["chosen"])}))
+            state.points.append(CurvePoint(**{**point, "chosen": tuple(point["chosen"])}))
             state.labelled += point["chosen"]
         return state
 
-    def add(self, point: Point) -> None:
+    def add(self, point: CurvePoint) -> None:
         """Take in a point, and the rows it chose."""
         self.points.append(point)
         self.labelled += point.chosen

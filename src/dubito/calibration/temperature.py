@@ -24,7 +24,7 @@ from .tempered import (
     recording,
 )
 
-Kept = TypeVar("Kept", bound=Posterior)
+FittedPosterior = TypeVar("FittedPosterior", bound=Posterior)
 #: Temperatures that are looked at.
 LOWEST, HIGHEST = 0.02, 50.0
 #: How close to the best temperature the search ends, as a ratio.
@@ -33,7 +33,7 @@ CLOSE = 1e-4
 
 @torch.no_grad()
 def temperature_scaled(
-    posterior: Kept,
+    posterior: FittedPosterior,
     validation: Any,
     *,
     num_samples: int = 32,
@@ -42,7 +42,7 @@ def temperature_scaled(
     linearised: bool | None = None,
     marginal: bool = False,
     per_example: bool = False,
-) -> Kept:
+) -> FittedPosterior:
     """The posterior at the temperature of the least negative log-likelihood of validation data.
 
     Classes: the logits of every draw are divided by T, which `result.likelihood.settings.temperature` tells. Reals:
@@ -129,8 +129,8 @@ def _real_scores(
 def tempered(settings: Categorical | Bernoulli, temperature: float) -> BuiltLikelihood:
     """The likelihood of classes at a temperature."""
     if isinstance(settings, Categorical):
-        own = TemperedCategorical(class_axis=settings.class_axis, temperature=temperature)
-        return TemperedCategoricalLikelihood(own)
+        tempered_settings = TemperedCategorical(class_axis=settings.class_axis, temperature=temperature)
+        return TemperedCategoricalLikelihood(tempered_settings)
     return TemperedBernoulliLikelihood(TemperedBernoulli(temperature=temperature))
 
 

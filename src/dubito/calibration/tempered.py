@@ -108,11 +108,11 @@ class Recording:
         A prediction may be made in pieces of rows, each a call, and may ask for others on the way (a linearised one
         asks for that of the centre first).
         """
-        kept: list[list[Tensor]] = []
-        while sum(len(call[0]) for call in kept) < rows:
-            kept.insert(0, self.calls.pop())
+        last_calls: list[list[Tensor]] = []
+        while sum(len(call[0]) for call in last_calls) < rows:
+            last_calls.insert(0, self.calls.pop())
         self.calls.clear()
-        return [torch.cat(pieces) for pieces in zip(*kept, strict=True)]
+        return [torch.cat(pieces) for pieces in zip(*last_calls, strict=True)]
 
 
 def recording(likelihood: BuiltLikelihood) -> tuple[BuiltLikelihood, Recording]:

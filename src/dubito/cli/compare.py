@@ -69,7 +69,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compare, print the table and the sentences, write the page."""
     from ..compare import Settings, compare
-    from ..compare.folder import Row
+    from ..compare.folder import MethodRow
     from ..compare.settings import DEFAULT_TRAINING, seconds_of
     from ..compare.table import table
     from ..compare.task import Task
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         for note in task.data.notes:
             console.print(escape(note), style="yellow", highlight=False)
 
-    def say(row: Row) -> None:
+    def say(row: MethodRow) -> None:
         state = f"failed: {row.failure}" if row.failure else f"trained in {row.seconds:.1f} s"
         console.print(escape(f"{row.method}: {state}"), highlight=False)
         for note in row.notes:

@@ -16,7 +16,7 @@ from .common import Commands, wide_console
 def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "predict", parents=[everywhere], help="apply a saved posterior to new rows, with its doubt"
+        "predict", parents=[everywhere], help="apply a saved posterior to new rows, with its uncertainty"
     )
     parser.add_argument("posterior", type=Path, help="a .safetensors file that `dubito compare` saved")
     parser.add_argument("rows", type=Path, help="a .csv, .parquet or .npz file with the columns of training")
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
 
     if options.out is not None and options.out.suffix.lower() not in (".csv", ".parquet"):
         raise ConfigError(f"predictions are written to a .csv or .parquet file, got {options.out}")
-    found = predict(
+    predictions = predict(
         options.posterior,
         options.rows,
         model=options.model,
@@ -44,20 +44,30 @@ def run(options: argparse.Namespace) -> None:
         seed=options.seed,
     )
     console = wide_console(stderr=True)
-    for difference in found.differences:
+    for difference in predictions.differences:
         console.print(escape(difference), style="yellow", highlight=False)
-    rows = len(found.columns["unlike_training"])
+    rows = len(predictions.columns["unlike_training"])
     if options.json:
-        print(json.dumps({"columns": found.columns, "differences": found.differences, "note": found.note}))
+        print(
+            json.dumps(
+                {
+                    "columns": predictions.columns,
+                    "differences": predictions.differences,
+                    "note": predictions.note,
+                }
+            )
+        )
     if options.out is not None:
-        _write(found.columns, options.out)
+        _write(predictions.columns, options.out)
         console.print(f"{rows:,} rows: {options.out}", highlight=False)
     elif not options.json:
-        _write_csv(found.columns, sys.stdout)
-    if found.note:
-        console.print(escape(found.note), style="yellow", highlight=False)
-    elif found.num_unlike:
-        told = f"{found.num_unlike:,} of {rows:,} rows are unlike training: see the column unlike_training"
+        _write_csv(predictions.columns, sys.stdout)
+    if predictions.note:
+        console.print(escape(predictions.note), style="yellow", highlight=False)
+    elif predictions.num_unlike:
+        told = (
+            f"{predictions.num_unlike:,} of {rows:,} rows are unlike training: see the column unlike_training"
+        )
         console.print(told, style="yellow", highlight=False)
 
 

@@ -41,10 +41,10 @@ def planned(method: Method, task: Task, settings: Settings, path: Path) -> Train
         if spent >= SHARE * settings.seconds or steps >= most:
             break
         before = spent
-    # seconds = what is spent once + steps · each, by the last two trials
-    each = (spent - before) / (steps / 2) if spent > before else spent / steps
-    once = max(0.0, spent - steps * each)
-    whole = (settings.seconds - once) / each
+    # seconds = what is spent once + steps · cost of a step, by the last two trials
+    per_step = (spent - before) / (steps / 2) if spent > before else spent / steps
+    once = max(0.0, spent - steps * per_step)
+    whole = (settings.seconds - once) / per_step
     iterations = max(FIRST, min(int(whole), most))
     write_text(path, json.dumps(iterations))
     return replace(settings.training, epochs=None, iterations=iterations)

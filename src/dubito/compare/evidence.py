@@ -29,7 +29,7 @@ MOST_POINTS, MOST_DOTS, NUM_BARS, MOST_DOUBTFUL, MOST_LOSSES = 60, 200, 20, 8, 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seen:
+class JudgedPredictions:
     """All predictions of a method that are judged, in original units.
 
     Attributes:
@@ -47,7 +47,7 @@ class Seen:
     shifts: Mapping[str, Sequence[Prediction]]
 
 
-def metrics_of(seen: Seen) -> dict[str, float]:
+def metrics_of(seen: JudgedPredictions) -> dict[str, float]:
     """Metrics on the test rows, against the unknown, and their mean under shift."""
     values = evaluate(seen.test, seen.targets)
     inside = doubt(seen.test)
@@ -55,10 +55,12 @@ def metrics_of(seen: Seen) -> dict[str, float]:
     if areas:
         values["ood_auroc"] = sum(areas) / len(areas)
     if seen.shifts:
-        found = [
-            evaluate(one, seen.targets[: len(one)])["nll"] for each in seen.shifts.values() for one in each
+        losses = [
+            evaluate(prediction, seen.targets[: len(prediction)])["nll"]
+            for severities in seen.shifts.values()
+            for prediction in severities
         ]
-        values["shift_nll"] = sum(found) / len(found)
+        values["shift_nll"] = sum(losses) / len(losses)
     return values
 
 
@@ -70,18 +72,20 @@ def doubt(prediction: Prediction) -> Tensor:
     return per_row(prediction.total)
 
 
-def sources_of_doubt(prediction: Prediction) -> tuple[Tensor, Tensor]:
-    """How much the data and the weights leave open, [B] each: standard deviations for reals, nats for classes."""
+def epistemic(prediction: Prediction) -> Tensor:
+    """The epistemic uncertainty of each row, [B]: nats for classes; for reals `epistemic_std`, in the target's units.
+
+    Of several targets, whose units may differ, it is the geometric mean: a score that ranks rows alike in any units.
+    """
     if isinstance(prediction, RealPrediction):
-        aleatoric, epistemic = prediction.aleatoric.sqrt(), prediction.epistemic.sqrt()
-        return spread_per_row(aleatoric), spread_per_row(epistemic)
+        return spread_per_row(prediction.epistemic_std)
     assert isinstance(prediction, ClassPrediction)
-    return per_row(prediction.aleatoric), per_row(prediction.epistemic)
+    return per_row(prediction.epistemic)
 
 
 def usual_epistemic(prediction: Prediction) -> float:
-    """The epistemic doubt that 99 % of the rows stay below; 0 where all of it is rounding."""
-    usual = float(sources_of_doubt(prediction)[1].quantile(0.99))
+    """The epistemic uncertainty that 99 % of the rows stay below; 0 where all of it is rounding."""
+    usual = float(epistemic(prediction).quantile(0.99))
     # of reals one thousandth of the standard deviation, in whatever units; of classes a millionth of a nat
     rounding = 1e-3 * float(doubt(prediction).median()) if isinstance(prediction, RealPrediction) else 1e-6
     return usual if usual > rounding else 0.0
@@ -93,29 +97,30 @@ def area(inside: Tensor, outside: Tensor) -> float:
     return metrics.auroc(torch.cat([inside, outside]), foreign)
 
 
-def evidence(seen: Seen, task: Task, posterior: Posterior, settings: Settings) -> dict[str, Any]:
+def evidence(seen: JudgedPredictions, task: Task, posterior: Posterior, settings: Settings) -> dict[str, Any]:
     """Everything the page draws of a method."""
     if isinstance(seen.test, RealPrediction):
         from .evidence_real import real_evidence
 
-        own = real_evidence(seen, task, posterior, settings)
+        drawn = real_evidence(seen, task, posterior, settings)
     else:
-        own = class_evidence(seen, task)
+        drawn = class_evidence(seen)
     losses = -seen.test.log_prob(seen.targets)[:MOST_LOSSES]
     return {
-        **own,
+        **drawn,
         "losses": short(losses, 5),
-        "usual_epistemic": usual_epistemic(seen.validation),
         "training": curve_of_training(posterior.history),
         "training_settings": encode(settings.training),
-        "shifts": {name: shift_curve(seen, each) for name, each in seen.shifts.items()},
-        "decomposition": decomposition(seen),
+        "shifts": {name: shift_curve(seen, severities) for name, severities in seen.shifts.items()},
         "doubtful": doubtful(seen, task),
     }
 
 
-def class_evidence(seen: Seen, task: Task) -> dict[str, Any]:
-    """Reliability, confidence and entropy in and out of distribution, ROC, accuracy when the doubtful are left out."""
+def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
+    """Reliability, confidence and entropy in and out of distribution, ROC, accuracy when the doubtful are left out.
+
+    Both parts of the entropy are in nats.
+    """
     probs, labels = flat(seen.test, seen.targets)
     curve = metrics.reliability_curve(probs, labels, 10)
     confidence, predicted = probs.max(1)
@@ -124,6 +129,10 @@ def class_evidence(seen: Seen, task: Task) -> dict[str, Any]:
     places = evenly(len(rejection.rejected), MOST_POINTS)
     places = places[rejection.rejected[places] <= 0.95]  # the last few rows say nothing
     return {
+        "usual_epistemic": usual_epistemic(seen.validation),
+        "decomposition": {
+            name: class_parts(prediction) for name, prediction in {"test": seen.test, **seen.foreign}.items()
+        },
         "reliability": {
             "count": curve.count.tolist(),
             "confidence": short(curve.confidence),
@@ -155,12 +164,12 @@ def confidence_of(prediction: Any) -> Tensor:
     return per_row(prediction.confidence)
 
 
-def histograms(seen: Seen, score: Any, low: float, high: float) -> dict[str, Any]:
+def histograms(seen: JudgedPredictions, score: Any, low: float, high: float) -> dict[str, Any]:
     """Shares of the test rows and of every foreign set in bars from `low` to `high`, what lies beyond in the last."""
     sets = {"test": seen.test, **seen.foreign}
     counts = {
-        name: torch.histc(score(one).float().clamp(low, high), NUM_BARS, low, high)
-        for name, one in sets.items()
+        name: torch.histc(score(prediction).float().clamp(low, high), NUM_BARS, low, high)
+        for name, prediction in sets.items()
     }
     shares = {name: short(count / count.sum().clamp(min=1), 3) for name, count in counts.items()}
     return {"low": low, "high": high, "shares": shares}
@@ -178,44 +187,42 @@ def roc(inside: Tensor, outside: Tensor) -> dict[str, Any]:
     return {"fpr": short(fpr[places]), "tpr": short(tpr[places]), "area": round(area(inside, outside), 4)}
 
 
-def shift_curve(seen: Seen, each: Sequence[Prediction]) -> dict[str, list[float | None]]:
+def shift_curve(seen: JudgedPredictions, severities: Sequence[Prediction]) -> dict[str, list[float | None]]:
     """Metrics from the untouched rows to the strongest shift of the same rows."""
-    count = len(each[0])
-    found = [evaluate(one, seen.targets[:count]) for one in (seen.test[:count], *each)]
-    return {name: short(torch.tensor([one[name] for one in found])) for name in found[0]}
+    count = len(severities[0])
+    curve = [evaluate(prediction, seen.targets[:count]) for prediction in (seen.test[:count], *severities)]
+    return {name: short(torch.tensor([values[name] for values in curve])) for name in curve[0]}
 
 
-def decomposition(seen: Seen) -> dict[str, Any]:
-    """Where doubt comes from, row by row."""
-    found = {}
-    for name, one in {"test": seen.test, **seen.foreign}.items():
-        aleatoric, epistemic = sources_of_doubt(one)
-        places = evenly(len(one), MOST_DOTS)
-        found[name] = {"aleatoric": short(aleatoric[places], 3), "epistemic": short(epistemic[places], 3)}
-    return found
+def class_parts(prediction: Any) -> dict[str, list[float | None]]:
+    """Both parts of the entropy, row by row, in nats."""
+    rows = evenly(len(prediction), MOST_DOTS)
+    return {name: short(per_row(getattr(prediction, name))[rows], 3) for name in ("aleatoric", "epistemic")}
 
 
-def doubtful(seen: Seen, task: Task) -> list[dict[str, Any]]:
+def doubtful(seen: JudgedPredictions, task: Task) -> list[dict[str, Any]]:
     """The test rows that are doubted most, with what was said and what is true."""
     scores = doubt(seen.test)
     if scores.ndim != 1 or seen.targets.flatten().shape[0] != len(scores):
         return []
-    found = []
+    entries = []
     for row in scores.topk(min(MOST_DOUBTFUL, len(scores))).indices.tolist():
-        one: Any = seen.test[row]
-        aleatoric, epistemic = short(torch.cat(sources_of_doubt(one)), 3)
-        entry: dict[str, Any] = {"row": row, "aleatoric": aleatoric, "epistemic": epistemic}
+        prediction: Any = seen.test[row]
+        real = isinstance(prediction, RealPrediction)
+        parts = ("aleatoric_std", "epistemic_std") if real else ("aleatoric", "epistemic")
+        entry: dict[str, Any] = {"row": row}
+        entry |= {name: short(getattr(prediction, name), 3)[0] for name in parts}
         entry |= pictures.shown(task, row)
-        if isinstance(one, RealPrediction):
-            entry |= {"said": f"{float(one.mean):.4g} ± {float(one.std):.2g}"}
+        if real:
+            entry |= {"said": f"{float(prediction.mean):.4g} ± {float(prediction.std):.2g}"}
             entry |= {"true": f"{float(seen.targets[row]):.4g}"}
         else:
-            label, truth = int(one.labels.flatten()[0]), int(seen.targets[row])
-            share = f"{float(one.confidence.flatten()[0]):.0%}"
+            label, truth = int(prediction.labels.flatten()[0]), int(seen.targets[row])
+            share = f"{float(prediction.confidence.flatten()[0]):.0%}"
             entry |= {"said": f"{task.class_names[label]} ({share})", "true": task.class_names[truth]}
             entry["right"] = label == truth
-        found.append(entry)
-    return found
+        entries.append(entry)
+    return entries
 
 
 def curve_of_training(history: list[dict[str, float]]) -> dict[str, list[float | None]]:

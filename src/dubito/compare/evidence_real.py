@@ -7,30 +7,69 @@ from torch import Tensor
 
 from ..posterior import Posterior
 from ..prediction import RealPrediction, aligned
-from .evidence import MOST_POINTS, Seen, doubt, evenly, histograms, roc, short
+from .evidence import (
+    MOST_DOTS,
+    MOST_POINTS,
+    JudgedPredictions,
+    doubt,
+    evenly,
+    histograms,
+    roc,
+    short,
+    usual_epistemic,
+)
 from .settings import Settings
 from .task import Task
 
-#: Rows of a fan chart, and the levels at which intervals are checked.
-MOST_ROWS, LEVELS = 80, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
+#: Rows of a fan chart, targets whose uncertainty is drawn, and the levels at which intervals are checked.
+MOST_ROWS, MOST_TARGETS, LEVELS = 80, 8, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
-def real_evidence(seen: Seen, task: Task, posterior: Posterior, settings: Settings) -> dict[str, Any]:
+def real_evidence(
+    seen: JudgedPredictions, task: Task, posterior: Posterior, settings: Settings
+) -> dict[str, Any]:
     """Fan chart, interval coverage, rejection curve, and doubt in and out of distribution."""
     prediction = seen.test
     assert isinstance(prediction, RealPrediction)
     targets = aligned(seen.targets, prediction.mean)
-    found: dict[str, Any] = {
+    drawn: dict[str, Any] = {
+        "usual_epistemic_std": usual_epistemic(seen.validation),
+        "decomposition_std": decomposition_std(seen, task.data.target_name),
         "coverage": {"levels": list(LEVELS), "observed": _coverage(prediction, targets)},
         "rejection": _rejection(prediction, targets),
         "roc": {name: roc(doubt(prediction), doubt(other)) for name, other in seen.foreign.items()},
     }
     if prediction.mean.flatten(1).shape[1] == 1:
-        found["fan"] = _fan(prediction, targets, task, posterior, settings)
+        drawn["fan"] = _fan(prediction, targets, task, posterior, settings)
     if seen.foreign:
-        high = 1.1 * max(float(doubt(one).quantile(0.99)) for one in (prediction, *seen.foreign.values()))
-        found["histograms"] = {"standard deviation": histograms(seen, doubt, 0.0, high)}
-    return found
+        high = 1.1 * max(float(doubt(rows).quantile(0.99)) for rows in (prediction, *seen.foreign.values()))
+        drawn["histograms"] = {"standard deviation": histograms(seen, doubt, 0.0, high)}
+    return drawn
+
+
+def decomposition_std(seen: JudgedPredictions, target: str) -> dict[str, dict[str, Any]]:
+    """Both parts of the standard deviation, by target and set of rows, row by row, in that target's units."""
+    parts: dict[str, dict[str, Any]] = {}
+    for name, prediction in {"test": seen.test, **seen.foreign}.items():
+        rows = evenly(len(prediction), MOST_DOTS)
+        aleatoric, epistemic = (
+            std.flatten(1)[rows] if std.ndim > 1 else std[rows, None]
+            for std in (prediction.aleatoric_std, prediction.epistemic_std)  # pyright: ignore
+        )
+        for place, output in enumerate(target_names(target, aleatoric.shape[1])[:MOST_TARGETS]):
+            parts.setdefault(output, {})[name] = {
+                "aleatoric_std": short(aleatoric[:, place], 3),
+                "epistemic_std": short(epistemic[:, place], 3),
+            }
+    return parts
+
+
+def target_names(target: str, count: int) -> list[str]:
+    """The names of `count` targets, told as `u, v`; their numbers where several are one array."""
+    if count == 1:
+        return [target]
+    names = [name.strip() for name in target.split(",")]
+    return names if len(names) == count else [str(place) for place in range(count)]
 
 
 def _coverage(prediction: RealPrediction, targets: Tensor) -> list[float | None]:
@@ -48,9 +87,11 @@ def _rejection(prediction: RealPrediction, targets: Tensor) -> dict[str, Any]:
     count = len(squares)
     # Rows of equal doubt, such as those of a single network, are left out in any order: each counts their mean.
     means = torch.zeros(len(size), dtype=squares.dtype).index_add(0, group, squares) / size
-    kept = torch.arange(1, count + 1)
-    errors = (means.repeat_interleave(size).cumsum(0) / kept).sqrt().flip(0)  # the first is that of all rows
-    rejected = 1 - kept.flip(0) / count
+    remaining = torch.arange(1, count + 1)
+    errors = (
+        (means.repeat_interleave(size).cumsum(0) / remaining).sqrt().flip(0)
+    )  # the first is that of all rows
+    rejected = 1 - remaining.flip(0) / count
     places = evenly(count, MOST_POINTS)
     places = places[rejected[places] <= 0.95]
     return {"rejected": short(rejected[places]), "kept": short(errors[places])}

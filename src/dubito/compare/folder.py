@@ -8,12 +8,14 @@ from typing import Any
 
 from ..errors import StorageError
 from ..storage import write_text
+from . import earlier
 
-FORMAT = 1
+#: Of the files that are written, and of those that can be read.
+FORMAT, READABLE = 2, (1, 2)
 
 
 @dataclass(frozen=True)
-class Row:
+class MethodRow:
     """One method's result.
 
     Attributes:
@@ -40,7 +42,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredResult:
     """What a method's file holds.
 
     Attributes:
@@ -49,7 +51,7 @@ class Kept:
         digest: of all that decided the numbers.
     """
 
-    row: Row
+    row: MethodRow
     evidence: dict[str, Any]
     digest: str
 
@@ -100,27 +102,30 @@ class Folder:
             raise StorageError(
                 f"{path} should be JSON, but reading it failed ({error}); remove it"
             ) from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not isinstance(content, dict) or content.get("format") not in READABLE:
             raise StorageError(f"{path} is not of format {FORMAT}; remove it, or upgrade dubito")
         return content
 
-    def keep(self, kept: Kept) -> None:
+    def store(self, result: StoredResult) -> None:
         """Write what a method left."""
-        self.write(kept.row.method, asdict(kept))
+        self.write(result.row.method, asdict(result))
 
-    def kept(self, method: str, digest: str | None = None) -> Kept | None:
+    def result(self, method: str, digest: str | None = None) -> StoredResult | None:
         """What a method left; None where it did not, failed, or had other settings than those of `digest`."""
         content = self.read(method)
         if content is None or not self.posterior(method).is_file():
             return None
         try:
-            row = Row(**{**content["row"], "notes": tuple(content["row"]["notes"])})
-            kept = Kept(row, content["evidence"], content["digest"])
+            row = MethodRow(**{**content["row"], "notes": tuple(content["row"]["notes"])})
+            evidence = content["evidence"]
+            if content["format"] == 1:
+                evidence = earlier.current(evidence, (self.read("task") or {}).get("target", ""))
+            result = StoredResult(row, evidence, content["digest"])
         except (KeyError, TypeError) as error:
             path = self.path / f"{method}.json"
             raise StorageError(f"{path} is altered ({error!r}); remove it") from error
-        return kept if digest in (None, kept.digest) else None
+        return result if digest in (None, result.digest) else None
 
-    def finished(self, methods: Sequence[str]) -> list[Kept]:
+    def finished(self, methods: Sequence[str]) -> list[StoredResult]:
         """What the methods left that are finished."""
-        return [kept for name in methods if (kept := self.kept(name)) is not None]
+        return [result for name in methods if (result := self.result(name)) is not None]

@@ -90,10 +90,10 @@ class Board:
     def _watch(self) -> None:
         while not self._end.wait(PAUSE):
             for name, task in self.tasks.items():
-                if name in self._done or (found := read(self.folder.work(name, "progress"))) is None:
+                if name in self._done or (reached := read(self.folder.work(name, "progress"))) is None:
                     continue
                 if not self.progress.tasks[task].started:
                     self.progress.start_task(task)
-                over = found["step"] == found["total"]
-                state = "judging" if over else f"step {found['step']:,}, nll {found['nll']:.3g}"
-                self.progress.update(task, total=found["total"], completed=found["step"], state=state)
+                over = reached["step"] == reached["total"]
+                state = "judging" if over else f"step {reached['step']:,}, nll {reached['nll']:.3g}"
+                self.progress.update(task, total=reached["total"], completed=reached["step"], state=state)

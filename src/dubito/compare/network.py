@@ -57,20 +57,20 @@ class Network:
 
 def imported(path: str) -> Callable[..., Any]:
     """The function behind `package.module:function`, looked for in the present folder too."""
-    module, colon, name = path.partition(":")
-    if not (module and colon and name):
+    module_name, colon, name = path.partition(":")
+    if not (module_name and colon and name):
         raise ConfigError(f"a network of your own is named like package.module:factory, got {path!r}")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found = import_module(module)
+        module = import_module(module_name)
     except ImportError as error:
-        raise ConfigError(f"cannot import {module!r} of --model {path}: {error}") from error
-    function = getattr(found, name, None)
+        raise ConfigError(f"cannot import {module_name!r} of --model {path}: {error}") from error
+    function = getattr(module, name, None)
     if not callable(function):
-        known = ", ".join(key for key, value in vars(found).items() if callable(value) and key[0] != "_")
-        raise ConfigError(f"{module} has no function {name!r}; it has {known or 'none'}")
+        known = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")
+        raise ConfigError(f"{module_name} has no function {name!r}; it has {known or 'none'}")
     return function
 
 

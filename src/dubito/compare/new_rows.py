@@ -17,7 +17,7 @@ from .settings import is_table
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reader:
+class RowReader:
     """How rows are read.
 
     Attributes:
@@ -37,7 +37,7 @@ class Reader:
     target: str
 
     @classmethod
-    def of(cls, data: Data) -> "Reader":
+    def of(cls, data: Data) -> "RowReader":
         """The reader of rows like those of `data`."""
         shape = tuple(data.train.inputs.shape[1:])
         columns, fill = data.columns, data.fill
@@ -63,7 +63,7 @@ class Reader:
         return {"columns": columns, "scaling": scaling, **plain}
 
     @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Reader":
+    def from_json(cls, content: Mapping[str, Any]) -> "RowReader":
         """The reader behind `to_json`."""
         scaling = content["scaling"]
         return cls(
@@ -86,16 +86,16 @@ class Reader:
             raise DataError(f"new rows must be a {', '.join(tabular.SUFFIXES)} file, got {path}")
         if path.suffix.lower() != ".npz":
             return self._from_frame(tabular.frame(path), path)
-        found, told = archives.archive(path), []
-        if not self.columns and len(found) == 2 and self.target in found:
-            del found[self.target]
+        arrays, told = archives.archive(path), []
+        if not self.columns and len(arrays) == 2 and self.target in arrays:
+            del arrays[self.target]
             told = [f"not used, for it is what is predicted: {self.target}"]
-        whole = [array for array in found.values() if array.shape[1:] == self.shape]
-        if len(found) == 1 and whole:
+        whole = [array for array in arrays.values() if array.shape[1:] == self.shape]
+        if len(arrays) == 1 and whole:
             return self._scaled(whole[0], path), told
-        if self.columns and all(array.ndim in (1, 2) for array in found.values()):
-            return self._from_frame(archives.archive_frame(found), path)
-        shapes = {key: list(array.shape) for key, array in found.items()}
+        if self.columns and all(array.ndim in (1, 2) for array in arrays.values()):
+            return self._from_frame(archives.archive_frame(arrays), path)
+        shapes = {key: list(array.shape) for key, array in arrays.items()}
         raise DataError(f"{path} must hold one array of inputs [N, {_list(self.shape)}], got {shapes}")
 
     def _from_frame(self, frame: Any, path: Path) -> tuple[Tensor, list[str]]:
@@ -105,16 +105,16 @@ class Reader:
         known -= {column.name for column in self.columns}
         there = [name for name in frame.columns if name in known or name.startswith(f"{self.target}[")]
         frame = frame.drop(columns=there)
-        found = [f"not used, for it is what is predicted: {name}" for name in there]
+        told = [f"not used, for it is what is predicted: {name}" for name in there]
         if not self.columns:
             inputs = self._unfolded(frame, path)
             return self._scaled(inputs, path), [
-                *found,
+                *told,
                 f"each row read as [{_list(self.shape)}], last axis fastest",
             ]
-        found += differences(frame, self.columns, str(path))
+        told += differences(frame, self.columns, str(path))
         inputs = filled(encoded(frame, self.columns, str(path)), np.array(self.fill))
-        return self._scaled(inputs, path), found
+        return self._scaled(inputs, path), told
 
     def _unfolded(self, frame: Any, path: Path) -> np.ndarray:
         """The rows of a table, one column for every number of an image, a series or a text."""

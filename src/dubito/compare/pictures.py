@@ -40,21 +40,21 @@ def _cells(task: Task, values: Tensor, original: Tensor) -> list[tuple[str, str,
     if not columns:
         names = task.data.feature_names or [f"x{number}" for number in range(len(values))]
         return [
-            (name, f"{float(one):.4g}", abs(float(far)))
-            for name, one, far in zip(names, original, values, strict=True)
+            (name, f"{float(value):.4g}", abs(float(far)))
+            for name, value, far in zip(names, original, values, strict=True)
         ]
     cells, start = [], 0
     for column in (column for column in columns if column.features):
-        own = slice(start, start + len(column.features))
-        start = own.stop
-        far = float(values[own].abs().max())
-        if column.flagged and float(original[own][-1]) > 0.5:
+        features = slice(start, start + len(column.features))
+        start = features.stop
+        far = float(values[features].abs().max())
+        if column.flagged and float(original[features][-1]) > 0.5:
             text = "missing"
         elif column.kind == "number":
-            text = f"{float(original[own][0]):.4g}"
+            text = f"{float(original[features][0]):.4g}"
         else:
             text = (*column.levels, "(other)")[
-                int(original[own][: len(column.levels) + column.other].argmax())
+                int(original[features][: len(column.levels) + column.other].argmax())
             ]
         cells.append((column.name, text, far))
     return cells

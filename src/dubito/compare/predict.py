@@ -11,10 +11,11 @@ from torch import Tensor
 from ..errors import ConfigError, DataError, StorageError
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
 from ..registry import load
-from .evidence import sources_of_doubt
+from .evidence import epistemic
+from .evidence_real import target_names
 from .folder import Folder
 from .network import Network
-from .new_rows import Reader
+from .new_rows import RowReader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,7 @@ class Predictions:
     Attributes:
         columns: by name, one value per row.
         differences: what the rows have otherwise than those trained on, in words.
-        num_unlike: rows whose epistemic doubt is above what 99 % of the validation rows had.
+        num_unlike: rows whose epistemic uncertainty is above what 99 % of the validation rows had.
         note: why no row can be unlike training, else None.
     """
 
@@ -56,8 +57,8 @@ def predict(
     path = Path(posterior)
     facts, limit = saved(path)
     network = _network(facts["network"], model, path)
-    reader = Reader.from_json(facts["reader"])
-    inputs, found = reader.read(rows)
+    reader = RowReader.from_json(facts["reader"])
+    inputs, differences = reader.read(rows)
     _check_words(inputs, network, rows)
     loaded = load(path, network.build())
     prediction: Any = loaded.predict(
@@ -68,28 +69,32 @@ def predict(
     if facts["target_scaling"] is not None:
         prediction = prediction.rescaled(*(torch.tensor(value) for value in facts["target_scaling"].values()))
     columns = columns_of(prediction, facts["class_names"], level, facts["target"])
-    unlike = sources_of_doubt(prediction)[1] > limit
+    unlike = epistemic(prediction) > limit
     note = None
     if limit == 0:
-        note = f"{path.stem} holds no epistemic doubt, so no row can be told to be unlike training"
+        note = f"{path.stem} holds no epistemic uncertainty, so no row can be told to be unlike training"
         unlike = torch.zeros(len(inputs), dtype=torch.bool)
     columns["unlike_training"] = unlike.tolist()
-    return Predictions(columns=columns, differences=tuple(found), num_unlike=int(unlike.sum()), note=note)
+    return Predictions(
+        columns=columns, differences=tuple(differences), num_unlike=int(unlike.sum()), note=note
+    )
 
 
 def saved(path: Path) -> tuple[dict[str, Any], float]:
-    """What the folder of a saved posterior says of its task, and the doubt that 99 % of validation rows stay below."""
+    """What the folder of a saved posterior says of its task, and the limit that 99 % of validation rows stay below."""
     if not path.is_file() or path.suffix != ".safetensors":
         wrong = "is no .safetensors file" if path.exists() else "does not exist"
         raise StorageError(f"{path} {wrong}; give a posterior that `dubito compare` saved")
     folder = Folder(path.parent)
-    facts, kept = folder.read("task"), folder.kept(path.stem)
-    if facts is None or kept is None or "usual_epistemic" not in kept.evidence:
+    facts, result = folder.read("task"), folder.result(path.stem)
+    limits = {} if result is None else result.evidence
+    limit = limits.get("usual_epistemic_std", limits.get("usual_epistemic"))
+    if facts is None or limit is None:
         raise StorageError(
             f"{path} must lie in the folder that `dubito compare` wrote, beside task.json and {path.stem}.json; "
             "posteriors of your own are read with dubito.load"
         )
-    return facts, float(kept.evidence["usual_epistemic"])
+    return facts, float(limit)
 
 
 def _network(stored: dict[str, Any], model: str | None, path: Path) -> Network:
@@ -116,20 +121,22 @@ def _check_words(inputs: Tensor, network: Network, rows: str | Path) -> None:
 def columns_of(
     prediction: Prediction, class_names: Sequence[str], level: float, target: str
 ) -> dict[str, list[Any]]:
-    """Mean or label, the split of doubt, intervals or sets, one list per column; one of each for several targets."""
+    """Mean or label, both parts of its uncertainty, interval or set, a list per column; for each of several targets."""
     if isinstance(prediction, RealPrediction):
         lower, upper = prediction.interval(level)
         share = f"{100 * level:g}"
         values = {
             "mean": prediction.mean,
             "std": prediction.std,
-            "aleatoric_std": prediction.aleatoric.sqrt(),
-            "epistemic_std": prediction.epistemic.sqrt(),
+            "aleatoric_std": prediction.aleatoric_std,
+            "epistemic_std": prediction.epistemic_std,
             f"lower_{share}": lower,
             f"upper_{share}": upper,
         }
         return {
-            name: one for key, value in values.items() for name, one in _outputs(key, value, target).items()
+            name: column
+            for key, value in values.items()
+            for name, column in _outputs(key, value, target).items()
         }
     if isinstance(prediction, BernoulliPrediction):
         yes = _single(prediction.probs)
@@ -159,7 +166,5 @@ def _outputs(name: str, values: Tensor, target: str) -> dict[str, list[float]]:
     flat = values.flatten(1)
     if flat.shape[1] == 1:
         return {name: flat[:, 0].tolist()}
-    targets = [one.strip() for one in target.split(",")]
-    if len(targets) != flat.shape[1]:  # several targets in one array
-        targets = [str(place) for place in range(flat.shape[1])]
-    return {f"{name}_{one}": flat[:, place].tolist() for place, one in enumerate(targets)}
+    outputs = target_names(target, flat.shape[1])
+    return {f"{name}_{output}": flat[:, place].tolist() for place, output in enumerate(outputs)}

@@ -21,9 +21,9 @@ from ..registry import methods as known_methods
 from ..storage import encode
 from ..version import __version__
 from . import words
-from .folder import Folder, Kept, Row
+from .folder import Folder, MethodRow, StoredResult
 from .live import Board
-from .new_rows import Reader
+from .new_rows import RowReader
 from .settings import Settings, compared_method
 from .shift import wanted
 from .task import Task
@@ -49,7 +49,7 @@ class Comparison:
     task: str
     notes: tuple[str, ...]
     held_out: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[MethodRow, ...]
     sentences: dict[str, str]
     as_good: dict[str, bool]
     settings: dict[str, Any]
@@ -65,7 +65,7 @@ def compare(
     scheduler: str | None = None,
     threads: int = 1,
     console: Console | None = None,
-    report: Callable[[Row], None] = lambda row: None,
+    report: Callable[[MethodRow], None] = lambda row: None,
     begin: Callable[[Task], None] = lambda task: None,
 ) -> Comparison:
     """Compare methods on one data set.
@@ -115,49 +115,51 @@ def _compared(
     scheduler: str | None,
     threads: int,
     console: Console | None,
-    report: Callable[[Row], None],
+    report: Callable[[MethodRow], None],
 ) -> Comparison:
     folder.write("task", facts(task, settings))
     digests = {name: settings.digest(method) for name, method in chosen.items()}
-    kept = {name: one for name in chosen if (one := folder.kept(name, digests[name])) is not None}
-    for one in kept.values():
-        report(one.row)
-    waiting = [(name, settings, folder.path, digests[name], threads) for name in chosen if name not in kept]
+    results = {name: result for name in chosen if (result := folder.result(name, digests[name])) is not None}
+    for result in results.values():
+        report(result.row)
+    waiting = [
+        (name, settings, folder.path, digests[name], threads) for name in chosen if name not in results
+    ]
     for name, *_ in waiting:
         folder.work(name, "progress").unlink(missing_ok=True)
     board = Board(folder, [name for name, *_ in waiting], console) if console and waiting else None
     try:
         with board.open() if board else nullcontext():
-            for one in _each(waiting, jobs, backend, scheduler):
-                kept[one.row.method] = one
+            for result in _results(waiting, jobs, backend, scheduler):
+                results[result.row.method] = result
                 if board:
-                    board.ended(one.row.method, one.row.failure is not None)
-                report(one.row)
-                _summed(folder, task, settings, [kept[name] for name in chosen if name in kept])
+                    board.ended(result.row.method, result.row.failure is not None)
+                report(result.row)
+                _summed(folder, task, settings, [results[name] for name in chosen if name in results])
     except KeyboardInterrupt as error:
         raise Interrupted(
-            f"interrupted after {len(kept)} of {len(chosen)} methods, which are kept in {folder.path}; "
+            f"interrupted after {len(results)} of {len(chosen)} methods, which are kept in {folder.path}; "
             "the same command goes on from there"
         ) from error
-    return _summed(folder, task, settings, [kept[name] for name in chosen])
+    return _summed(folder, task, settings, [results[name] for name in chosen])
 
 
-def _each(waiting: list[Any], jobs: int | None, backend: Backend, scheduler: str | None) -> Any:
+def _results(waiting: list[Any], jobs: int | None, backend: Backend, scheduler: str | None) -> Any:
     """What each job left, as they end; a job whose process dies is a failure like any other."""
     if not waiting:
         return
     ended = set()
     try:
-        for one in shared.each(work, waiting, jobs=jobs, backend=backend, scheduler=scheduler):
-            ended.add(one.row.method)
-            yield one
+        for result in shared.each(work, waiting, jobs=jobs, backend=backend, scheduler=scheduler):
+            ended.add(result.row.method)
+            yield result
     except shared.worker_deaths():
         # Which one died is not told: those left are tried again, each in a pool of its own.
-        for arguments in (each for each in waiting if each[0] not in ended):
+        for arguments in (arguments for arguments in waiting if arguments[0] not in ended):
             try:
                 yield from shared.each(work, [arguments], jobs=2)
             except shared.worker_deaths() as error:
-                yield Kept(Row(arguments[0], {}, failure=_death(error)), {}, arguments[3])
+                yield StoredResult(MethodRow(arguments[0], {}, failure=_death(error)), {}, arguments[3])
 
 
 def _death(error: Exception) -> str:
@@ -166,10 +168,10 @@ def _death(error: Exception) -> str:
     return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
 
 
-def _summed(folder: Folder, task: Task, settings: Settings, kept: Sequence[Kept]) -> Comparison:
+def _summed(folder: Folder, task: Task, settings: Settings, results: Sequence[StoredResult]) -> Comparison:
     """The comparison so far, written beside the rows."""
-    rows = ranked([one.row for one in kept])
-    level = words.as_good([one for one in kept if one.row.failure is None], settings.seed)
+    rows = ranked([result.row for result in results])
+    level = words.as_good([result for result in results if result.row.failure is None], settings.seed)
     comparison = Comparison(
         data=settings.data,
         task=f"{task.data.task}: {task.data.task_reason}",
@@ -184,7 +186,7 @@ def _summed(folder: Folder, task: Task, settings: Settings, kept: Sequence[Kept]
     return comparison
 
 
-def ranked(rows: Sequence[Row]) -> tuple[Row, ...]:
+def ranked(rows: Sequence[MethodRow]) -> tuple[MethodRow, ...]:
     """Best negative log-likelihood first, failures last."""
     return tuple(sorted(rows, key=lambda row: row.metrics.get("nll", float("inf"))))
 
@@ -214,7 +216,7 @@ def facts(task: Task, settings: Settings) -> dict[str, Any]:
         },
         "network": asdict(task.network),
         "network_title": task.network.title,
-        "reader": Reader.of(data).to_json(),
+        "reader": RowReader.of(data).to_json(),
         "target_scaling": scaling and {"shift": scaling.shift.tolist(), "scale": scaling.scale.tolist()},
         "notes": data.notes,
         "source": data.source,

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..data.parts import Task as Kind
+from ..data.parts import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
 from ..inference.laplace import Laplace
@@ -43,7 +43,7 @@ class Settings:
 
     data: str
     target: str | None = None
-    task: Kind | None = None
+    task: TaskKind | None = None
     split: int = 0
     rows: int | None = None
     held_out: int | None = None
@@ -101,7 +101,7 @@ def file_sha256(path: str) -> str | None:
 
 def seconds_of(text: str) -> float:
     """The seconds behind a budget such as `90s`, `10m` or `1.5h`."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip().lower())
-    if found is None or not float(found[1]) > 0:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", text.strip().lower())
+    if match is None or not float(match[1]) > 0:
         raise ConfigError(f"a budget must be a time such as 90s, 10m or 1.5h, got {text!r}")
-    return float(found[1]) * {"s": 1, "m": 60, "h": 3600}[found[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]

@@ -30,8 +30,8 @@ def shifted(task: Task, settings: Settings) -> Iterator[tuple[str, int, Tensor]]
     scaling = task.data.input_scaling
     if unit_images(task.data) and task.test.inputs.shape[1] in (1, 3) and scaling is not None:
         images = scaling.undo(task.test.inputs[:MOST_IMAGES]).clamp(0, 1)
-        for name, severity, found in corruptions(images, seed=settings.seed):
-            yield name, severity, scaling.apply(found)
+        for name, severity, corrupted in corruptions(images, seed=settings.seed):
+            yield name, severity, scaling.apply(corrupted)
         return
     rows = task.test.inputs[:MOST_ROWS]
     for severity, std in enumerate(NOISE, 1):

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from .folder import Row
+from .folder import MethodRow
 from .run import Comparison
 from .words import EQUAL
 
@@ -21,12 +21,12 @@ COLUMNS = (
 )
 
 
-def columns(rows: tuple[Row, ...]) -> list[tuple[str, str, str, bool | None]]:
+def columns(rows: tuple[MethodRow, ...]) -> list[tuple[str, str, str, bool | None]]:
     """The columns for which there are numbers."""
     return [column for column in COLUMNS if any(column[0] in row.metrics for row in rows)]
 
 
-def best(rows: tuple[Row, ...], metric: str, lower: bool | None) -> float | None:
+def best(rows: tuple[MethodRow, ...], metric: str, lower: bool | None) -> float | None:
     """The best value of a metric; None where better has no direction."""
     values = [row.metrics[metric] for row in rows if metric in row.metrics]
     if lower is None or len(values) < 2:
@@ -47,17 +47,17 @@ def table(comparison: Comparison) -> Table:
     caption = EQUAL if level > 1 else None
     shown = Table(title=title(comparison), caption=caption, row_styles=("", "dim"))
     shown.add_column("method")
-    found = columns(comparison.rows)
-    for _, heading, *_ in found:
+    headings = columns(comparison.rows)
+    for _, heading, *_ in headings:
         shown.add_column(heading, justify="right")
     for heading in ("bytes", "seconds"):
         shown.add_column(heading, justify="right")
     for row in comparison.rows:
         if row.failure is not None:
-            shown.add_row(row.method, *[""] * (len(found) - 1), "failed", "", "", style="red")
+            shown.add_row(row.method, *[""] * (len(headings) - 1), "failed", "", "", style="red")
             continue
         cells = []
-        for metric, _, form, lower in found:
+        for metric, _, form, lower in headings:
             text = form.format(row.metrics[metric])
             if row.metrics[metric] == best(comparison.rows, metric, lower):
                 text = f"[bold]{text}[/bold]"

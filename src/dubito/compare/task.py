@@ -14,7 +14,7 @@ from ..shifts import far_range, feature_shuffled
 from ..shifts.corruptions import chosen_rows
 from ..shifts.svhn import svhn_test
 from .network import Network, suited
-from .new_rows import Reader
+from .new_rows import RowReader
 from .settings import Settings, is_table
 
 #: Rows of a foreign set that are judged, and of the validation part that watch over training.
@@ -82,10 +82,11 @@ def make_task(settings: Settings) -> Task:
     return Task(data, train, validation, test, foreign, held_out, classes, likelihood, network)
 
 
-def _without_classes(parts: list[Part], kept: int) -> tuple[list[Part], Tensor]:
-    """The rows of the first `kept` classes, and inputs of the others."""
-    others = torch.cat([part.inputs[part.targets >= kept] for part in parts])
-    return [Part(*(tensor[part.targets < kept] for tensor in part)) for part in parts], others[:MOST_FOREIGN]
+def _without_classes(parts: list[Part], num_classes: int) -> tuple[list[Part], Tensor]:
+    """The rows of the first `num_classes` classes, and inputs of the others."""
+    others = torch.cat([part.inputs[part.targets >= num_classes] for part in parts])
+    known = [Part(*(tensor[part.targets < num_classes] for tensor in part)) for part in parts]
+    return known, others[:MOST_FOREIGN]
 
 
 def loaded(settings: Settings) -> Data:
@@ -133,12 +134,12 @@ def foreign_rows(name: str, data: Data, inputs: Tensor, seed: int) -> Tensor:
     if name == "far":
         return far_range(inputs, seed=seed)
     if is_table(name):
-        return Reader.of(data).read(name)[0]
+        return RowReader.of(data).read(name)[0]
     if name == "svhn" and data.input_scaling is not None:
-        found = data.input_scaling.apply(svhn_test())
+        rows = data.input_scaling.apply(svhn_test())
     else:
         try:
-            found = load(name, input_scaling=data.input_scaling, validation=0).test.inputs
+            rows = load(name, input_scaling=data.input_scaling, validation=0).test.inputs
         except UnknownNameError:
             raise
         except ConfigError as error:
@@ -146,9 +147,9 @@ def foreign_rows(name: str, data: Data, inputs: Tensor, seed: int) -> Tensor:
                 f"foreign rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; {name!r} does "
                 f"not: {error}"
             ) from error
-    if found.shape[1:] != inputs.shape[1:]:
+    if rows.shape[1:] != inputs.shape[1:]:
         raise DataError(
             f"foreign rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; "
-            f"{name!r} has {list(found.shape[1:])}"
+            f"{name!r} has {list(rows.shape[1:])}"
         )
-    return found
+    return rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from .. import metrics
-from .folder import Kept, Row
+from .folder import MethodRow, StoredResult
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ VIRTUES = (
 )
 
 
-def sentences(rows: Sequence[Row], level: Mapping[str, bool]) -> dict[str, str]:
+def sentences(rows: Sequence[MethodRow], level: Mapping[str, bool]) -> dict[str, str]:
     """One sentence per method, in the order of the rows.
 
     Args:
@@ -48,7 +48,7 @@ def sentences(rows: Sequence[Row], level: Mapping[str, bool]) -> dict[str, str]:
     return {row.method: _sentence(row, there, level) for row in rows}
 
 
-def _sentence(row: Row, there: Sequence[Row], level: Mapping[str, bool]) -> str:
+def _sentence(row: MethodRow, there: Sequence[MethodRow], level: Mapping[str, bool]) -> str:
     if row.failure is not None:
         return f"{row.method} failed: {row.failure}"
     best, places = [], {}
@@ -87,7 +87,7 @@ NAMES = {
 }
 
 
-def _cost(row: Row, there: Sequence[Row]) -> str:
+def _cost(row: MethodRow, there: Sequence[MethodRow]) -> str:
     base = next((other for other in there if other.method == "map"), None)
     if base is None or row is base:
         return f"{size(row.nbytes)}, trained in {row.seconds:.3g} s"
@@ -113,21 +113,21 @@ NEGLIGIBLE = 1e-3
 EQUAL = f"≈: no worse than the best in NLL, to chance (95 %, paired over test rows) or to {NEGLIGIBLE:g}"
 
 
-def as_good(kept: Sequence[Kept], seed: int = 0) -> dict[str, bool]:
+def as_good(results: Sequence[StoredResult], seed: int = 0) -> dict[str, bool]:
     """Whether a method's likelihood is as good as the best one's: the 95 % interval of their difference holds 0.
 
     The interval is a paired bootstrap's over the test rows. Methods that are nearly the same differ by next to
     nothing on every row, which chance cannot explain and nobody minds: that counts as good too.
     """
-    losses = {one.row.method: one.evidence.get("losses") for one in kept}
-    usable = {name: torch.tensor(each) for name, each in losses.items() if each and None not in each}
+    losses = {result.row.method: result.evidence.get("losses") for result in results}
+    usable = {name: torch.tensor(values) for name, values in losses.items() if values and None not in values}
     if not usable:
         return {}
     best = min(usable, key=lambda name: float(usable[name].mean()))
-    found = {best: True}
-    for name, each in usable.items():
-        if name != best and len(each) == len(usable[best]):
-            difference = metrics.paired_bootstrap(each, usable[best], over=metrics.Over.EXAMPLES, seed=seed)
+    good = {best: True}
+    for name, values in usable.items():
+        if name != best and len(values) == len(usable[best]):
+            difference = metrics.paired_bootstrap(values, usable[best], over=metrics.Over.EXAMPLES, seed=seed)
             chance = difference.lower <= 0 <= difference.upper
-            found[name] = chance or difference.difference < NEGLIGIBLE
-    return found
+            good[name] = chance or difference.difference < NEGLIGIBLE
+    return good

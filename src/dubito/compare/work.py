@@ -22,8 +22,8 @@ from ..prediction import Prediction
 from ..training import Training, listened
 from . import live
 from .budget import planned
-from .evidence import Seen, evidence, metrics_of
-from .folder import Folder, Kept, Row
+from .evidence import JudgedPredictions, evidence, metrics_of
+from .folder import Folder, MethodRow, StoredResult
 from .settings import Settings, compared_method
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
@@ -46,7 +46,7 @@ def warmed() -> None:
     MAP().fit(network, (rows, rows), Gaussian(), training=Training(iterations=1), progress=False)
 
 
-def work(name: str, settings: Settings, path: Path, checksum: str, threads: int = 1) -> Kept:
+def work(name: str, settings: Settings, path: Path, checksum: str, threads: int = 1) -> StoredResult:
     """Train and judge one method and keep the result in a comparison's folder.
 
     Args:
@@ -61,19 +61,19 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
         if threads != 1:
             torch.set_num_threads(threads)
         try:
-            kept = _worked(name, settings, folder, checksum)
+            result = _worked(name, settings, folder, checksum)
         except Interrupted:
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            row = Row(name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)))
-            return Kept(row, {"traceback": traceback.format_exc()}, checksum)
-    folder.keep(kept)
+            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)))
+            return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
+    folder.store(result)
     folder.tidy(name)
-    return kept
+    return result
 
 
-def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Kept:
+def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
     method, task = compared_method(name), task_of(settings)
     warmed()
     training = planned(method, task, settings, folder.work(name, "steps", checksum))
@@ -102,7 +102,7 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Kep
         raise TrainingError("its predictions are not numbers: training diverged; try a smaller --lr")
     posterior.save(folder.posterior(name))
     notes = tuple(str(item.message) for item in caught if issubclass(item.category, DubitoWarning))
-    row = Row(
+    row = MethodRow(
         name,
         values,
         posterior.num_parameters,
@@ -112,11 +112,11 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Kep
         notes=notes,
         settings=repr(posterior.method),
     )
-    found = evidence(seen, task, posterior, replace(settings, training=training))
-    return Kept(row, found, checksum)
+    drawn = evidence(seen, task, posterior, replace(settings, training=training))
+    return StoredResult(row, drawn, checksum)
 
 
-def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Seen, float]:
+def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[JudgedPredictions, float]:
     """All predictions that are judged, in original units, and the seconds that 1000 rows take."""
     options: dict[str, Any] = {"num_samples": settings.num_samples, "seed": settings.seed}
 
@@ -132,7 +132,7 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Seen
         for shift, _, rows in shifted(task, settings):
             shifts.setdefault(shift, []).append(predicted(rows))
     scaling, targets = task.data.target_scaling, task.test.targets
-    seen = Seen(
+    seen = JudgedPredictions(
         test=test,
         targets=targets if scaling is None else scaling.undo(targets),
         validation=predicted(task.validation.inputs[:MOST_WATCHED]),

@@ -20,12 +20,12 @@ def archive(path: Path) -> dict[str, np.ndarray]:
         ) from error
 
 
-def archive_frame(found: dict[str, np.ndarray]) -> Any:
+def archive_frame(arrays_by_name: dict[str, np.ndarray]) -> Any:
     """Arrays of one or two axes as the columns of a pandas frame."""
     import pandas
 
     columns = {}
-    for key, array in found.items():
+    for key, array in arrays_by_name.items():
         for name, values in zip(names_of(key, array), array.reshape(len(array), -1).T, strict=True):
             columns[name] = values.astype(np.float64) if values.dtype.kind in "fiub" else values.astype(str)
     return pandas.DataFrame(columns)

@@ -5,14 +5,14 @@ from typing import Any
 from . import physionet, synthetic
 from .bundled import from_sklearn
 from .images import IMAGES
-from .parts import Task
+from .parts import TaskKind
 from .readers import npz_reviews
-from .registry import Entry, File, Form
+from .registry import Entry, File, StoredForm
 from .synthetic import drawn
 from .uci import BINARY, UCI
 
 
-def _sklearn(task: Task, loader: str, rows: int, target: str, licence: str, **options: bool) -> Entry:
+def _sklearn(task: TaskKind, loader: str, rows: int, target: str, licence: str, **options: bool) -> Entry:
     return Entry(
         task=task,
         licence=licence,
@@ -87,7 +87,7 @@ ENTRIES: dict[str, Entry] = {
         tail=5_000,
         class_names=("negative", "positive"),
         forms=(
-            Form(
+            StoredForm(
                 files=(
                     File(
                         path="imdb_top20k_len80.npz",
@@ -109,7 +109,7 @@ ENTRIES: dict[str, Entry] = {
         target_name="in_hospital_death",
         class_names=("survived", "died"),
         forms=(
-            Form(
+            StoredForm(
                 files=(
                     File(
                         path="physionet2012_set_a.npz",

@@ -122,17 +122,17 @@ def differences(frame: Any, columns: Sequence[Column], where: str) -> list[str]:
         raise DataError(
             f"{where} lacks columns that training had: {', '.join(lacking)}{beside}; add or rename them"
         )
-    found = [f"not used, for training did not have it: {name}" for name in extra]
+    told = [f"not used, for training did not have it: {name}" for name in extra]
     for column in needed:
         values = frame[column.name]
         if (missing := int(values.isna().sum())) and not column.flagged:
-            found.append(f"{column.name}: {missing} values missing, where training had all")
+            told.append(f"{column.name}: {missing} values missing, where training had all")
         if column.kind == "category" and not column.other:
             new = sorted(set(_words(values)) - set(column.levels))
             if new:
                 shown = ", ".join(map(repr, new[:5])) + (", …" if len(new) > 5 else "")
-                found.append(f"{column.name}: {shown} did not occur in training")
-    return found
+                told.append(f"{column.name}: {shown} did not occur in training")
+    return told
 
 
 def numbers(values: Any, where: str) -> np.ndarray:
@@ -141,8 +141,8 @@ def numbers(values: Any, where: str) -> np.ndarray:
 
     missing = values.isna().to_numpy()
     numeric: Any = pandas.to_numeric(values, errors="coerce")
-    found = numeric.to_numpy(np.float64, na_value=np.nan)
-    wrong = np.flatnonzero(~np.isfinite(found) & ~missing)
+    parsed = numeric.to_numpy(np.float64, na_value=np.nan)
+    wrong = np.flatnonzero(~np.isfinite(parsed) & ~missing)
     if wrong.size:
         row, told = wrong[0], values.iloc[wrong[0]]
         told = told.item() if isinstance(told, np.generic) else told
@@ -150,7 +150,7 @@ def numbers(values: Any, where: str) -> np.ndarray:
             f"column {values.name!r} of {where} must hold finite numbers, got {told!r} in row {row + 1} "
             "(the header not counted); correct it, or leave it empty where the value is missing"
         )
-    return found
+    return parsed
 
 
 def _numeric(values: Any, where: str) -> bool:
@@ -183,4 +183,4 @@ def medians(inputs: np.ndarray) -> np.ndarray:
 
 def from_json(content: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns behind `dataclasses.asdict` of each."""
-    return tuple(Column(**{**one, "levels": tuple(one["levels"])}) for one in content)
+    return tuple(Column(**{**column, "levels": tuple(column["levels"])}) for column in content)

@@ -37,23 +37,23 @@ def fetch(url: str, target: Path, *, size: int, sha256: str) -> None:
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     part = target.with_name(target.name + ".part")
-    own = target.with_name(f"{target.name}.part.{os.getpid()}")
+    piece = target.with_name(f"{target.name}.part.{os.getpid()}")
     _discard_stale(target)
     with suppress(FileNotFoundError):
-        os.replace(part, own)  # whoever renames it first may continue it
+        os.replace(part, piece)  # whoever renames it first may continue it
     try:
-        _complete(url, own, size)
-        found = sha256_of(own)
-        if found != sha256:
-            own.unlink()
+        _complete(url, piece, size)
+        digest = sha256_of(piece)
+        if digest != sha256:
+            piece.unlink()
             raise StorageError(
-                f"{url} should have sha256 {sha256}, got {found}; it was discarded: try again, "
+                f"{url} should have sha256 {sha256}, got {digest}; it was discarded: try again, "
                 "and if it stays so the publisher's file has changed"
             )
-        os.replace(own, target)
+        os.replace(piece, target)
     finally:
         with suppress(FileNotFoundError):
-            os.replace(own, part)
+            os.replace(piece, part)
 
 
 def _discard_stale(target: Path) -> None:
@@ -63,11 +63,11 @@ def _discard_stale(target: Path) -> None:
                 piece.unlink()
 
 
-def _complete(url: str, own: Path, size: int) -> None:
+def _complete(url: str, piece: Path, size: int) -> None:
     """Bring the piece to its full size, from where it ends."""
-    start = own.stat().st_size if own.exists() else 0
+    start = piece.stat().st_size if piece.exists() else 0
     if start > size:
-        own.unlink()
+        piece.unlink()
         start = 0
     if start == size:
         return
@@ -80,8 +80,8 @@ def _complete(url: str, own: Path, size: int) -> None:
     except urllib.error.HTTPError as error:
         error.close()
         if start and error.code == 416:  # this range is not offered: what we hold cannot be continued
-            own.unlink()
-            _complete(url, own, size)
+            piece.unlink()
+            _complete(url, piece, size)
             return
         raise OSError(f"{url} answered {error.code} {error.reason}") from error
     with response:
@@ -89,15 +89,15 @@ def _complete(url: str, own: Path, size: int) -> None:
             start = 0  # the whole file comes
         length = response.headers.get("Content-Length")
         if length is not None and start + int(length) != size:
-            own.unlink(missing_ok=True)
+            piece.unlink(missing_ok=True)
             raise StorageError(
                 f"{url} should have {size} bytes, the publisher offers {start + int(length)}: the file has "
                 "changed, nothing of it was kept"
             )
-        with own.open("r+b" if start else "wb") as file, _Progress(own.name, size, start) as advance:
+        with piece.open("r+b" if start else "wb") as file, _DownloadBar(piece.name, size, start) as advance:
             file.seek(start)
             _copy(response, file, size - start, advance)
-    held = own.stat().st_size
+    held = piece.stat().st_size
     if held < size:
         raise OSError(f"{url} broke off after {held} of {size} bytes; the next call continues there")
 
@@ -121,7 +121,7 @@ def _copy(response: Any, file: Any, size: int, advance: Callable[[int], None]) -
         os.fsync(file.fileno())
 
 
-class _Progress:
+class _DownloadBar:
     """A bar on the terminal's error stream; nothing where there is no terminal."""
 
     def __init__(self, name: str, size: int, start: int) -> None:

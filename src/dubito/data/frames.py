@@ -17,8 +17,8 @@ def frame(path: Path) -> Any:
         ) from error
     csv = path.suffix.lower() == ".csv"
     try:
-        found = pandas.read_csv(path, low_memory=False) if csv else pandas.read_parquet(path)
-        headings = _headings(path) if csv else [str(name) for name in found.columns]
+        table = pandas.read_csv(path, low_memory=False) if csv else pandas.read_parquet(path)
+        headings = _headings(path) if csv else [str(name) for name in table.columns]
     except ImportError as error:
         raise ConfigError(
             f"reading {path} needs pyarrow, which is not installed: pip install dubito[tabular]"
@@ -36,12 +36,12 @@ def frame(path: Path) -> Any:
     twice = tuple(name for name, count in Counter(headings).items() if count > 1 and name)
     if twice and not csv:
         raise DataError(f"{path} has several columns called {twice[0]!r}; rename all but one")
-    found.columns = [
-        str(column) for column in found.columns
+    table.columns = [
+        str(column) for column in table.columns
     ]  # of a CSV file, pandas calls a second "a" "a.1"
-    found = found.reset_index(drop=True)
-    found.attrs["twice"] = twice
-    return found
+    table = table.reset_index(drop=True)
+    table.attrs["twice"] = twice
+    return table
 
 
 def _headings(path: Path) -> list[str]:

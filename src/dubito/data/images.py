@@ -8,7 +8,7 @@ of CIFAR-10, packed again from our archives, have the checksums recorded for tho
 import numpy as np
 
 from .readers import binary_colour, idx_grey, npz_grey, residual_colour
-from .registry import Entry, File, Form
+from .registry import Entry, File, StoredForm
 
 _PARTS = ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 _BOTH = {"train": (60000, 1, 28, 28), "test": (10000, 1, 28, 28)}
@@ -21,16 +21,16 @@ _CIFAR10_STATISTICS = (
 )
 
 
-def _published(folder: str, base: str, facts: tuple[tuple[int, str], ...]) -> Form:
+def _published(folder: str, base: str, facts: tuple[tuple[int, str], ...]) -> StoredForm:
     """The four files of a publisher who follows MNIST's format, in the order of `_PARTS`."""
     files = tuple(
         File(path=f"{folder}/{part}-ubyte.gz", size=size, sha256=sha256, url=f"{base}/{part}-ubyte.gz")
         for part, (size, sha256) in zip(_PARTS, facts, strict=True)
     )
-    return Form(files=files, read=idx_grey, shapes=_BOTH)
+    return StoredForm(files=files, read=idx_grey, shapes=_BOTH)
 
 
-def _grey(*forms: Form, licence: str, source: str, target: str, classes: str) -> Entry:
+def _grey(*forms: StoredForm, licence: str, source: str, target: str, classes: str) -> Entry:
     return Entry(
         task="classification",
         kind="image",
@@ -45,7 +45,7 @@ def _grey(*forms: Form, licence: str, source: str, target: str, classes: str) ->
 
 IMAGES = {
     "mnist": _grey(
-        Form(
+        StoredForm(
             files=(
                 File(
                     path="mnist.npz",
@@ -72,7 +72,7 @@ IMAGES = {
         classes="0, 1, 2, 3, 4, 5, 6, 7, 8, 9",
     ),
     "fashion-mnist": _grey(
-        Form(
+        StoredForm(
             files=(
                 File(
                     path="fashion_mnist.npz",
@@ -109,7 +109,7 @@ IMAGES = {
                 (5120, "20bb9a0ef54c7db3efc55a92eef5582c109615df22683c380526788f98e42a1c"),
             ),
         ),
-        Form(
+        StoredForm(
             files=(
                 File(
                     path="kmnist_test.npz",
@@ -126,7 +126,7 @@ IMAGES = {
         classes="o, ki, su, tsu, na, ha, ma, ya, re, wo",
     ),
     "notmnist": _grey(
-        Form(
+        StoredForm(
             files=(
                 File(
                     path="notmnist_10k.npz",
@@ -137,7 +137,7 @@ IMAGES = {
             read=npz_grey,
             shapes=_TEST,
         ),
-        Form(
+        StoredForm(
             files=tuple(
                 File(
                     path=f"notmnist/{part}-ubyte.gz",
@@ -162,7 +162,7 @@ IMAGES = {
         source="Krizhevsky, CIFAR-10; this project's archive holds the first 20,000 training images",
         target_name="object",
         forms=(
-            Form(
+            StoredForm(
                 files=(
                     File(
                         path="cifar-10-binary.tar.gz",
@@ -180,7 +180,7 @@ IMAGES = {
                 ),
                 shapes={"train": (50000, 3, 32, 32), "test": (10000, 3, 32, 32)},
             ),
-            Form(
+            StoredForm(
                 files=(
                     File(
                         path="cifar10_train20k.npz",
@@ -206,7 +206,7 @@ IMAGES = {
         target_name="object",
         tail=10_000,
         forms=(
-            Form(
+            StoredForm(
                 files=(
                     File(
                         path="cifar-100-binary.tar.gz",
@@ -218,7 +218,7 @@ IMAGES = {
                 read=binary_colour(["train.bin"], "test.bin", "fine_label_names.txt", label_bytes=2),
                 shapes={"train": (50000, 3, 32, 32), "test": (10000, 3, 32, 32)},
             ),
-            Form(
+            StoredForm(
                 files=(
                     File(
                         path="cifar100_test.npz",

@@ -13,7 +13,7 @@ from . import tabular
 from .assemble import assembled
 from .catalogue import ENTRIES
 from .locate import obtain
-from .parts import Data, Scaling, Task
+from .parts import Data, Scaling, TaskKind
 from .registry import Entry
 
 OWN_SPLITS = 20
@@ -24,7 +24,7 @@ def load(
     split: int = 0,
     *,
     target: str | None = None,
-    task: Task | None = None,
+    task: TaskKind | None = None,
     standardise: bool | None = None,
     validation: float | None = None,
     num_data: int | None = None,
@@ -64,8 +64,8 @@ def load(
     if not isinstance(name, str | os.PathLike):
         raise unknown_name("data set", name, ENTRIES)
     name = os.fspath(name)
-    own = Path(name).suffix.lower() in tabular.SUFFIXES
-    entry = None if own else _named(name)
+    is_table = Path(name).suffix.lower() in tabular.SUFFIXES
+    entry = None if is_table else _named(name)
     splits = OWN_SPLITS if entry is None else entry.splits
     if isinstance(split, bool) or not isinstance(split, Integral) or not 0 <= split < splits:
         raise ConfigError(f"split of {name!r} must be a whole number from 0 to {splits - 1}, got {split!r}")
@@ -84,7 +84,7 @@ def load(
         "dtype": dtype,
     }
     if entry is None:
-        table, entry = _own(name, target, task)
+        table, entry = _table(name, target, task)
         return assembled(table.raw, entry, task_reason=table.reason, **common)
     if target is not None or task is not None:
         raise ConfigError(f"target and task are for files of your own; {name!r} has its own: leave them out")
@@ -120,13 +120,13 @@ def _named(name: str) -> Entry:
     raise unknown_name("data set", name, ENTRIES)
 
 
-def _own(name: str, target: str | None, task: Task | None) -> tuple[tabular.Table, Entry]:
+def _table(name: str, target: str | None, task: TaskKind | None) -> tuple[tabular.Table, Entry]:
     if target is None:
         raise ConfigError(
             f"a file of your own needs target=, the name of what to predict; got none for {name!r}"
         )
-    if task is not None and task not in get_args(Task):
-        raise unknown_name("task", task, get_args(Task))
+    if task is not None and task not in get_args(TaskKind):
+        raise unknown_name("task", task, get_args(TaskKind))
     table = tabular.read(Path(name), target, task)
     entry = Entry(task=table.task, licence="your own", source=name, target_name=target, splits=OWN_SPLITS)
     return table, entry

@@ -17,8 +17,8 @@ from dubito.errors import DataError, StorageError
 
 from .catalogue import ENTRIES
 from .download import fetch, sha256_of
-from .parts import Task
-from .registry import Entry, File, Form, Pair, Raw
+from .parts import TaskKind
+from .registry import Entry, File, Pair, Raw, StoredForm
 
 #: What was found right in this process, by path, size and time of change.
 _verified: set[tuple[str, int, int, str]] = set()
@@ -41,12 +41,12 @@ def folders() -> list[Path]:
     return [*(Path(folder).expanduser() for folder in given if folder), cache_folder()]
 
 
-def _found(file: File) -> Path | None:
+def _path(file: File) -> Path | None:
     return next((path for folder in folders() if (path := folder / file.path).is_file()), None)
 
 
-def _paths(form: Form) -> list[Path] | None:
-    paths = [_found(file) for file in form.files]
+def _paths(form: StoredForm) -> list[Path] | None:
+    paths = [_path(file) for file in form.files]
     return None if None in paths else [path for path in paths if path is not None]
 
 
@@ -59,7 +59,7 @@ def obtain(name: str, entry: Entry, *, download: bool) -> Raw:
     if form is None or not download:
         raise _absent(name, entry, None)
     for file in form.files:
-        if _found(file) is None:
+        if _path(file) is None:
             assert file.url and file.size and file.sha256
             try:
                 fetch(file.url, cache_folder() / file.path, size=file.size, sha256=file.sha256)
@@ -70,7 +70,7 @@ def obtain(name: str, entry: Entry, *, download: bool) -> Raw:
     return _read(name, form, paths)
 
 
-def _read(name: str, form: Form, paths: Sequence[Path]) -> Raw:
+def _read(name: str, form: StoredForm, paths: Sequence[Path]) -> Raw:
     for file, path in zip(form.files, paths, strict=True):
         _verify(file, path)
     where = ", ".join(map(str, paths))
@@ -122,10 +122,10 @@ def _verify(file: File, path: Path) -> None:
         )
     if file.sha256 is None or _mark(path, file.sha256) in _verified:
         return
-    found = sha256_of(path)
-    if found != file.sha256:
+    digest = sha256_of(path)
+    if digest != file.sha256:
         raise StorageError(
-            f"{path} should have sha256 {file.sha256}, got {found}; remove it, or put the right file there"
+            f"{path} should have sha256 {file.sha256}, got {digest}; remove it, or put the right file there"
         )
     _verified.add(_mark(path, file.sha256))
 
@@ -138,16 +138,16 @@ def content_sha256(pairs: Sequence[Pair]) -> str:
     return digest.hexdigest()
 
 
-def _verify_content(name: str, form: Form, paths: Sequence[Path], pairs: Sequence[Pair]) -> None:
+def _verify_content(name: str, form: StoredForm, paths: Sequence[Path], pairs: Sequence[Pair]) -> None:
     assert form.content is not None
     marks = {_mark(path, form.content) for path in paths}
     if marks <= _verified:
         return
-    found = content_sha256(pairs)
-    if found != form.content:
+    digest = content_sha256(pairs)
+    if digest != form.content:
         raise StorageError(
             f"{', '.join(map(str, paths))} should hold {name!r}, whose numbers have sha256 {form.content}, "
-            f"got {found}; remove it, or put the publisher's file there unchanged"
+            f"got {digest}; remove it, or put the publisher's file there unchanged"
         )
     _verified.update(marks)
 
@@ -192,7 +192,7 @@ class Listed:
     """
 
     name: str
-    task: Task
+    task: TaskKind
     rows: int
     licence: str
     present: bool

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .columns import Column
 
-Task = Literal["classification", "binary", "regression"]
+TaskKind = Literal["classification", "binary", "regression"]
 
 
 class Part(NamedTuple):
@@ -67,7 +67,7 @@ class Data:
     """
 
     name: str
-    task: Task
+    task: TaskKind
     train: Part
     validation: Part | None
     test: Part

@@ -21,10 +21,10 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 
 def npz_table(paths: Sequence[Path], *, feature_names: tuple[str, ...] = ()) -> Raw:
     """A table `X`, `y`, with `feature_names` in the file or given."""
-    found = arrays(paths[0])
+    stored = arrays(paths[0])
     return Raw(
-        train=(found["X"], found["y"]),
-        feature_names=tuple(map(str, found.get("feature_names", feature_names))),
+        train=(stored["X"], stored["y"]),
+        feature_names=tuple(map(str, stored.get("feature_names", feature_names))),
     )
 
 
@@ -57,9 +57,9 @@ def _grey(images: np.ndarray) -> np.ndarray:
 
 def npz_grey(paths: Sequence[Path]) -> Raw:
     """Grey images `x_train`, `y_train`, `x_test`, `y_test`, or the test part alone."""
-    found = arrays(paths[0])
-    test = (_grey(found["x_test"]), found["y_test"])
-    train = (_grey(found["x_train"]), found["y_train"]) if "x_train" in found else none_of(test)
+    stored = arrays(paths[0])
+    test = (_grey(stored["x_test"]), stored["y_test"])
+    train = (_grey(stored["x_train"]), stored["y_train"]) if "x_train" in stored else none_of(test)
     return Raw(train=train, test=test)
 
 
@@ -166,5 +166,5 @@ def binary_colour(
 
 def npz_reviews(paths: Sequence[Path]) -> Raw:
     """Word numbers `x_train`, `x_test` and their sentiments."""
-    found = arrays(paths[0])
-    return Raw(train=(found["x_train"], found["y_train"]), test=(found["x_test"], found["y_test"]))
+    stored = arrays(paths[0])
+    return Raw(train=(stored["x_train"], stored["y_train"]), test=(stored["x_test"], stored["y_test"]))

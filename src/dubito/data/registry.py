@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from .columns import Column
-from .parts import Task
+from .parts import TaskKind
 
 Pair = tuple[np.ndarray, np.ndarray]
 #: What one input is: a row of columns, an image [channels, height, width] of 0 to 255, word numbers,
@@ -48,7 +48,7 @@ class File:
     Attributes:
         path: where it lies below a data folder.
         size: its bytes.
-        sha256: its checksum; None where only the checksum of its content is known (`Form.content`).
+        sha256: its checksum; None where only the checksum of its content is known (`StoredForm.content`).
         url: where its publisher offers it; fetched by us only where size and checksum are known.
     """
 
@@ -64,7 +64,7 @@ class File:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Form:
+class StoredForm:
     """One form in which a data set is stored: its files and how to read them.
 
     Attributes:
@@ -107,12 +107,12 @@ class Entry:
         class_names: names of the classes, where no file brings them.
     """
 
-    task: Task
+    task: TaskKind
     kind: Kind = "table"
     licence: str
     source: str
     target_name: str
-    forms: tuple[Form, ...] = ()
+    forms: tuple[StoredForm, ...] = ()
     build: Callable[[int, int | None], Raw] | None = None
     rows: int = 0
     module: str | None = None

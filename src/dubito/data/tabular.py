@@ -11,7 +11,7 @@ from dubito.errors import DataError, unknown_name
 from . import archives
 from .columns import Column, described, encoded, numbers
 from .frames import frame
-from .parts import Task
+from .parts import TaskKind
 from .registry import Raw
 
 SUFFIXES = (".csv", ".parquet", ".npz")
@@ -30,11 +30,11 @@ class Table:
     """
 
     raw: Raw
-    task: Task
+    task: TaskKind
     reason: str
 
 
-def read(path: Path, target: str, task: Task | None) -> Table:
+def read(path: Path, target: str, task: TaskKind | None) -> Table:
     """A file as numbers: inputs come from every column (of an archive: every array) but the target.
 
     Columns of words become categories; values that are missing are NaN, with a column that flags them; rows without
@@ -78,7 +78,7 @@ def read(path: Path, target: str, task: Task | None) -> Table:
     )
 
 
-def detected(values: np.ndarray, target: str) -> tuple[Task, str]:
+def detected(values: np.ndarray, target: str) -> tuple[TaskKind, str]:
     """The task a target column suggests, and the sentence that says why.
 
     Words are classes. So are whole numbers, if there are at most 20 different ones and at least 5 rows for each
@@ -96,7 +96,9 @@ def detected(values: np.ndarray, target: str) -> tuple[Task, str]:
     return ("binary" if distinct == 2 else "classification"), reason
 
 
-def _encoded(values: np.ndarray, task: Task, target: str, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
+def _encoded(
+    values: np.ndarray, task: TaskKind, target: str, path: Path
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Real targets as they are; classes numbered in sorted order, with their names."""
     words = values.dtype.kind not in "fiub"
     if task == "regression":
@@ -167,9 +169,9 @@ def _framed(table: Any, targets: list[str], path: Path) -> Read:
         for name in targets
     ]
     table = table.drop(columns=targets)
-    columns, found = described(table, str(path))
+    columns, told = described(table, str(path))
     whole = values[0] if len(targets) == 1 else np.stack(values, axis=1)
-    return encoded(table, columns, str(path)), columns, whole, (*notes, *found)
+    return encoded(table, columns, str(path)), columns, whole, (*notes, *told)
 
 
 def _target(column: Any, path: Path) -> np.ndarray:
@@ -183,12 +185,12 @@ def _target(column: Any, path: Path) -> np.ndarray:
     return column.astype(str).to_numpy(str) if words else numbers(column, str(path))
 
 
-def _archived(found: dict[str, np.ndarray], target: str, path: Path) -> Read:
+def _archived(arrays: dict[str, np.ndarray], target: str, path: Path) -> Read:
     """One array of inputs [N, ...], or several of one or two axes that are joined as columns."""
-    if target not in found:
-        raise unknown_name(f"target array of {path}:", target, found)
-    targets = found.pop(target)
-    if not found:
+    if target not in arrays:
+        raise unknown_name(f"target array of {path}:", target, arrays)
+    targets = arrays.pop(target)
+    if not arrays:
         raise DataError(f"{path} must hold arrays beside the target {target!r}, got none")
     if targets.ndim == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
@@ -196,20 +198,20 @@ def _archived(found: dict[str, np.ndarray], target: str, path: Path) -> Read:
         raise DataError(
             f"target {target!r} of {path} must be of shape [N] or [N, targets], got {list(targets.shape)}"
         )
-    for name, array in found.items():
-        if array.ndim < 1 or len(array) != len(targets) or (array.ndim > 2 and len(found) > 1):
+    for name, array in arrays.items():
+        if array.ndim < 1 or len(array) != len(targets) or (array.ndim > 2 and len(arrays) > 1):
             raise DataError(
                 f"array {name!r} of {path} must have one row for each of the {len(targets)} targets, and one or "
                 f"two axes where there are several arrays; got the shape {list(array.shape)}"
             )
-    first_name, first = next(iter(found.items()))
+    first_name, first = next(iter(arrays.items()))
     if first.ndim > 2:
         inputs, notes = archives.images_or_series(first, first_name, path)
         return inputs, (), archives.target_of(targets, target, path), notes
-    if all(archives.plain(array) for array in (*found.values(), targets)):  # no need of pandas
-        joined = [array.reshape(len(array), -1).astype(np.float64) for array in found.values()]
-        names = [name for key, array in found.items() for name in archives.names_of(key, array)]
+    if all(archives.plain(array) for array in (*arrays.values(), targets)):  # no need of pandas
+        joined = [array.reshape(len(array), -1).astype(np.float64) for array in arrays.values()]
+        names = [name for key, array in arrays.items() for name in archives.names_of(key, array)]
         columns = tuple(Column(name=name, kind="number") for name in names)
         return np.concatenate(joined, axis=1), columns, targets.astype(np.float64), ()
     headings = archives.names_of(target, targets)
-    return _framed(archives.archive_frame({**found, target: targets}), headings, path)
+    return _framed(archives.archive_frame({**arrays, target: targets}), headings, path)

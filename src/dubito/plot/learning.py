@@ -24,15 +24,15 @@ def active_learning_curve(
     if not isinstance(curves, Mapping) or not curves:
         raise DataError(f"curves must hold at least one by name, got {curves!r}")
     lines = {}
-    for name, found in curves.items():
-        every = [found] if isinstance(found, Curve) else list(found)
-        if len(every) > 1:
-            mean = mean_curve(every, metric)
-            errors = [one.standard_error for one in mean.values]
-            lines[name] = mean.num_labelled, [one.value for one in mean.values], errors
-        elif every:
-            steps = [point.num_labelled for point in every[0].points]
-            lines[name] = steps, every[0].values(metric), None
+    for name, runs in curves.items():
+        splits = [runs] if isinstance(runs, Curve) else list(runs)
+        if len(splits) > 1:
+            mean = mean_curve(splits, metric)
+            errors = [estimate.standard_error for estimate in mean.values]
+            lines[name] = mean.num_labelled, [estimate.value for estimate in mean.values], errors
+        elif splits:
+            steps = [point.num_labelled for point in splits[0].points]
+            lines[name] = steps, splits[0].values(metric), None
         else:
             raise DataError(f"curves must hold at least one run of each, {name!r} has none")
     axis = axis_of(axis)

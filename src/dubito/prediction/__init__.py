@@ -1,4 +1,4 @@
-"""What a posterior says about new rows: the answer, how sure it is, and where the doubt comes from."""
+"""What a posterior says about new rows: the answer, how sure it is, and where the uncertainty comes from."""
 
 from .base import Prediction as Prediction
 from .classes import BernoulliPrediction as BernoulliPrediction

@@ -18,7 +18,7 @@ class ClassPrediction(Prediction):
 
     Attributes:
         log_probs: log of the mean probability over draws, laid out like the network's outputs.
-        aleatoric: mean entropy of the single draws: doubt that more data would not remove.
+        aleatoric: mean entropy of the single draws, in nats: uncertainty that more data would not remove.
     """
 
     log_probs: Tensor = rows_on(0)
@@ -51,7 +51,7 @@ class ClassPrediction(Prediction):
 
     @property
     def epistemic(self) -> Tensor:
-        """Mutual information of label and weights: doubt that more data would remove."""
+        """Mutual information of label and weights, in nats: uncertainty that more data would remove."""
         return (self.total - self.aleatoric).clamp(min=0)  # below 0 only by rounding
 
     @abstractmethod
@@ -95,7 +95,9 @@ class CategoricalPrediction(ClassPrediction):
         targets = torch.as_tensor(targets, device=self.log_probs.device)
         if self.sample_log_probs is None:
             return gathered(self.log_probs, targets, self.class_axis)
-        draws = torch.stack([gathered(one, targets, self.class_axis) for one in self.sample_log_probs])
+        draws = torch.stack(
+            [gathered(log_probs, targets, self.class_axis) for log_probs in self.sample_log_probs]
+        )
         return log_mean_exp(draws)  # log 1/S Σ_s Π_positions p_s
 
 

@@ -30,7 +30,7 @@ class RealPrediction(Prediction):
     covariances: Tensor | None = field(default=None, metadata={"rows": 1})
     spreads: Tensor | None = field(default=None, metadata={"rows": 1})
 
-    columns: ClassVar[tuple[str, ...]] = ("mean", "std", "aleatoric", "epistemic")
+    columns: ClassVar[tuple[str, ...]] = ("mean", "std", "aleatoric_std", "epistemic_std")
 
     def __post_init__(self) -> None:
         """Give the noise a whole row axis, so that indexing rows is the same for every tensor."""
@@ -49,17 +49,30 @@ class RealPrediction(Prediction):
 
     @property
     def aleatoric(self) -> Tensor:
-        """Mean noise variance."""
+        """Aleatoric variance, in the target's units squared: the mean noise variance; `aleatoric_std` is its root."""
         return self.variances.expand_as(self.means).mean(0)
 
     @property
     def epistemic(self) -> Tensor:
-        """Variance of the draws' means (of the mixture itself, so divided by S), and their own spread."""
+        """Epistemic variance, in the target's units squared: that of the mixture's means; `epistemic_std` is its root.
+
+        The variance of the draws' means (of the mixture itself, so divided by S), and the mean of what `spreads` adds.
+        """
         return self.means.var(0, unbiased=False) + self._spread_variances.mean(0)
 
     @property
+    def aleatoric_std(self) -> Tensor:
+        """Root of the aleatoric variance, in the target's units: std² = aleatoric_std² + epistemic_std²."""
+        return self.aleatoric.sqrt()
+
+    @property
+    def epistemic_std(self) -> Tensor:
+        """Root of the epistemic variance, in the target's units."""
+        return self.epistemic.sqrt()
+
+    @property
     def std(self) -> Tensor:
-        """Standard deviation of the mixture: Var[y] = E[Var[y|w]] + Var[E[y|w]]."""
+        """Standard deviation of the mixture, in the target's units: Var[y] = E[Var[y|w]] + Var[E[y|w]]."""
         return (self.aleatoric + self.epistemic).sqrt()
 
     @property
@@ -97,12 +110,12 @@ class RealPrediction(Prediction):
         # The nearer tail keeps its digits: the q-quantile of y is minus the (1 - q)-quantile of -y.
         tail, sign = (float(levels), 1) if levels <= 0.5 else (float(1 - levels), -1)
         means, std = sign * self.means, (self.variances + self._spread_variances).sqrt()
-        # Every component's own quantile brackets the mixture's: F(min) <= q <= F(max).
-        own = means + std * NormalDist().inv_cdf(tail)
-        low, high = own.amin(0), own.amax(0)
+        # The components' quantiles bracket the mixture's: F(min) <= q <= F(max).
+        quantiles = means + std * NormalDist().inv_cdf(tail)
+        low, high = quantiles.amin(0), quantiles.amax(0)
         # A step gains one bit; those of the dtype are counted from the narrowest component on.
         width = (high - low) / std.amin(0)
-        bits = math.log2(float(width.max()) / torch.finfo(own.dtype).eps + 1) if width.numel() else 0
+        bits = math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
         for _ in range(math.ceil(bits)):
             middle = (low + high) / 2
             # F(y) = 1/S Σ_s Φ((y - mean_s) / std_s) with Φ(z) = ½ erfc(-z / √2), exact in the lower tail

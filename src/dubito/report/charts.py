@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..compare.folder import Row
+from ..compare.folder import MethodRow
 from ..compare.words import size
 from .svg import Axis, Chart, Values, short, spread
 
@@ -24,7 +24,7 @@ class Item:
 
     name: str
     place: int
-    row: Row
+    row: MethodRow
     evidence: dict[str, Any]
 
 
@@ -43,34 +43,34 @@ def figure(chart: str, caption: str, numbers: str = "", classes: str = "") -> st
 
 
 def lines(
-    found: Sequence[Line], x: Axis, y: Axis, caption: str, *, dots: bool = False, diagonal: bool = False
+    curves: Sequence[Line], x: Axis, y: Axis, caption: str, *, dots: bool = False, diagonal: bool = False
 ) -> str:
     """A figure of one line per method, with a table of its numbers."""
-    found = [line for line in found if any(value is not None for value in line.ys)]
-    if not found:
+    curves = [line for line in curves if any(value is not None for value in line.ys)]
+    if not curves:
         return ""
-    chart = Chart(x, y, label=f"{caption} {y.title} against {x.title}. {_ends(found)}")
+    chart = Chart(x, y, label=f"{caption} {y.title} against {x.title}. {_ends(curves)}")
     if diagonal:
         chart.guide([x.low, x.high], [y.low, y.high])
-    for line in reversed(found):  # the best on top
+    for line in reversed(curves):  # the best on top
         alone = sum(value is not None for value in line.ys) == 1  # one point makes no line
         chart.line(line.item.place, line.item.name, line.xs, line.ys, dots=dots or alone)
-    return figure(chart.render(), caption, _numbers(found, x, y))
+    return figure(chart.render(), caption, _numbers(curves, x, y))
 
 
-def _ends(found: Sequence[Line]) -> str:
+def _ends(curves: Sequence[Line]) -> str:
     """What the lines come to, for those who do not see them."""
     told = []
-    for line in found:
+    for line in curves:
         there = [value for value in line.ys if value is not None]
         told.append(f"{line.item.name} from {short(there[0])} to {short(there[-1])}")
     return "; ".join(told) + "."
 
 
-def _numbers(found: Sequence[Line], x: Axis, y: Axis) -> str:
+def _numbers(curves: Sequence[Line], x: Axis, y: Axis) -> str:
     """A few numbers of each line as a table."""
     body = []
-    for line in found:
+    for line in curves:
         pairs = [(a, b) for a, b in zip(line.xs, line.ys, strict=True) if a is not None and b is not None]
         some = [pairs[round(place * (len(pairs) - 1) / 5)] for place in range(6)] if len(pairs) > 6 else pairs
         cells = "".join(f"<td>{_cell(a, x)}: {_cell(b, y)}</td>" for a, b in some)
@@ -89,7 +89,7 @@ def _cell(value: float, axis: Axis) -> str:
 def reliability(items: Sequence[Item]) -> str:
     """Accuracy against confidence."""
     share = {"low": 0.0, "high": 1.0, "percent": True}
-    found = []
+    curves = []
     for item in items:
         curve = item.evidence["reliability"]
         rows = sum(curve["count"])
@@ -98,22 +98,22 @@ def reliability(items: Sequence[Item]) -> str:
             value if count >= max(3, 0.002 * rows) else None
             for value, count in zip(curve["accuracy"], curve["count"], strict=True)
         ]
-        found.append(Line(item, curve["confidence"], shown))
+        curves.append(Line(item, curve["confidence"], shown))
     caption = (
         "<b>Reliability.</b> Of the answers given with some confidence, how many are right? On the diagonal as many "
         "as were promised, below it fewer."
     )
     x, y = Axis(title="confidence", **share), Axis(title="share of right answers", **share)  # pyright: ignore
-    return lines(found, x, y, caption, dots=True, diagonal=True)
+    return lines(curves, x, y, caption, dots=True, diagonal=True)
 
 
 def rejection(items: Sequence[Item], what: str, percent: bool) -> str:
     """What is gained when the most doubtful rows are left to someone else."""
-    found = [
+    curves = [
         Line(item, item.evidence["rejection"]["rejected"], item.evidence["rejection"]["kept"])
         for item in items
     ]
-    values = [value for line in found for value in line.ys]
+    values = [value for line in curves for value in line.ys]
     low, high = spread(values)
     y = Axis(
         title=f"{what} of the rest", low=low, high=min(high, 1.002) if percent else high, percent=percent
@@ -127,13 +127,13 @@ def rejection(items: Sequence[Item], what: str, percent: bool) -> str:
     )
     good = "rise" if percent else "fall"
     caption = f"<b>Leaving out the doubtful.</b> Where doubt is well placed, curves {good} quickly."
-    return lines(found, x, y, caption)
+    return lines(curves, x, y, caption)
 
 
 def roc(items: Sequence[Item], foreign: str) -> str:
     """How well doubt tells foreign rows apart."""
     share = {"low": 0.0, "high": 1.0, "percent": True}
-    found = [
+    curves = [
         Line(item, item.evidence["roc"][foreign]["fpr"], item.evidence["roc"][foreign]["tpr"])
         for item in items
         if foreign in item.evidence.get("roc", {})
@@ -144,7 +144,7 @@ def roc(items: Sequence[Item], foreign: str) -> str:
     )
     x = Axis(title="test rows taken for foreign", **share)  # pyright: ignore
     y = Axis(title="foreign rows found", **share)  # pyright: ignore
-    return lines(found, x, y, caption, diagonal=True)
+    return lines(curves, x, y, caption, diagonal=True)
 
 
 SHIFTED = {
@@ -159,21 +159,21 @@ SHIFTED = {
 def shift(items: Sequence[Item], metric: str) -> str:
     """A metric from no shift to the strongest, averaged over all kinds of shift."""
     title, percent = SHIFTED[metric]
-    found = []
+    curves = []
     for item in items:
-        kinds = [each[metric] for each in item.evidence.get("shifts", {}).values() if metric in each]
+        kinds = [curve[metric] for curve in item.evidence.get("shifts", {}).values() if metric in curve]
         if kinds:
             means = [_mean(values) for values in zip(*kinds, strict=True)]
-            found.append(Line(item, list(range(len(means))), means))
-    values = [value for line in found for value in line.ys]
+            curves.append(Line(item, list(range(len(means))), means))
+    values = [value for line in curves for value in line.ys]
     if not values:
         return ""
     there = [value for value in values if value is not None]
     low, high = spread(there, zero=not percent and min(there) < 0.4 * max(there))
     y = Axis(title=title, low=low, high=min(high, 1.0) if percent else high, percent=percent)
-    steps = len(found[0].xs) - 1
+    steps = len(curves[0].xs) - 1
     x = Axis(title="severity of the shift", low=0, high=steps, ticks=tuple(range(steps + 1)))
-    return lines(found, x, y, f"<b>{title[0].upper() + title[1:]} under shift.</b>", dots=True)
+    return lines(curves, x, y, f"<b>{title[0].upper() + title[1:]} under shift.</b>", dots=True)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -184,7 +184,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def coverage(items: Sequence[Item]) -> str:
     """Whether intervals hold what they promise."""
     share = {"low": 0.0, "high": 1.0, "percent": True}
-    found = [
+    curves = [
         Line(item, item.evidence["coverage"]["levels"], item.evidence["coverage"]["observed"])
         for item in items
         if "coverage" in item.evidence
@@ -194,30 +194,30 @@ def coverage(items: Sequence[Item]) -> str:
         "diagonal too few: overconfident."
     )
     x, y = Axis(title="promised", **share), Axis(title="observed", **share)  # pyright: ignore
-    return lines(found, x, y, caption, dots=True, diagonal=True)
+    return lines(curves, x, y, caption, dots=True, diagonal=True)
 
 
 def training(items: Sequence[Item], metric: str) -> str:
     """Loss against passes over the data."""
-    found = [
+    curves = [
         Line(item, item.evidence["training"]["epoch"], item.evidence["training"][metric])
         for item in items
         if item.evidence.get("training", {}).get(metric)
     ]
-    values = sorted(value for line in found for value in line.ys if value is not None)
+    values = sorted(value for line in curves for value in line.ys if value is not None)
     if not values:
         return ""
     # The first steps of some methods are far off; the chart shows where curves settle.
     low, high = spread([values[0], values[min(len(values) - 1, int(0.97 * len(values)))]])
-    last = max(value for line in found for value in line.xs if value is not None)
-    first = min(value for line in found for value in line.xs if value is not None)
+    last = max(value for line in curves for value in line.xs if value is not None)
+    first = min(value for line in curves for value in line.xs if value is not None)
     what = "validation rows" if metric == "validation_nll" else "training rows, with the method's noise"
     caption = f"<b>Training.</b> NLL of {what}, epoch by epoch."
     if last == first:
         first, last = first - 1, first + 1
     ticks = tuple(range(round(first), round(last) + 1)) if last - first <= 10 else None  # epochs are whole
     x = Axis(title="epoch", low=first, high=last, ticks=ticks)
-    return lines(found, x, Axis(title="NLL", low=low, high=high), caption)
+    return lines(curves, x, Axis(title="NLL", low=low, high=high), caption)
 
 
 #: What quality may cost: heading, axis, and where it stands in a row.
@@ -230,8 +230,8 @@ COSTS = {
 
 def _price(item: Item, what: str) -> float:
     row = item.row
-    found = {"memory": row.nbytes, "time": row.seconds, "predictions": row.predict_seconds}[what]
-    return max(float(found), 1e-3)
+    amount = {"memory": row.nbytes, "time": row.seconds, "predictions": row.predict_seconds}[what]
+    return max(float(amount), 1e-3)
 
 
 def cost(items: Sequence[Item], what: str) -> str:
@@ -291,5 +291,5 @@ def _free(
     return None
 
 
-def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
-    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+def _overlap(first: tuple[float, float, float, float], second: tuple[float, float, float, float]) -> bool:
+    return first[0] < second[2] and second[0] < first[2] and first[1] < second[3] and second[1] < first[3]

@@ -37,8 +37,8 @@ def places(names: Iterable[str], known: Iterable[str]) -> dict[str, int]:
     """
     others = [name for name in dict.fromkeys((*known, *names)) if name != "map"]
     numbers = (number for number in range(SIZE * len(ROUNDS)) if number % SIZE != BASELINE)
-    found = {"map": BASELINE, **dict(zip(others, numbers, strict=False))}
-    return {name: found.get(name, 0) for name in names}
+    styles = {"map": BASELINE, **dict(zip(others, numbers, strict=False))}
+    return {name: styles.get(name, 0) for name in names}
 
 
 def marker(place: int) -> str:
@@ -63,5 +63,5 @@ def rules(used: Iterable[int]) -> str:
 def variables(palette: Palette) -> str:
     """The hues as the style sheet's variables."""
     return "".join(
-        f"--hue{turn}-{hue}:{colour};" for turn, each in enumerate(palette) for hue, colour in enumerate(each)
+        f"--hue{turn}-{hue}:{colour};" for turn, hues in enumerate(palette) for hue, colour in enumerate(hues)
     )

@@ -8,6 +8,8 @@ from .charts import Item, figure
 from .svg import Axis, Chart, short
 
 WIDTH, HEIGHT = 210, 128
+#: The parts of a class prediction's entropy, and of a real one's standard deviation.
+PARTS, STD_PARTS = ("aleatoric", "epistemic"), ("aleatoric_std", "epistemic_std")
 
 
 def grid(title: str, figures: Sequence[str], legend: str = "") -> str:
@@ -23,94 +25,121 @@ def _small(item: Item, chart: Chart, told: str = "") -> str:
 
 
 def histograms(items: Sequence[Item], key: str) -> str:
-    """Confidence or doubt of test rows and of foreign ones."""
+    """Confidence, entropy or standard deviation of test rows and of foreign ones."""
     having = [item for item in items if key in item.evidence.get("histograms", {})]
     if not having:
         return ""
     shares = [
         share
         for item in having
-        for each in item.evidence["histograms"][key]["shares"].values()
-        for share in each
+        for heights in item.evidence["histograms"][key]["shares"].values()
+        for share in heights
     ]
     high = max(shares) * 1.05
     figures = []
     for item in having:
-        found = item.evidence["histograms"][key]
-        x = Axis(title=key, low=found["low"], high=found["high"], percent=key == "confidence")
-        inside, *outside = found["shares"].items()
+        bars = item.evidence["histograms"][key]
+        x = Axis(title=key, low=bars["low"], high=bars["high"], percent=key == "confidence")
+        inside, *outside = bars["shares"].items()
         told = "; ".join(
-            f"{name}: {short(_centre(each, found))} on average" for name, each in found["shares"].items()
+            f"{name}: {short(_centre(heights, bars))} on average" for name, heights in bars["shares"].items()
         )
         y = Axis(title="share of rows", low=0, high=high, percent=True)
         chart = Chart(x, y, f"Histogram of {key}, {item.name}. {told}.", WIDTH, HEIGHT, small=True)
         chart.bars(item.place, f"{item.name}, {inside[0]} rows", inside[1], "inside")
-        for number, (name, each) in enumerate(outside):
-            chart.bars(item.place, f"{item.name}, {name}", each, f"outside set{number % 3}")
+        for number, (name, heights) in enumerate(outside):
+            chart.bars(item.place, f"{item.name}, {name}", heights, f"outside set{number % 3}")
         figures.append(_small(item, chart))
     _, *foreign = having[0].evidence["histograms"][key]["shares"]
     keys = (f' <i class="outside set{number % 3}"></i>{escape(name)}' for number, name in enumerate(foreign))
     legend = f'<p class="key"><i class="inside"></i>test rows{"".join(keys)}</p>'
     good = {"confidence": "to the left", "entropy": "to the right", "standard deviation": "to the right"}[key]
-    text = f"<b>{key.capitalize()}.</b>" + (
-        f" Foreign rows should lie {good}, apart from the test rows." if foreign else ""
-    )
+    text = f"<b>{key.capitalize()}.</b>"
+    if len(targets(items)) > 1:
+        text += " The geometric mean over the targets."
+    if foreign:
+        text += f" Foreign rows should lie {good}, apart from the test rows."
     return grid(text, figures, legend)
 
 
-def _centre(shares: Sequence[float], found: dict[str, Any]) -> float:
-    width = (found["high"] - found["low"]) / len(shares)
-    return sum(share * (found["low"] + (place + 0.5) * width) for place, share in enumerate(shares)) / max(
+def _centre(shares: Sequence[float], bars: dict[str, Any]) -> float:
+    width = (bars["high"] - bars["low"]) / len(shares)
+    return sum(share * (bars["low"] + (place + 0.5) * width) for place, share in enumerate(shares)) / max(
         sum(shares), 1e-9
     )
 
 
-def decomposition(items: Sequence[Item], unit: str) -> str:
-    """Aleatoric against epistemic doubt, row by row."""
+def decomposition(items: Sequence[Item], target: str | None) -> str:
+    """Aleatoric against epistemic uncertainty, row by row.
+
+    Args:
+        items: methods.
+        target: of reals, whose standard deviations are drawn in its units; None for classes, in nats.
+    """
+    aleatoric, epistemic = PARTS if target is None else STD_PARTS
+    sets = {item.name: rows for item in items if (rows := _sets(item, target)) is not None}
     # Rows far outside training may be doubted a hundred times as much as others, which must not become one dot.
-    high = 1.05 * min(_most(items, everywhere=True), 4 * _most(items, everywhere=False)) or 1.0
-    figures, foreign = [], False
-    for item in items:
-        found = item.evidence["decomposition"]
-        means = {name: {axis: _mean(each[axis]) for axis in each} for name, each in found.items()}
-        told = "; ".join(
-            f"{name}: aleatoric {short(each['aleatoric'])}, epistemic {short(each['epistemic'])} on average"
-            for name, each in means.items()
-        )
-        axes = (
-            Axis(title=f"aleatoric, {unit}", low=0, high=high),
-            Axis(title=f"epistemic, {unit}", low=0, high=high),
-        )
-        chart = Chart(
-            *axes, label=f"Doubt of {item.name} by its source. {told}.", width=WIDTH, height=150, small=True
-        )
-        chart.guide([0, high], [0, high])
-        (_, inside), *outside = found.items()
-        for name, each in outside:
-            rows = f"{item.name}, {name} rows"
-            for kind in ("ring", "hole"):
-                chart.cloud(item.place, rows, each["aleatoric"], each["epistemic"], kind)
-            foreign = True
-        chart.cloud(item.place, f"{item.name}, test rows", inside["aleatoric"], inside["epistemic"])
-        figures.append(_small(item, chart, f"{short(means['test']['epistemic'])} epistemic"))
+    tests = [{"test": rows["test"]} for rows in sets.values()]
+    high = 1.05 * min(_most(list(sets.values())), 4 * _most(tests)) or 1.0
+    unit = "nats" if target is None else f"the units of {target}"
+    axes = [Axis(title=f"{name}, {unit}", low=0, high=high) for name in (aleatoric, epistemic)]
+    figures = [
+        _scatter(item, sets[item.name], aleatoric, epistemic, axes) for item in items if item.name in sets
+    ]
+    of = "" if target is None else f" of {escape(target)}"
     text = (
-        "<b>Aleatoric against epistemic.</b> Across: what more data would not remove. Up: what it would. "
+        f"<b>Aleatoric against epistemic{of}.</b> Across: what more data would not remove. Up: what it would. "
         f"In {escape(unit)}; what lies beyond stands on the edge."
     )
     legend = '<p class="key"><i class="dot"></i>test rows'
+    foreign = any(len(rows) > 1 for rows in sets.values())
     legend += ' <i class="ring"></i>foreign rows</p>' if foreign else "</p>"
     return grid(text, figures, legend)
 
 
-def _most(items: Sequence[Item], everywhere: bool) -> float:
-    """The most doubt of either kind of the test rows, or of all rows, but for a few outliers."""
+def _scatter(
+    item: Item, sets: dict[str, dict[str, Any]], aleatoric: str, epistemic: str, axes: Sequence[Axis]
+) -> str:
+    """One method's rows: the first set as dots, foreign ones as rings."""
+    means = {name: [_mean(parts[part]) for part in (aleatoric, epistemic)] for name, parts in sets.items()}
+    told = "; ".join(
+        f"{name}: {aleatoric} {short(across)}, {epistemic} {short(up)} on average"
+        for name, (across, up) in means.items()
+    )
+    label = f"Uncertainty of {item.name} by its source. {told}."
+    chart = Chart(*axes, label=label, width=WIDTH, height=150, small=True)
+    high = axes[0].high
+    chart.guide([0, high], [0, high])
+    (_, inside), *outside = sets.items()
+    for name, parts in outside:
+        for kind in ("ring", "hole"):
+            chart.cloud(item.place, f"{item.name}, {name} rows", parts[aleatoric], parts[epistemic], kind)
+    chart.cloud(item.place, f"{item.name}, test rows", inside[aleatoric], inside[epistemic])
+    return _small(item, chart, f"{short(means['test'][1])} {epistemic}")
+
+
+def targets(items: Sequence[Item]) -> list[str | None]:
+    """The real targets of which there is something to draw; of classes a single None."""
+    return list(
+        dict.fromkeys(name for item in items for name in item.evidence.get("decomposition_std", [None]))
+    )
+
+
+def _sets(item: Item, target: str | None) -> dict[str, dict[str, Any]] | None:
+    """Both parts of uncertainty of each set of rows; of reals those of one target, if the method has them."""
+    if target is None:
+        return item.evidence["decomposition"]
+    return item.evidence["decomposition_std"].get(target)
+
+
+def _most(sets: Sequence[dict[str, dict[str, Any]]]) -> float:
+    """The most uncertainty of either kind, but for a few outliers."""
     spots = [
         value
-        for item in items
-        for name, each in item.evidence["decomposition"].items()
-        if everywhere or name == "test"
-        for axis in ("aleatoric", "epistemic")
-        for value in each[axis]
+        for rows in sets
+        for parts in rows.values()
+        for values in parts.values()
+        for value in values
         if value is not None
     ]
     return sorted(spots)[int(0.995 * (len(spots) - 1))] if spots else 0.0
@@ -169,14 +198,14 @@ def _spots(chart: Chart, fan: dict[str, Any]) -> str:
     return "".join(f"M{spot.replace(',', ' ')}h0" for spot in chart.path(fan["dots_x"], fan["dots"]).split())
 
 
-def doubtful(items: Sequence[Item], unit: str) -> str:
+def doubtful(items: Sequence[Item]) -> str:
     """The rows each method doubts most."""
     blocks = []
     for number, item in enumerate(items):
         rows = item.evidence.get("doubtful") or []
         if not rows:
             continue
-        cards = "".join(_card(row, unit) for row in rows)
+        cards = "".join(_card(row) for row in rows)
         opened = " open" if number == 0 else ""
         blocks.append(
             f'<details class="doubt m{item.place}"{opened}><summary><i class="swatch"></i>{escape(item.name)}</summary>'
@@ -189,7 +218,7 @@ def doubtful(items: Sequence[Item], unit: str) -> str:
     )
 
 
-def _card(row: dict[str, Any], unit: str) -> str:
+def _card(row: dict[str, Any]) -> str:
     wrong = "" if row.get("right", True) else " class=wrong"
     if "image" in row:
         seen = f'<img src="{row["image"]}" alt="test row {row["row"]}: {escape(row["true"])}" loading="lazy">'
@@ -200,7 +229,8 @@ def _card(row: dict[str, Any], unit: str) -> str:
             + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs)
             + "</dl>"
         )
+    parts = "<br>".join(f"{name} {row[name]:g}" for name in (*PARTS, *STD_PARTS) if name in row)
     return (
         f"<div{wrong}>{seen}<p><b>{escape(row['said'])}</b><br>true: {escape(row['true'])}<br>"
-        f"<small>aleatoric {row['aleatoric']:g}<br>epistemic {row['epistemic']:g}</small></p></div>"
+        f"<small>{parts}</small></p></div>"
     )

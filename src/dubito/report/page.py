@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ..compare.folder import Folder, Row
+from ..compare.folder import Folder, MethodRow
 from ..compare.table import best, columns
 from ..compare.words import EQUAL, size
 from ..errors import StorageError
@@ -29,19 +29,19 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
         folder: what `dubito compare` wrote.
         out: the page's file; None puts it into the folder.
     """
-    found = Folder(folder)
-    results, task = found.read("results"), found.read("task")
+    comparison = Folder(folder)
+    results, task = comparison.read("results"), comparison.read("task")
     if results is None or task is None:
         raise StorageError(
             f"{folder} must be a folder that `dubito compare` wrote, with results.json and task.json"
         )
-    rows = tuple(Row(**{**row, "notes": tuple(row["notes"])}) for row in results["rows"])
-    kept = {row.method: found.kept(row.method) for row in rows if row.failure is None}
+    rows = tuple(MethodRow(**{**row, "notes": tuple(row["notes"])}) for row in results["rows"])
+    stored = {row.method: comparison.result(row.method) for row in rows if row.failure is None}
     styles = colours.places([row.method for row in rows], methods())
     items = [
-        Item(row.method, styles[row.method], row, one.evidence)
+        Item(row.method, styles[row.method], row, result.evidence)
         for row in rows
-        if (one := kept.get(row.method)) is not None
+        if (result := stored.get(row.method)) is not None
     ]
     path = folder / "report.html" if out is None else out
     try:
@@ -54,7 +54,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
 def page(
     results: dict[str, Any],
     task: dict[str, Any],
-    rows: tuple[Row, ...],
+    rows: tuple[MethodRow, ...],
     items: list[Item],
     styles: dict[str, int],
 ) -> str:
@@ -99,7 +99,7 @@ def page(
 """
 
 
-def _lead(task: dict[str, Any], rows: Sequence[Row]) -> str:
+def _lead(task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
     kind = {"binary": "two classes", "classification": f"{len(task['class_names'])} classes"}.get(
         task["task"], "regression"
     )
@@ -134,13 +134,13 @@ def _picker(items: Sequence[Item]) -> str:
     return f'<nav class="pick" aria-label="Methods that the charts show">{"".join(boxes)}{buttons}</nav>'
 
 
-def _summary(results: dict[str, Any], rows: tuple[Row, ...], styles: dict[str, int]) -> str:
-    found, level = columns(rows), sum(results["as_good"].values()) > 1
+def _summary(results: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[str, int]) -> str:
+    headings, level = columns(rows), sum(results["as_good"].values()) > 1
     costs = (("bytes", "memory"), ("seconds", "training"), ("predict", "1000 predictions"))
-    names = ["method", *(heading for _, heading, *_ in found), *(heading for _, heading in costs)]
+    names = ["method", *(heading for _, heading, *_ in headings), *(heading for _, heading in costs)]
     ways = [
         "",
-        *("" if lower is None else "lower" if lower else "higher" for *_, lower in found),
+        *("" if lower is None else "lower" if lower else "higher" for *_, lower in headings),
         "lower",
         "lower",
         "lower",
@@ -162,7 +162,7 @@ def _summary(results: dict[str, Any], rows: tuple[Row, ...], styles: dict[str, i
             )
             continue
         cells = [first]
-        for metric, _, form, lower in found:
+        for metric, _, form, lower in headings:
             value = row.metrics[metric]
             mark = " class=best" if value == best(rows, metric, lower) else ""
             equal = ""
@@ -199,7 +199,6 @@ def _sections(task: dict[str, Any], items: Sequence[Item]) -> list[str]:
     if not items:
         return []
     real = task["task"] == "regression"
-    unit = f"standard deviations of {task['target']}" if real else "nats"
     rejected = charts.rejection(items, "RMSE" if real else "accuracy", percent=not real)
     quality = [charts.cost(items, what) for what in charts.COSTS]
     shifts = [
@@ -208,7 +207,7 @@ def _sections(task: dict[str, Any], items: Sequence[Item]) -> list[str]:
     ]
     drawn = [multiples.histograms(items, key) for key in items[0].evidence.get("histograms", {})]
     learned = [charts.training(items, metric) for metric in ("validation_nll", "nll")]
-    doubt = [multiples.decomposition(items, unit), multiples.doubtful(items, unit)]
+    parts = [multiples.decomposition(items, target) for target in multiples.targets(items)]
     if real:
         trust = [multiples.fans(items, task["target"]), charts.coverage(items), rejected]
     else:
@@ -220,7 +219,7 @@ def _sections(task: dict[str, Any], items: Sequence[Item]) -> list[str]:
         _section("trust", "Can it be trusted?", trust),
         _section("unknown", unknown_title, drawn),
         _section("shift", "Under shift", shifts),
-        _section("doubt", "Where doubt comes from", doubt),
+        _section("doubt", "Where uncertainty comes from", [*parts, multiples.doubtful(items)]),
         _section("training", "Training", learned),
     ]
 
@@ -230,7 +229,7 @@ def _section(key: str, title: str, figures: Sequence[str]) -> str:
     return f'<section id="{key}"><h2>{title}</h2><div class="figures">{body}</div></section>' if body else ""
 
 
-def _settings(results: dict[str, Any], task: dict[str, Any], rows: Sequence[Row]) -> str:
+def _settings(results: dict[str, Any], task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
     settings = {key: value for key, value in results["settings"].items() if key not in ("versions", "type")}
     versions = ", ".join(f"{name} {version}" for name, version in results["settings"]["versions"].items())
     lines = "".join(

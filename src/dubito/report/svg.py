@@ -70,8 +70,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     """1, 2 and 5 times powers of ten, or powers alone where there are many."""
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     factors = (1,) if len(powers) > 4 else (1, 2, 5)
-    found = [factor * 10.0**power for power in powers for factor in factors]
-    return [value for value in found if low * 0.999 <= value <= high * 1.001]
+    ticks = [factor * 10.0**power for power in powers for factor in factors]
+    return [value for value in ticks if low * 0.999 <= value <= high * 1.001]
 
 
 def spread(values: Sequence[float | None], *, zero: bool = False, pad: float = 0.06) -> tuple[float, float]:
@@ -133,7 +133,7 @@ class Chart:
         points = self.path(xs, ys)
         inner = f'<polyline points="{points}"/>'
         if dots:
-            spots = (tuple(map(float, one.split(","))) for one in points.split())
+            spots = (tuple(map(float, point.split(","))) for point in points.split())
             inner += "".join(shape(marker(place), x, y, 2.6) for x, y in spots)
         self.group(place, name, inner)
 

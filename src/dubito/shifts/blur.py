@@ -50,13 +50,13 @@ def glass_blur(images: Tensor, constants: tuple[float, int, int], generator: tor
     )  # the farther end is left out, as in the published code
     down, across = moves.cpu().numpy()
     order = torch.arange(height * width)[:, None].repeat(1, batch).numpy()  # who stands at each place
-    each = torch.arange(batch).numpy()
+    image = torch.arange(batch).numpy()
     for step, (row, column) in enumerate(places):
         other = (row + down[step]) * width + column + across[step]
         here = row * width + column
-        mine = order[here].copy()
-        order[here] = order[other, each]
-        order[other, each] = mine
+        pixel = order[here].copy()
+        order[here] = order[other, image]
+        order[other, image] = pixel
     index = torch.from_numpy(order).T.to(images.device)[:, None].expand(-1, channels, -1)
     return smoothed(soft.flatten(2).gather(2, index).view_as(images), std).clamp(0, 1)
 

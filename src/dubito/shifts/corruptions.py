@@ -57,12 +57,12 @@ def corrupt(images: Tensor, name: str, severity: int, *, constants: str = "cifar
         seed: of everything random.
     """
     check_images(images)
-    own = constants_of(name, severity, constants)
+    strength = constants_of(name, severity, constants)
     apply = _BY_NAME[name]
     pieces = []
     for block, part in enumerate(images.split(BLOCK)):
         stream = seeds.generator(seed, "shifts", name, severity, constants, block, device=images.device)
-        pieces.append(apply(part, own, stream))
+        pieces.append(apply(part, strength, stream))
     return torch.cat(pieces)
 
 

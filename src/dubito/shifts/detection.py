@@ -49,8 +49,8 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
     """Scores by name, one number per row, [B]; higher means more foreign.
 
     Classes: "total" (entropy), "epistemic" (mutual information) and "confidence" (1 − the likeliest class's
-    probability), means over a row's positions. Reals: "total" (variance) and "epistemic" (variance of the mean),
-    geometric means over a row's outputs, whose units may differ.
+    probability), means over a row's positions. Reals: "total" (`std`) and "epistemic" (`epistemic_std`), in the
+    target's units; of several outputs, whose units may differ, geometric means.
     """
     if isinstance(prediction, ClassPrediction):
         return {
@@ -59,8 +59,10 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
             "confidence": per_row(1 - prediction.confidence),
         }
     if isinstance(prediction, RealPrediction):
-        found = {"total": prediction.std.square(), "epistemic": prediction.epistemic}
-        return {name: spread_per_row(value) for name, value in found.items()}
+        return {
+            "total": spread_per_row(prediction.std),
+            "epistemic": spread_per_row(prediction.epistemic_std),
+        }
     raise DataError(f"scores need a Prediction, got {type(prediction).__name__}")
 
 
@@ -76,21 +78,21 @@ def detection(inside: Prediction | None, outside: Prediction | None) -> dict[str
     """
     _require_both(inside, outside)
     assert inside is not None and outside is not None
-    own, foreign = scores(inside), scores(outside)
+    known, foreign = scores(inside), scores(outside)
     positives = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()
-    found = {}
-    for name, value in own.items():
+    detections = {}
+    for name, value in known.items():
         other = foreign[name].to(value)
         both = torch.cat([value, other])
         flags = positives.to(both.device)
-        found[name] = Detection(
+        detections[name] = Detection(
             auroc=metrics.auroc(both, flags),
             aupr=metrics.average_precision(both, flags),
             fpr95=metrics.fpr95(both, flags),
             inside=float(value.double().mean()),
             outside=float(other.double().mean()),
         )
-    return found
+    return detections
 
 
 def histogram(
@@ -107,10 +109,10 @@ def histogram(
     _require_both(inside, outside)
     assert inside is not None and outside is not None
     require_count(num_bins=num_bins)
-    own, foreign = scores(inside), scores(outside)
-    if score not in own:
-        raise ConfigError(f"score must be one of {', '.join(own)}, got {score!r}")
-    values, others = own[score].float().cpu(), foreign[score].float().cpu()
+    known, foreign = scores(inside), scores(outside)
+    if score not in known:
+        raise ConfigError(f"score must be one of {', '.join(known)}, got {score!r}")
+    values, others = known[score].float().cpu(), foreign[score].float().cpu()
     top = float(torch.cat([values, others]).max()) or 1.0
     shares: Mapping[str, Tensor] = {
         name: torch.histc(value, num_bins, 0, top) / len(value)

@@ -6,10 +6,10 @@ from torch import Tensor
 from .filters import box_resized, sampled, smoothed, uniform
 
 
-def contrast(images: Tensor, kept: float, generator: torch.Generator) -> Tensor:
+def contrast(images: Tensor, factor: float, generator: torch.Generator) -> Tensor:
     """Differences from each channel's mean, made smaller."""
     mean = images.mean((2, 3), keepdim=True)
-    return ((images - mean) * kept + mean).clamp(0, 1)
+    return ((images - mean) * factor + mean).clamp(0, 1)
 
 
 def elastic(images: Tensor, constants: tuple[float, float, float], generator: torch.Generator) -> Tensor:

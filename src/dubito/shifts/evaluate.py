@@ -61,9 +61,9 @@ class CorruptionResults:
             severity: from 1 to 5.
         """
         chosen = [
-            found[measure]
-            for (own_name, own_severity), found in self.corrupted.items()
-            if name in (None, own_name) and severity in (None, own_severity)
+            values[measure]
+            for (corruption, degree), values in self.corrupted.items()
+            if name in (None, corruption) and severity in (None, degree)
         ]
         if not chosen:
             raise ConfigError(f"no set of images has name {name!r} and severity {severity!r}")
@@ -81,12 +81,12 @@ class CorruptionResults:
             raise DataError("the baseline must have been evaluated on the same corruptions and severities")
         ratios = []
         for name in dict.fromkeys(name for name, _ in self.corrupted):
-            own, other = (1 - results.mean("accuracy", name=name) for results in (self, baseline))
-            if other == 0:
+            error, baseline_error = (1 - results.mean("accuracy", name=name) for results in (self, baseline))
+            if baseline_error == 0:
                 raise DataError(
                     f"the baseline makes no error under {name}: errors over its own have no value"
                 )
-            ratios.append(own / other)
+            ratios.append(error / baseline_error)
         return fmean(ratios)
 
 
@@ -152,12 +152,12 @@ def evaluate_corruptions(
         }
 
     bar = Bar(len(names) * len(severities), progress, "corruptions")
-    clean, found = measured(images), {}
+    clean, corrupted = measured(images), {}
     with bar.open():
         for name, severity, pixels in sets:
-            own = found[name, severity] = measured(pixels)
-            bar.show(len(found), own["nll"], f"{name} {severity}  nll {own['nll']:.4g}")
-    return CorruptionResults(clean=clean, corrupted=found, num_images=len(labels), constants=constants)
+            values = corrupted[name, severity] = measured(pixels)
+            bar.show(len(corrupted), values["nll"], f"{name} {severity}  nll {values['nll']:.4g}")
+    return CorruptionResults(clean=clean, corrupted=corrupted, num_images=len(labels), constants=constants)
 
 
 def _test_images(
@@ -189,7 +189,7 @@ def _pair(data: Any) -> tuple[Tensor, Tensor]:
             f"data must be a set of images or a pair of images and labels, got {type(data).__name__}; a loader's "
             "images go together by torch.cat"
         )
-    images, labels = (torch.as_tensor(own) for own in data)
+    images, labels = (torch.as_tensor(values) for values in data)
     if labels.ndim != 1 or len(labels) != len(images) or labels.is_floating_point():
         raise DataError(
             f"labels must be whole numbers, one for each of {len(images)} images, got {labels.dtype}, "

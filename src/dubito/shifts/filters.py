@@ -85,11 +85,11 @@ def box_resized(images: Tensor, height: int, width: int) -> Tensor:
 def zoomed(images: Tensor, factor: float) -> Tensor:
     """The middle of the images, enlarged to their size by linear interpolation between its corner pixels."""
     height, width = images.shape[-2:]
-    kept = [math.ceil(round(size / factor, 9)) for size in (height, width)]
-    top, left = ((size - own) // 2 for size, own in zip((height, width), kept, strict=True))
-    middle = images[..., top : top + kept[0], left : left + kept[1]]
+    parts = [math.ceil(round(size / factor, 9)) for size in (height, width)]
+    top, left = ((size - part) // 2 for size, part in zip((height, width), parts, strict=True))
+    middle = images[..., top : top + parts[0], left : left + parts[1]]
     sizes = [
-        max(size, round(own * factor)) for size, own in zip((height, width), kept, strict=True)
+        max(size, round(part * factor)) for size, part in zip((height, width), parts, strict=True)
     ]  # cut to size
     large = F.interpolate(middle, size=sizes, mode="bilinear", align_corners=True)
     top, left = (large.shape[-2] - height) // 2, (large.shape[-1] - width) // 2

@@ -30,26 +30,26 @@ class ForeignPair:
 
 def _named(inside: str, outside: str) -> Callable[..., ForeignPair]:
     def build(**options: Any) -> ForeignPair:
-        own = load(inside, **options)
-        other = load(outside, input_scaling=own.input_scaling, validation=0)
-        return ForeignPair(name=f"{inside}/{outside}", inside=own, outside=other.test.inputs)
+        data = load(inside, **options)
+        other = load(outside, input_scaling=data.input_scaling, validation=0)
+        return ForeignPair(name=f"{inside}/{outside}", inside=data, outside=other.test.inputs)
 
     return build
 
 
 def _svhn(**options: Any) -> ForeignPair:
     pixels = svhn_test()  # first: it says at once what is missing
-    own = load("cifar10", **options)
-    assert own.input_scaling is not None
-    return ForeignPair(name="cifar10/svhn", inside=own, outside=own.input_scaling.apply(pixels))
+    data = load("cifar10", **options)
+    assert data.input_scaling is not None
+    return ForeignPair(name="cifar10/svhn", inside=data, outside=data.input_scaling.apply(pixels))
 
 
 def _rotated(**options: Any) -> ForeignPair:
-    own = load("digits", **options)
-    assert own.input_scaling is not None
-    pixels = own.input_scaling.undo(own.test.inputs).unflatten(1, (8, 8))
-    turned = own.input_scaling.apply(pixels.rot90(1, (1, 2)).flatten(1))
-    return ForeignPair(name="digits/rotated", inside=own, outside=turned)
+    data = load("digits", **options)
+    assert data.input_scaling is not None
+    pixels = data.input_scaling.undo(data.test.inputs).unflatten(1, (8, 8))
+    turned = data.input_scaling.apply(pixels.rot90(1, (1, 2)).flatten(1))
+    return ForeignPair(name="digits/rotated", inside=data, outside=turned)
 
 
 PAIRS: dict[str, Callable[..., ForeignPair]] = {
@@ -95,15 +95,15 @@ def held_out(data: Data, classes: Sequence[int]) -> ForeignPair:
     numbers = torch.full((len(known),), -1)
     numbers[left] = torch.arange(len(left))
 
-    def kept(part: Part) -> Part:
+    def remaining(part: Part) -> Part:
         rows = numbers[part.targets] >= 0
         return Part(part.inputs[rows], numbers[part.targets[rows]])
 
     inside = replace(
         data,
-        train=kept(data.train),
-        validation=None if data.validation is None else kept(data.validation),
-        test=kept(data.test),
+        train=remaining(data.train),
+        validation=None if data.validation is None else remaining(data.validation),
+        test=remaining(data.test),
         task="classification",
         num_outputs=len(left),
         num_classes=len(left),

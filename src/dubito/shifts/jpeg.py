@@ -79,8 +79,8 @@ def coded(plane: Tensor, base: tuple[tuple[int, ...], ...], quality: int) -> Ten
     cosines[0] /= math.sqrt(2)
     cosines, steps = cosines.to(plane), plane.new_tensor(table(base, quality))
     # Encoders hold coefficients in eighths, and round halves away from 0.
-    found = (8 * (cosines @ blocks @ cosines.mT)).round() / 8
-    rounded = (found.abs() / steps + 0.5).floor() * found.sign() * steps
+    coefficients = (8 * (cosines @ blocks @ cosines.mT)).round() / 8
+    rounded = (coefficients.abs() / steps + 0.5).floor() * coefficients.sign() * steps
     back = (cosines.mT @ rounded @ cosines).transpose(-2, -3).flatten(-4, -3).flatten(-2, -1)
     return (back + 128).round().clamp(0, 255)[..., :height, :width]
 

@@ -37,10 +37,10 @@ def read(path: Path) -> Tensor:
         raise StorageError(
             f"{path} should hold SVHN's test images as X, but reading it failed ({error}); fetch {URL} again"
         ) from error
-    found = torch.from_numpy(images).permute(3, 2, 0, 1)
-    if found.shape[1:] != SHAPE[1:] or found.dtype != torch.uint8:
+    pixels = torch.from_numpy(images).permute(3, 2, 0, 1)
+    if pixels.shape[1:] != SHAPE[1:] or pixels.dtype != torch.uint8:
         raise StorageError(
             f"{path} should hold images [32, 32, 3, B] of bytes, got {images.dtype}, {list(images.shape)}; fetch {URL} "
             "again"
         )
-    return found.to(torch.get_default_dtype()) / 255
+    return pixels.to(torch.get_default_dtype()) / 255
