@@ -32,7 +32,7 @@ class Objective(nn.Module, ABC):
         draft.likelihood.to(place.device, place.dtype)  # built without outputs, it may lie elsewhere
         self.num_data = num_data
         self.modes = dict(modes or {})
-        for parameter in draft.structure.parameters():
+        for parameter in draft.tensors.parameters():
             parameter.requires_grad_(True)
 
     #: Whether `outputs` draws from its generator.
@@ -117,7 +117,7 @@ class Objective(nn.Module, ABC):
             weight_decay: for the weights; never for the rest.
         """
         weights = [p for p in self.draft.network.parameters() if p.requires_grad]
-        beside = [p for p in (*self.draft.structure.parameters(), *self.draft.likelihood.parameters())
+        beside = [p for p in (*self.draft.tensors.parameters(), *self.draft.likelihood.parameters())
                   if p.requires_grad]  # fmt: skip
         groups = [
             {"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay},

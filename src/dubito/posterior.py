@@ -63,9 +63,9 @@ class Posterior(nn.Module, ABC):
         network: a copy of the user's network, in evaluation mode, that holds the centre of the distribution.
         likelihood: the built likelihood, with its learned noise.
         method: the settings that made this posterior.
-        structure: what the method keeps beside the weights, as groups of tensors by parameter name; the group
+        tensors: what the method keeps beside the weights, as groups of tensors by parameter name; the group
             "statistics" holds what is not a parameter.
-        details: the plain facts the method needs to read its structure; under "points" why parameters that could have
+        details: the plain facts the method needs to read its tensors; under "points" why parameters that could have
             a distribution have none, by name.
         history: what training recorded, one dict per epoch.
         trainable: the parameters that required gradients in the user's network, as they do again after `fold`;
@@ -85,7 +85,7 @@ class Posterior(nn.Module, ABC):
         likelihood: BuiltLikelihood,
         *,
         method: Any,
-        structure: Mapping[str, Mapping[str, Tensor]] | None = None,
+        tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
         details: Mapping[str, Any] | None = None,
         history: list[dict[str, float]] | None = None,
         trainable: Collection[str] | None = None,
@@ -94,9 +94,9 @@ class Posterior(nn.Module, ABC):
         self.network = network
         self.likelihood = likelihood
         self.method = method
-        groups = (structure or {}).items()
+        groups = (tensors or {}).items()
         named = {key: NamedTensors(group, buffers=key == "statistics") for key, group in groups}
-        self.structure = nn.ModuleDict(named)
+        self.tensors = nn.ModuleDict(named)
         self.details = dict(details or {})
         self.history = list(history or [])
         self._survey: Survey | None = None
@@ -130,8 +130,8 @@ class Posterior(nn.Module, ABC):
         return dict(self.network.named_parameters())
 
     def group(self, key: str) -> NamedTensors:
-        """One group of the structure."""
-        return self.structure[key]  # pyright: ignore[reportReturnType]
+        """One group of the tensors."""
+        return self.tensors[key]  # pyright: ignore[reportReturnType]
 
     def survey(self, inputs: Inputs) -> Survey:
         """What the fit learned about the network; posteriors of older files learn it from these rows.
@@ -342,7 +342,7 @@ class Posterior(nn.Module, ABC):
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that define the distribution: weights, structure and learned noise; tied ones count once."""
+        """Numbers that define the distribution: weights, the tensors beside them, learned noise; tied ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
@@ -354,7 +354,7 @@ class Posterior(nn.Module, ABC):
         """Which layer holds what: one row per parameter."""
         rows = []
         for name, parameter in self.network.named_parameters():
-            groups = (self.group(key) for key in self.structure if key != "statistics")
+            groups = (self.group(key) for key in self.tensors if key != "statistics")
             kept = sum(group[name].numel() for group in groups if name in group)
             rows.append(SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + kept))
         return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
@@ -365,7 +365,7 @@ class Posterior(nn.Module, ABC):
         content = {
             **{key: storage.encode(value) for key, value in settings.items()},
             "num_noise_components": getattr(self.likelihood, "num_components", 1),
-            "structure": {key: list(self.group(key).names) for key in self.structure},
+            "structure": {key: list(self.group(key).names) for key in self.tensors},
             "details": self.details,
             "history": self.history,
             "extra": storage.plain(extra_states(self.network)),
@@ -376,7 +376,7 @@ class Posterior(nn.Module, ABC):
         """Every tensor under the name it has in a file: tied ones once, the user's names kept."""
         return {
             **{f"network.{name}": tensor for name, tensor in stored_tensors(self.network).items()},
-            **{f"{key}.{name}": t for key in self.structure for name, t in self.group(key).items()},
+            **{f"{key}.{name}": t for key in self.tensors for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
 

@@ -169,7 +169,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
     extra = {"num_components": components} if settings.__class__ is Gaussian else {}
     likelihood = LIKELIHOODS[type(settings)](settings, **noise, **extra)
-    structure = {
+    stored = {
         key: {name: _required(tensors, f"{key}.{name}", path).to(device) for name in names}
         for key, names in groups.items()
     }
@@ -177,7 +177,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         network,
         likelihood,
         method=method,
-        structure=structure,
+        tensors=stored,
         details=details,
         history=history,
         trainable=flagged(network),

@@ -129,7 +129,7 @@ def test_each_structure_keeps_what_it_needs_and_no_more() -> None:
     for structure in (Diagonal(), KFAC(), EFB(), INF(rank=4)):
         posterior = fitted(structure, network, inputs)
         sizes[structure.title] = posterior.num_parameters - sum(p.numel() for p in network.parameters())
-        kept = {kind: dict(posterior.group(kind).items()) for kind in posterior.structure}
+        kept = {kind: dict(posterior.group(kind).items()) for kind in posterior.tensors}
         assert sizes[structure.title] == sum(t.numel() for group in kept.values() for t in group.values())
     g, a = (kept[kind]["0.weight"].shape[-1] for kind in ("output_vectors", "input_vectors"))
     h, b = (kept[kind]["2.weight"].shape[-1] for kind in ("output_vectors", "input_vectors"))

@@ -110,7 +110,7 @@ class DeepEnsemble(Method):
             first.network,
             joined_noise([point.likelihood for point in points]),
             method=self,
-            structure={"members": stacked(names, kept), "statistics": stacked(buffers, kept)},
+            tensors={"members": stacked(names, kept), "statistics": stacked(buffers, kept)},
             history=history,
             trainable=first.trainable,
         )

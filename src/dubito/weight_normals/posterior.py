@@ -39,7 +39,7 @@ class NormalPosterior(Posterior):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        keys = [key for key in ("raw_std", "log_u", "u") if key in self.structure]
+        keys = [key for key in ("raw_std", "log_u", "u") if key in self.tensors]
         self._forms = {name: key for key in keys for name in self.group(key).names}
         self.random = tuple(name for name in self.weights() if name in self._forms)
 
@@ -163,18 +163,18 @@ class NormalPosterior(Posterior):
         own = {name: weights[name] for name in self.random}
         ranks = tied_ranks(own, subset, rank, self.network, stacklevel=3)
         factors = {name: truncate(self.scale(name).std.flatten(1), k) for name, k in ranks.items()}
-        structure = {
+        tensors = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
-            for key in self.structure
+            for key in self.tensors
         }
         for key, side in (("u", 0), ("v", 1)):
-            structure[key] = structure.get(key, {}) | {name: pair[side] for name, pair in factors.items()}
+            tensors[key] = tensors.get(key, {}) | {name: pair[side] for name, pair in factors.items()}
         floors = {**self.details.get("floors", {}), **dict.fromkeys(ranks, floor)}
         return NormalPosterior(
             duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,
-            structure=structure,
+            tensors=tensors,
             details={**self.details, "floors": floors},
             history=self.history,
             trainable=self.trainable,

@@ -145,13 +145,13 @@ class BALI(Method):
         if self.initial_std is not None:
             put(weights, self.first_weights(found, weights, seed))
         spread = target_spread(likelihood, found, source)
-        structure: dict[str, dict[str, Tensor]] = {"input_tril": {}, "output_tril": {}}
+        tensors: dict[str, dict[str, Tensor]] = {"input_tril": {}, "output_tril": {}}
         for block in found.blocks:
             own = spread if block.name == found.last else None
             mean = block.matrix(weights).detach()
             start = Layer.start(block.name, prior_of(self, found, block, own, mean), mean)
-            structure["input_tril"][block.weight] = start.input_tril
-            structure["output_tril"][block.weight] = start.output_tril
+            tensors["input_tril"][block.weight] = start.input_tril
+            tensors["output_tril"][block.weight] = start.output_tril
         built, inferred = with_inferred_noise(likelihood, spread)
         assert self.effective_data is not None
         details = {
@@ -161,7 +161,7 @@ class BALI(Method):
             "effective_data": {block.weight: float(self.effective_data) for block in found.blocks},
             "last": found.last if spread is not None else None,
         }
-        draft = BALIPosterior(network, built, method=self, structure=structure, details=details)
+        draft = BALIPosterior(network, built, method=self, tensors=tensors, details=details)
         return BALIObjective(
             draft,
             found,

@@ -48,7 +48,7 @@ class BALIObjective(Objective):
         super().__init__(draft, num_data=num_data, modes=modes)
         self.found, self.spread, self.inferred_noise = found, spread, inferred_noise
         self.final: BALIStepper | None = None
-        draft.structure.requires_grad_(False)
+        draft.tensors.requires_grad_(False)
         for block in found.blocks:
             for name in block.parameters:
                 draft.network.get_parameter(name).requires_grad_(False)

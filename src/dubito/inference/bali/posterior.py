@@ -15,7 +15,7 @@ from .layer import placed
 class BALIPosterior(Posterior):
     """W ~ MN(M, R, Σ) for each layer, the means being the network's own weights.
 
-    The structure holds L with L Lᵀ = R⁻¹ ("input_tril") and C with C Cᵀ = Σ ("output_tril") under the weight's
+    The tensors are L with L Lᵀ = R⁻¹ ("input_tril") and C with C Cᵀ = Σ ("output_tril") under the weight's
     name, for the layer's G groups of matrices, bias column included. Parameters of other kinds are points.
     """
 

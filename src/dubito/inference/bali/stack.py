@@ -84,11 +84,11 @@ class Stack(Objective):
             first.draft.network,
             first.draft.likelihood,
             method=first.draft.method,
-            structure=groups,
+            tensors=groups,
             trainable=first.draft.trainable,
         )
         super().__init__(draft, num_data=first.num_data, modes=first.modes)
-        draft.structure.requires_grad_(False)
+        draft.tensors.requires_grad_(False)
         for name, layer in self_layers.items():
             for key in groups:
                 setattr(layer, key, draft.group(key)[name].data)

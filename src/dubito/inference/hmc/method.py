@@ -92,7 +92,7 @@ class HMC(Method):
             prepared.network,
             prepared.likelihood,
             method=self,
-            structure={"draws": {name: own.clone() for name, own in target.named(draws).items()}},
+            tensors={"draws": {name: own.clone() for name, own in target.named(draws).items()}},
             details={"draws": len(draws), "chains": self.chains, **found},
         )
         return posterior.finished()

@@ -112,7 +112,7 @@ class Laplace(Method):
             prepared.network,
             point.likelihood,
             method=self if self.subset is None else replace(self, subset=names),
-            structure=by_kind(stored),
+            tensors=by_kind(stored),
             details={
                 "survey": surveyed.to_json(),
                 "points": dict(covered.left_out),

@@ -98,7 +98,7 @@ class LaplacePosterior(Posterior):
 
     def kept(self, block: Block) -> Kept:
         """The stored tensors of a block, by kind."""
-        groups = {kind: self.group(kind) for kind in self.structure}
+        groups = {kind: self.group(kind) for kind in self.tensors}
         return {kind: group[block.weight] for kind, group in groups.items() if block.weight in group}
 
     def structure_of(self, block: Block) -> Structure:
@@ -277,7 +277,7 @@ class LaplacePosterior(Posterior):
         """A posterior with other stored tensors, by weight, and other details; the weights are shared."""
         other = self._with(**details)
         groups = {kind: NamedTensors(group) for kind, group in by_kind(kept).items()}
-        other.structure = nn.ModuleDict(groups)
+        other.tensors = nn.ModuleDict(groups)
         return other.finished()
 
     def _with(self, **details: Any) -> "LaplacePosterior":

@@ -41,7 +41,7 @@ class NaturalObjective(PlainObjective):
         modes: Mapping[str, bool],
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
-        draft.structure.requires_grad_(False)
+        draft.tensors.requires_grad_(False)
         self.names, self.layouts = list(trainable(draft.network)), layouts
         self.optimizer = make([draft.network.get_parameter(name) for name in self.names], num_data)
         self.asks = self.optimizer.watches

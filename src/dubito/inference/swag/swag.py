@@ -94,7 +94,7 @@ class SWAGPosterior(Posterior):
             network,
             duplicate(self.likelihood),
             method=self.method,
-            structure=self._groups(),
+            tensors=self._groups(),
             details={key: value for key, value in self.details.items() if key not in ("atoms", "seed")},
             trainable=self.trainable,
         )
@@ -109,7 +109,7 @@ class SWAGPosterior(Posterior):
             duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,
-            structure={**self._groups(), "statistics": statistics},
+            tensors={**self._groups(), "statistics": statistics},
             details={**self.details, "atoms": num_samples, "seed": int(seed)},
             history=self.history,
             trainable=self.trainable,
@@ -119,7 +119,7 @@ class SWAGPosterior(Posterior):
         """Copies of the tensors of the Gaussian."""
         return {
             key: {name: tensor.detach().clone() for name, tensor in self.group(key).items()}
-            for key in self.structure
+            for key in self.tensors
             if key != "statistics"
         }
 
@@ -137,7 +137,7 @@ class SWAGObjective(AveragedObjective):
         rank = min(averages.count, averages.gathering.rank)
         key = "network."
         names = [name.removeprefix(key) for name in averages.mean if name.startswith(key)]
-        structure: Mapping[str, Mapping[str, Tensor]] = {
+        tensors: Mapping[str, Mapping[str, Tensor]] = {
             "variance": {name: averages.squares[key + name] / averages.count for name in names},
             "deviations": {name: averages.deviations[key + name][:rank].clone() for name in names}
             if rank
@@ -147,7 +147,7 @@ class SWAGObjective(AveragedObjective):
             draft.network,
             draft.likelihood,
             method=draft.method,
-            structure=structure,
+            tensors=tensors,
             details={"rank": rank, "snapshots": averages.count},
             trainable=draft.trainable,
         ).finished()
