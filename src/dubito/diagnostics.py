@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import seeds
 from .errors import ConfigError, require_count
-from .inputs import Batch, Place
+from .inputs import Batch, TensorOptions
 from .layers.shell import seeded
 from .objective import Objective
 from .sources import OrderedSource, as_source
@@ -128,13 +128,13 @@ def gradient_snr(
     """
     require_count(2, num_batches=num_batches)
     require_count(batch_size=batch_size)
-    place, network = Place.of(objective.draft), objective.draft.network
+    like, network = TensorOptions.of(objective.draft), objective.draft.network
     parameters = trained(objective)
     buffers = {name: buffer.clone() for name, buffer in objective.draft.named_buffers()}
     moments: dict[str, _Moments] = {}
     try:
-        for number, batch in enumerate(islice(_batches(data, place, batch_size, seed), num_batches)):
-            noise = seeds.generator(seed, "snr", number, device=place.device)
+        for number, batch in enumerate(islice(_batches(data, like, batch_size, seed), num_batches)):
+            noise = seeds.generator(seed, "snr", number, device=like.device)
             with seeded(network, seed, "network", number, training=objective.modes):  # its own dropout
                 loss = objective.loss(batch.inputs, batch.targets, kl_weight=kl_weight, generator=noise)
             gradients = torch.autograd.grad(
@@ -154,9 +154,9 @@ def trained(objective: Objective) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in objective.draft.stored().items() if tensor.requires_grad}
 
 
-def _batches(data: Any, place: Place, batch_size: int, seed: int) -> Iterator[Batch]:
+def _batches(data: Any, like: TensorOptions, batch_size: int, seed: int) -> Iterator[Batch]:
     """Batches without end: full ones in a new order each time round, or a loader's own."""
-    source = as_source(data, place)
+    source = as_source(data, like)
     if not isinstance(source, OrderedSource):
         return chain.from_iterable(source.batches(batch_size) for _ in count())
     rows, size = source.num_data, min(batch_size, source.num_data)

@@ -15,7 +15,7 @@ from . import seeds, storage
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
 from .fitting import checked_rows, read
-from .inputs import Inputs, Place, checked_inputs, chunks, take
+from .inputs import Inputs, TensorOptions, checked_inputs, chunks, take
 from .layers import Survey, reasons, survey
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood
@@ -311,7 +311,7 @@ class Posterior(nn.Module, ABC):
 
     def generator(self, seed: int, index: int) -> torch.Generator:
         """The generator of draw number `index`: a stream of its own, so chunking changes nothing."""
-        return seeds.generator(seed, "draw", index, device=Place.of(self.network).device)
+        return seeds.generator(seed, "draw", index, device=TensorOptions.of(self.network).device)
 
     def _outputs(
         self,
@@ -323,8 +323,8 @@ class Posterior(nn.Module, ABC):
         rows: int | None = None,
     ) -> Iterator[Tensor]:
         """Outputs [B, ...] of one draw after the other."""
-        place = Place.of(self.network)
-        inputs = checked_inputs(inputs, place)
+        like = TensorOptions.of(self.network)
+        inputs = checked_inputs(inputs, like)
         if rows is not None:
             inputs = next(iter(chunks(inputs, rows)))
         with torch.set_grad_enabled(keep_graph):

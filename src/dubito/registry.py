@@ -22,13 +22,13 @@ from .inference.hmc import HMC
 from .inference.implicit import Implicit
 from .inference.k_tied import KTied
 from .inference.laplace import EFB, INF, KFAC, Diagonal, Laplace
+from .inference.map import MAP
 from .inference.mc_dropout import MCDropout
 from .inference.mean_field import MeanField
 from .inference.natural_gradient import VOGN, NoisyAdam, NoisyKFAC, Vadam
-from .inference.point import MAP
 from .inference.rank1 import Rank1
 from .inference.swag import SWA, SWAG
-from .inputs import Place
+from .inputs import TensorOptions
 from .likelihoods import (
     Bernoulli,
     BernoulliLikelihood,
@@ -161,7 +161,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         history, components = content["history"], content["num_noise_components"]
     except KeyError as error:
         raise StorageError(f"{path} is altered: its metadata lacks {error}") from error
-    device = Place.of(network).device
+    device = TensorOptions.of(network).device
     _fill(network, {key: value.to(device) for key, value in _part(tensors, "network").items()}, path)
     _restore(network, content.get("extra", {}), path)
     noise = {key: value.to(device) for key, value in _part(tensors, "likelihood").items()}

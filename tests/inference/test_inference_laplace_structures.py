@@ -252,7 +252,7 @@ class Largest(TorchDispatchMode):
 @one_of_each
 def test_no_temporary_is_large(structure, monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = 1 << 15
-    monkeypatch.setattr("dubito.inference.laplace.spread.CHUNK", chunk)
+    monkeypatch.setattr("dubito.inference.laplace.covariance.CHUNK", chunk)
     monkeypatch.setattr("dubito.distributions.pair_products.CHUNK", chunk)
     network = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 10))
     inputs = normal(300, 40).float()

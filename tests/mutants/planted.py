@@ -151,7 +151,7 @@ MUTANTS = (
         "a colder Noisy K-FAC is a warmer one",
     ),
     mutant(
-        "inference/point.py",
+        "inference/map.py",
         "normal_penalty(trainable(self.draft.network).values(), self.prior_std)",
         "normal_penalty(trainable(self.draft.network).values(), self.prior_std**2)",
         "inference/test_inference_map.py::test_ridge_regression",

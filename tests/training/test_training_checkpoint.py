@@ -33,8 +33,8 @@ from dubito import (
     Training,
     TrainingError,
 )
-from dubito.inference.point import MAPObjective
-from dubito.inputs import Batch, Place
+from dubito.inference.map import MAPObjective
+from dubito.inputs import Batch, TensorOptions
 from dubito.method import TrainedMethod
 from dubito.sources import as_source
 from dubito.training import (
@@ -44,9 +44,9 @@ from dubito.training import (
     GradientStepper,
     Plan,
     Processes,
-    Record,
     Run,
     Stepper,
+    StepRecord,
     train,
 )
 from dubito.training import checkpoint as checkpoints
@@ -448,7 +448,7 @@ class ByHand(Stepper):
         self.speed = {name: torch.zeros_like(p) for name, p in objective.draft.weights().items()}
         self.count = 0
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         weights, sums = self.objective.draft.weights(), torch.zeros(3)
         for batch in passes:
             assert batch is not None
@@ -462,7 +462,7 @@ class ByHand(Stepper):
             for name, weight in weights.items():
                 weight -= self.rate * self.speed[name]
         self.count += 1
-        return Record(number, sums / rows, rows, self.rate, None, stop)
+        return StepRecord(number, sums / rows, rows, self.rate, None, stop)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return dict(self.speed), {"count": self.count}
@@ -515,7 +515,7 @@ def test_a_method_may_bring_its_own_update_rule(tmp_path, monkeypatch):
 def test_the_loop_serves_objectives_of_ones_own():
     x, y = data()
     objective = MAP().build(mlp(), Categorical(), num_data=27)
-    history = train(objective, as_source((x, y), Place.of(objective.draft)), QUICK, Run(seed=4))
+    history = train(objective, as_source((x, y), TensorOptions.of(objective.draft)), QUICK, Run(seed=4))
     expected = MAP().fit(mlp(), (x, y), Categorical(), training=QUICK, seed=4)
     assert same(objective.posterior(), expected) and history == expected.history
 

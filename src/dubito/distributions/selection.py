@@ -9,11 +9,11 @@ from torch import Tensor
 
 from dubito.errors import ConfigError, DataError, require_count, unknown_name
 
-Method = Literal["algorithm1", "rectangle"]
+Rule = Literal["algorithm1", "rectangle"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Selection:
+class EigenvalueSelection:
     """Rows and columns of Λ that are kept, and how much of it they hold.
 
     Attributes:
@@ -37,8 +37,8 @@ class Selection:
 
 
 def select(
-    eigenvalues: Tensor, rank: int | float, *, method: Method = "algorithm1", max_size: int | None = None
-) -> Selection:
+    eigenvalues: Tensor, rank: int | float, *, method: Rule = "algorithm1", max_size: int | None = None
+) -> EigenvalueSelection:
     """Choose the eigenvectors of a layer to keep.
 
     `algorithm1` keeps every row and every column that holds one of the K largest eigenvalues (Algorithm 1 of
@@ -51,8 +51,8 @@ def select(
         method: how the rectangle is found.
         max_size: the largest L; K is lowered until the rectangle fits. No limit if not given.
     """
-    if method not in get_args(Method):
-        raise unknown_name("selection", method, get_args(Method))
+    if method not in get_args(Rule):
+        raise unknown_name("selection", method, get_args(Rule))
     if max_size is not None:
         require_count(max_size=max_size)
     if eigenvalues.ndim != 2 or eigenvalues.numel() == 0:
@@ -65,7 +65,7 @@ def select(
         rows, columns = _best_rectangle(eigenvalues, rows, columns)
     total = float(eigenvalues.sum())
     captured = float(eigenvalues[rows][:, columns].sum()) / total if total > 0 else 1.0
-    return Selection(
+    return EigenvalueSelection(
         output_index=rows.sort().values,
         input_index=columns.sort().values,
         requested_rank=requested,

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import NetworkError, require_count, require_positive
 from ..fitting import Prepared
-from ..inputs import Place
+from ..inputs import TensorOptions
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method
 from ..posterior import Posterior, stored_tensors
 from ..training import Processes, Run, Training, current
-from .point import MAP, PointPosterior
+from .map import MAP, PointPosterior
 
 
 class DeepEnsemblePosterior(Posterior):
@@ -61,7 +61,7 @@ class DeepEnsemble(Method):
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> DeepEnsemblePosterior:
         training = training or Training()
-        device = Place.of(prepared.network).device
+        device = TensorOptions.of(prepared.network).device
         # Members are whole runs: who has one less waits for the others longer than any step takes.
         processes = (prepared.run.processes or current(training.timeout, device)).patient()
         starts = [self._start(prepared, member) for member in range(self.members)]
@@ -134,7 +134,7 @@ def joined_noise(likelihoods: list[BuiltLikelihood]) -> BuiltLikelihood:
 def reinitialise(network: nn.Module, seed: int, member: int) -> None:
     """Give all trainable parameters a new start by their modules' own `reset_parameters`."""
     lacking = []
-    with seeds.forked(seed, "start", member, device=Place.of(network).device), torch.no_grad():
+    with seeds.forked(seed, "start", member, device=TensorOptions.of(network).device), torch.no_grad():
         for name, module in network.named_modules():
             if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
                 continue

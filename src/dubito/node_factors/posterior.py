@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ConfigError
-from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
+from ..inputs import Inputs, TensorOptions, checked_inputs, chunks, rows_of
 from ..layers import Survey, Use
 from ..layers.factor import Factor, NodeFactors
 from ..layers.folding import fold
@@ -265,7 +265,7 @@ class NodePosterior(Posterior):
         """Averaged over draws of factors anew for each row; points have no others."""
         if self.num_atoms is not None:
             return self.sampled_prediction(inputs, options)
-        inputs = checked_inputs(inputs, Place.of(self.network))
+        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
         samples = -(-options.num_samples // self.num_components) * self.num_components
         predictions, first = [], 0
         for piece in chunks(inputs, options.max_rows):

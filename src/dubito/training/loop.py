@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..fitting import Run
-from ..inputs import Batch, Place, map_tensors
+from ..inputs import Batch, TensorOptions, map_tensors
 from ..layers.shell import seeded
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
-from .contract import ObjectiveLike, Record
+from .contract import ObjectiveLike, StepRecord
 from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training
@@ -75,7 +75,7 @@ class Loop:
 
     def __init__(self, objective: ObjectiveLike, source: Source, training: Training, run: Run) -> None:
         self.objective, self.source, self.training, self.run = objective, source, training, run
-        self.device = Place.of(objective.draft).device
+        self.device = TensorOptions.of(objective.draft).device
         self.processes = run.processes or current(training.timeout, self.device)
         self.plan = self._planned()
         self.stepper = objective.stepper(training, self.plan, self.processes, run.seed)
@@ -163,7 +163,7 @@ class Loop:
         whole = slices[-1].stop - slices[-1].start >= self.plan.batch_size
         return slices if whole or not self.source.drop_last or len(slices) == 1 else slices[:-1]
 
-    def _account(self, record: Record, passes: int, bar: Bar) -> None:
+    def _account(self, record: StepRecord, passes: int, bar: Bar) -> None:
         state = self.progress
         total, nll, kl = terms = record.terms.tolist()
         for name, value in zip(("nll", "kl", "loss"), (nll, kl, total), strict=True):

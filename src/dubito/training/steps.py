@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..inputs import Batch, Place
+from ..inputs import Batch, TensorOptions
 from ..processes import Processes
-from .contract import ObjectiveLike, Record, Stepper
+from .contract import ObjectiveLike, Stepper, StepRecord
 from .plan import Plan
 from .settings import Training
 
@@ -43,10 +43,10 @@ class GradientStepper(Stepper):
         ]
         self.optimizer = training.optimizer.make(groups)
         self.parameters = [p for group in groups for p in group["params"]]
-        self.device = Place.of(objective.draft).device
+        self.device = TensorOptions.of(objective.draft).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=training.precision == "fp16")
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         self.optimizer.zero_grad(set_to_none=True)
         weight = self.kl_weight(number)
         sums: list[Tensor] = []
@@ -68,7 +68,7 @@ class GradientStepper(Stepper):
         self.scaler.unscale_(self.optimizer)
         norm = self.norm(number)
         lr = self.descend(number)
-        return Record(number, total / rows, rows, lr, norm, stop)
+        return StepRecord(number, total / rows, rows, lr, norm, stop)
 
     def kl_weight(self, number: int) -> float:
         """The weight of the divergence at a step."""

@@ -17,7 +17,7 @@ from ..posterior import Posterior
 from .estimators import Estimator, LocalReparameterised, Reparameterised
 from .noise import FlippedNoise, LocalNoise
 from .normals import Normals
-from .placement import Placement, place
+from .placement import Placement, assign_noise
 from .posterior import NormalPosterior
 from .streams import RowStreams
 from .ties import limit_std
@@ -64,7 +64,7 @@ class NormalObjective(Objective):
         if isinstance(estimator, Reparameterised):
             self.placement = Placement((), dict.fromkeys(draft.random, ""), ())
             return
-        self.placement = place(learned, draft.network, draft.random, estimator.layers)
+        self.placement = assign_noise(learned, draft.network, draft.random, estimator.layers)
         words = WORDS[type(estimator).__name__]
         drawn = {name: f"reparameterised ({why})" for name, why in self.placement.drawn.items()}
         draft.details["in_training"] = {name: drawn.get(name, words) for name in draft.random}

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
 from ..fitting import read
-from ..inputs import Inputs, Place, call, checked_inputs, chunks, rows_of
+from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, rows_of
 from ..layers.passes import asking
 from ..layers.shell import seeded
 from ..networks import Subset, duplicate, run
@@ -20,8 +20,8 @@ from ..prediction import Prediction, PredictionOptions
 from ..seeds import derived
 from .noise import LocalNoise, Moments
 from .normals import Normals
-from .placement import Placement, place
-from .scales import OwnScale, Scale, TiedScale, TruncatedScale
+from .placement import Placement, assign_noise
+from .scales import OwnScale, TiedScale, TruncatedScale, WeightScale
 from .streams import RowStreams
 from .ties import matrix_shape, tied_ranks
 
@@ -45,7 +45,7 @@ class NormalPosterior(Posterior):
 
     # -- the distribution ----------------------------------------------------------------------------------
 
-    def scale(self, name: str, shape: torch.Size | None = None) -> Scale:
+    def scale(self, name: str, shape: torch.Size | None = None) -> WeightScale:
         """The standard deviations of one parameter, in the form they are kept in.
 
         Args:
@@ -96,8 +96,8 @@ class NormalPosterior(Posterior):
     @torch.no_grad()
     def marginal_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
         """Averaged over draws of the outputs of layers, anew for each row."""
-        inputs = checked_inputs(inputs, Place.of(self.network))
-        placement = place(self.survey(inputs), self.network, self.random)
+        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
+        placement = assign_noise(self.survey(inputs), self.network, self.random)
         normals = Normals(self)
         predictions, first, total = [], 0, rows_of(inputs)
         for piece in chunks(inputs, options.max_rows):

@@ -158,8 +158,8 @@ def _scores(
     for name, layer in layers.items():
         floor = layer.prior.floor
         if name == objective.last:
-            assert objective.spread is not None and candidate.output_floor is not None
-            floor = (candidate.output_floor * objective.spread.square()).to(floor).expand_as(floor)
+            assert objective.target_std is not None and candidate.output_floor is not None
+            floor = (candidate.output_floor * objective.target_std.square()).to(floor).expand_as(floor)
         assert candidate.effective_data is not None
         data = torch.full_like(layer.prior.data, candidate.effective_data)
         layer.prior = Prior(precision=layer.prior.precision, floor=floor, data=data)

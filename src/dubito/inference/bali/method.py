@@ -22,9 +22,9 @@ from .layer import Layer
 from .objective import BALIObjective, prior_of
 from .posterior import BALIPosterior
 from .replicas import fit_many as fit_replicas
-from .setup import Layers, check_training, find_layers, initial_weights, suffixed
+from .setup import LayerwiseNetwork, check_training, find_layers, initial_weights, suffixed
 
-#: Rows that tell the spread of the targets where a source must be read to know them.
+#: Rows that tell the standard deviation of the targets where a source must be read to know them.
 TOLD_ROWS = 4096
 
 
@@ -96,18 +96,18 @@ class BALI(Method):
         method = started(method, prepared.num_data)
         return method._run(prepared, found, training, prepared.source, prepared.run)[0]
 
-    def resolved(self, found: Layers) -> "BALI":
+    def resolved(self, found: LayerwiseNetwork) -> "BALI":
         """The same with its subset as names."""
         if self.subset is None:
             return self
         return replace(self, subset=tuple(name for block in found.blocks for name in block.parameters))
 
-    def open(self, likelihood: BuiltLikelihood, found: Layers) -> bool:
+    def open(self, likelihood: BuiltLikelihood, found: LayerwiseNetwork) -> bool:
         """Whether some setting is to be chosen."""
         noisy = isinstance(likelihood, GaussianLikelihood) and found.last is not None
         return self.effective_data is None or (self.output_floor is None and noisy)
 
-    def _chosen(self, prepared: Prepared, found: Layers, training: Training) -> "BALI":
+    def _chosen(self, prepared: Prepared, found: LayerwiseNetwork, training: Training) -> "BALI":
         run = prepared.run
         split = split_rows(prepared.source, run.seed)
         if split is None:
@@ -125,7 +125,7 @@ class BALI(Method):
         return chosen(self, objective, layers, correction, split.judge, prepared.num_data, run.seed)
 
     def _run(
-        self, prepared: Prepared, found: Layers, training: Training, source: Source, run: Run
+        self, prepared: Prepared, found: LayerwiseNetwork, training: Training, source: Source, run: Run
     ) -> tuple[BALIPosterior, BALIObjective, dict[str, Layer], float]:
         """Train with settings that are all numbers."""
         objective = self.objective(prepared, found, source, run.seed)
@@ -138,40 +138,44 @@ class BALI(Method):
         assert isinstance(posterior, BALIPosterior)
         return posterior, objective, stepper.layers, stepper.correction
 
-    def objective(self, prepared: Prepared, found: Layers, source: Source, seed: int) -> BALIObjective:
+    def objective(
+        self, prepared: Prepared, found: LayerwiseNetwork, source: Source, seed: int
+    ) -> BALIObjective:
         """The objective around a prepared network."""
         network, likelihood = prepared.network, prepared.likelihood
         weights: dict[str, Tensor] = dict(network.named_parameters())
         if self.initial_std is not None:
             put(weights, self.first_weights(found, weights, seed))
-        spread = target_spread(likelihood, found, source)
+        std = target_std(likelihood, found, source)
         tensors: dict[str, dict[str, Tensor]] = {"input_tril": {}, "output_tril": {}}
         for block in found.blocks:
-            own = spread if block.name == found.last else None
+            own = std if block.name == found.last else None
             mean = block.matrix(weights).detach()
             start = Layer.start(block.name, prior_of(self, found, block, own, mean), mean)
             tensors["input_tril"][block.weight] = start.input_tril
             tensors["output_tril"][block.weight] = start.output_tril
-        built, inferred = with_inferred_noise(likelihood, spread)
+        built, inferred = with_inferred_noise(likelihood, std)
         assert self.effective_data is not None
         details = {
             "survey": found.cover.survey.to_json(),
             "points": dict(found.points),
             "blocks": [block.to_json() for block in found.blocks],
             "effective_data": {block.weight: float(self.effective_data) for block in found.blocks},
-            "last": found.last if spread is not None else None,
+            "last": found.last if std is not None else None,
         }
         draft = BALIPosterior(network, built, method=self, tensors=tensors, details=details)
         return BALIObjective(
             draft,
             found,
-            spread=spread,
+            target_std=std,
             inferred_noise=inferred,
             num_data=prepared.num_data,
             modes=prepared.modes,
         )
 
-    def first_weights(self, found: Layers, weights: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    def first_weights(
+        self, found: LayerwiseNetwork, weights: dict[str, Tensor], seed: int
+    ) -> dict[str, Tensor]:
         """Drawn first weights by parameter name."""
         assert self.initial_std is not None
         scales = {b.name: 1.0 if b.name in found.first else b.columns**-0.5 for b in found.blocks}
@@ -221,7 +225,7 @@ class BALI(Method):
         )
 
 
-def target_spread(likelihood: BuiltLikelihood, found: Layers, source: Source) -> Tensor | None:
+def target_std(likelihood: BuiltLikelihood, found: LayerwiseNetwork, source: Source) -> Tensor | None:
     """The targets' standard deviation per output where the last layer learns from them; else None."""
     if not isinstance(likelihood, GaussianLikelihood) or found.last is None:
         return None
@@ -236,18 +240,20 @@ def target_spread(likelihood: BuiltLikelihood, found: Layers, source: Source) ->
                 break
         targets = torch.cat(parts)
     flat = targets.reshape(len(targets), -1)
-    spread = flat.std(0, unbiased=False)
-    return torch.where(spread > 0, spread, torch.ones_like(spread))
+    std = flat.std(0, unbiased=False)
+    return torch.where(std > 0, std, torch.ones_like(std))
 
 
-def with_inferred_noise(likelihood: BuiltLikelihood, spread: Tensor | None) -> tuple[BuiltLikelihood, bool]:
+def with_inferred_noise(
+    likelihood: BuiltLikelihood, target_std: Tensor | None
+) -> tuple[BuiltLikelihood, bool]:
     """The likelihood with noise to be inferred in place of learned noise, and whether it was so."""
-    if spread is None or not isinstance(likelihood, GaussianLikelihood) or likelihood.raw_std is None:
+    if target_std is None or not isinstance(likelihood, GaussianLikelihood) or likelihood.raw_std is None:
         return likelihood, False
     std = likelihood.std().detach()
-    if spread.numel() == 1:
-        return likelihood.with_noise(std=spread.reshape(std.shape).to(std)), True
-    return likelihood.with_noise(covariance=spread.to(std).square().diag()), True
+    if target_std.numel() == 1:
+        return likelihood.with_noise(std=target_std.reshape(std.shape).to(std)), True
+    return likelihood.with_noise(covariance=target_std.to(std).square().diag()), True
 
 
 @torch.no_grad()

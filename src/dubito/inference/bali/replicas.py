@@ -20,8 +20,8 @@ from .choose import chosen, split_rows, started
 from .layer import Layer
 from .objective import BALIObjective
 from .posterior import BALIPosterior
-from .setup import Layers, check_training, find_layers, suffixed
-from .stack import Stack, StackedSource
+from .setup import LayerwiseNetwork, check_training, find_layers, suffixed
+from .stack import ReplicaObjective, StackedSource
 from .stacked_pass import StackedPass
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _fit_group(method: "BALI", group: list[Prepared], training: Training, run: R
     return stack.posteriors()
 
 
-def _stackable(method: "BALI", prepared: Prepared, found: Layers) -> bool:
+def _stackable(method: "BALI", prepared: Prepared, found: LayerwiseNetwork) -> bool:
     """Whether replicas can be trained as one."""
     network = prepared.network
     if method.sampling == "local" or found.points or not isinstance(prepared.source, TensorSource):
@@ -177,7 +177,7 @@ class Trained:
 def _train(
     methods: list["BALI"],
     group: list[Prepared],
-    found: Layers,
+    found: LayerwiseNetwork,
     sources: Sequence[Any],
     training: Training,
     run: Run,
@@ -186,7 +186,7 @@ def _train(
         method.objective(replace(one, num_data=source.num_data), found, source, one.run.seed)
         for method, one, source in zip(methods, group, sources, strict=True)
     ]
-    stack = Stack(objectives, [one.run.seed for one in group])
+    stack = ReplicaObjective(objectives, [one.run.seed for one in group])
     history = train(stack, StackedSource(sources), training, run)
     stepper = stack.final
     assert stepper is not None

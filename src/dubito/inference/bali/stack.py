@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from ... import seeds
-from ...inputs import Batch, Inputs, Place, map_tensors, named_tensors
+from ...inputs import Batch, Inputs, TensorOptions, map_tensors, named_tensors
 from ...objective import Objective
 from ...posterior import Posterior
 from ...sources import OrderedSource
-from ...training import Plan, Processes, Record, Training
+from ...training import Plan, Processes, StepRecord, Training
 from .layer import Layer, placed
 from .objective import BALIObjective
 from .posterior import sampled_root
 from .stacked_pass import StackedPass
-from .stepper import LayerwiseStepper, Seen
+from .stepper import LayerwiseStepper, StepSums
 
 
 class StackedSource(OrderedSource):
@@ -65,7 +65,7 @@ class StackPosterior(Posterior):
         raise NotImplementedError("a stack is not a posterior: take those of its replicas")
 
 
-class Stack(Objective):
+class ReplicaObjective(Objective):
     """Replicas under training.
 
     Args:
@@ -125,7 +125,7 @@ class StackedStepper(LayerwiseStepper):
         processes: who share it.
     """
 
-    def __init__(self, stack: Stack, plan: Plan, processes: Processes) -> None:
+    def __init__(self, stack: ReplicaObjective, plan: Plan, processes: Processes) -> None:
         first = stack.objectives[0]
         super().__init__(stack.layers, first.draft.method, first.last, plan, processes)
         self.stack, self.first = stack, first
@@ -134,15 +134,15 @@ class StackedStepper(LayerwiseStepper):
         self.pass_ = StackedPass(
             first.draft.network, first.draft.likelihood, first.found, first.last, first.modes
         )
-        self.device = Place.of(first.draft.network).device
+        self.device = TensorOptions.of(first.draft.network).device
         self.noise = {
             name: torch.stack([dict(o.draft.likelihood.named_buffers())[name] for o in stack.objectives])
             for name in self.pass_.noise_tensors()
         }
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         weights = self.weights(number)
-        seen = Seen(torch.zeros((), dtype=next(iter(weights.values())).dtype, device=self.device), {}, {})
+        seen = StepSums(torch.zeros((), dtype=next(iter(weights.values())).dtype, device=self.device), {}, {})
         shaped = {b.name: weights[b.name].unflatten(0, (self.count, b.groups)) for b in self.blocks}
         for batch in passes:
             if batch is None:
@@ -154,7 +154,7 @@ class StackedStepper(LayerwiseStepper):
         stop = self.combine(seen, [], stop)
         rate = self.learn(number, seen, weights)
         nll = seen.nll / (rows * self.count)
-        return Record(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, None, stop)
+        return StepRecord(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, None, stop)
 
     @torch.no_grad()
     def weights(self, number: int) -> dict[str, Tensor]:

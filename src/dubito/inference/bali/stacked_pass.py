@@ -12,7 +12,7 @@ from ...layers.context import name_of
 from ...layers.passes import asking
 from ...layers.shell import leased
 from ...likelihoods import BuiltLikelihood
-from .setup import Layers
+from .setup import LayerwiseNetwork
 
 
 class _Judged(nn.Module):
@@ -74,7 +74,7 @@ class StackedPass:
         self,
         network: nn.Module,
         likelihood: BuiltLikelihood,
-        found: Layers,
+        found: LayerwiseNetwork,
         last: str | None = None,
         modes: Mapping[str, bool] | None = None,
     ) -> None:

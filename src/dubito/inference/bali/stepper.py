@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import ConfigError, DubitoWarning
-from ...inputs import Batch, Place, call, rows_of
+from ...inputs import Batch, TensorOptions, call, rows_of
 from ...layers.passes import asking
-from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
+from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
 from .layer import Layer, placed
 from .local import LayerNoise
 from .posterior import sampled_root
@@ -28,7 +28,7 @@ KEPT = ("sums", "squares", "before")
 
 
 @dataclass(eq=False)
-class Seen:
+class StepSums:
     """What all passes of a step saw.
 
     Attributes:
@@ -100,7 +100,7 @@ class LayerwiseStepper(Stepper):
         return 1 - self.remainder
 
     @torch.no_grad()
-    def learn(self, number: int, seen: Seen, weights: Mapping[str, Tensor]) -> float:
+    def learn(self, number: int, seen: StepSums, weights: Mapping[str, Tensor]) -> float:
         """Take in what a step saw and infer all layers; returns the rate."""
         rate, method = self.rate(number), self.method
         self.remainder *= 1 - rate
@@ -121,7 +121,7 @@ class LayerwiseStepper(Stepper):
         self.commit()
         return rate
 
-    def combine(self, seen: Seen, extra: list[Tensor], stop: bool) -> bool:
+    def combine(self, seen: StepSums, extra: list[Tensor], stop: bool) -> bool:
         """Sum over processes, in one message; one without rows takes part with zeros."""
         if self.processes.count == 1:
             return stop
@@ -183,7 +183,7 @@ class BALIStepper(LayerwiseStepper):
         layers = {block.name: objective.layer(block) for block in found.blocks}
         super().__init__(layers, method, objective.last, plan, processes)
         self.objective, self.found, self.seed = objective, found, seed
-        self.draft, self.device = objective.draft, Place.of(objective.draft.network).device
+        self.draft, self.device = objective.draft, TensorOptions.of(objective.draft.network).device
         self.points = (
             GradientStepper(objective, training, plan, processes, seed) if objective.beside() else None
         )
@@ -192,9 +192,9 @@ class BALIStepper(LayerwiseStepper):
             block.name: block for block in found.blocks if method.sampling == "local" and found.plain(block)
         }
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         weights = self.weights(number)
-        seen = Seen(torch.zeros((), dtype=self.dtype, device=self.device), {}, {})
+        seen = StepSums(torch.zeros((), dtype=self.dtype, device=self.device), {}, {})
         own = [] if self.points is None else self.points.parameters
         for parameter in own:
             parameter.grad = torch.zeros_like(parameter)
@@ -211,7 +211,7 @@ class BALIStepper(LayerwiseStepper):
             norm = self.points.norm(number)
             self.points.descend(number)
         nll = seen.nll / rows
-        return Record(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, norm, stop)
+        return StepRecord(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, norm, stop)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -231,7 +231,9 @@ class BALIStepper(LayerwiseStepper):
             for (name, layer), unit in zip(self.layers.items(), noise, strict=True)
         }
 
-    def look(self, batch: Batch, weights: Mapping[str, Tensor], seen: Seen, number: int, index: int) -> None:
+    def look(
+        self, batch: Batch, weights: Mapping[str, Tensor], seen: StepSums, number: int, index: int
+    ) -> None:
         """A forward and a backward pass over some rows, and the sums of products they give."""
         network, rows = self.draft.network, rows_of(batch.inputs)
         tensors: dict[str, Tensor] = {name: network.get_parameter(name) for name in self.found.points}

@@ -48,7 +48,7 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
     else:
         tensors, content = found
         divergent += content["divergent"]
-        draws += [tensors[f"chain/{number}"].to(target.place.device) for number in range(len(divergent))]
+        draws += [tensors[f"chain/{number}"].to(target.like.device) for number in range(len(divergent))]
     length = method.warmup + method.num_samples
     bar = Bar(method.chains * length, prepared.run.progress, "HMC", done=len(draws) * length)
     with bar.open():
@@ -97,7 +97,7 @@ def run_chain(
         if method.trajectory is None
         else PyroHMC(potential_fn=potential, trajectory_length=method.trajectory, **options)
     )
-    device = target.place.device
+    device = target.like.device
     start = target.start(seeds.generator(seed, "start", number, device=device))
     with seeds.forked(seed, "chain", number, device=device):  # Pyro draws from the global state
         chain = MCMC(
@@ -111,7 +111,7 @@ def run_chain(
         chain.run()
     found = chain.diagnostics().get("divergences", {})
     draws = chain.get_samples()["weights"].detach()
-    return draws.to(target.place.dtype), sum(len(own) for own in found.values())
+    return draws.to(target.like.dtype), sum(len(own) for own in found.values())
 
 
 def diagnostics(values: Tensor) -> tuple[float, float]:

@@ -20,7 +20,7 @@ from ...layers.record import BlockPart, Call, Record, by_row, recorded
 from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, at_least_float
 from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
-from .spread import CHUNK, dense_spread, spreads
+from .covariance import CHUNK, dense_covariance, output_covariances
 
 #: Numbers that the inputs and gradients of all layers may hold at once.
 BUDGET = 1 << 26
@@ -125,7 +125,7 @@ class Linearised:
             inputs, gradients = _matrices(part, record, caught, rows, like.dtype)
             for group in range(count):
                 chosen = by_group[part.part * count + group]
-                shares = spreads(chosen, inputs[:, group], gradients[:, :, group])
+                shares = output_covariances(chosen, inputs[:, group], gradients[:, :, group])
                 totals = [total + share for total, share in zip(totals, shares, strict=True)]
         return totals  # pyright: ignore[reportReturnType]
 
@@ -151,7 +151,7 @@ class Linearised:
                 columns.append(torch.cat(gradients, 1))
             jacobians = torch.stack(columns, 1).unflatten(2, (block.rows, block.columns))
             for pieces, (normal,) in zip(shares, normals, strict=True):
-                pieces.append(dense_spread(normal, jacobians))
+                pieces.append(dense_covariance(normal, jacobians))
         return [torch.cat(pieces) for pieces in shares]
 
 
@@ -221,7 +221,7 @@ def predictive(likelihood: BuiltLikelihood, outputs: Tensor, covariance: Tensor)
     outputs = at_least_float(outputs)
     point = likelihood.predictive([outputs])
     if isinstance(point, RealPrediction):
-        return dataclasses.replace(point, spreads=covariance.unsqueeze(0))
+        return dataclasses.replace(point, mean_covariances=covariance.unsqueeze(0))
     variance = covariance.diagonal(dim1=1, dim2=2).clamp(min=0).reshape(outputs.shape)
     # E[Φ(λ f)] = Φ(λ μ / √(1 + λ² v)), with λ² = π/8 for the sigmoid  [MacKay 1992]
     shrunk = likelihood.predictive([outputs / (1 + math.pi / 8 * variance).sqrt()])

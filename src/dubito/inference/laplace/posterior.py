@@ -14,13 +14,13 @@ from ...curvature import Block, Cover, cover
 from ...distributions import GroupedNormal, StructuredNormal
 from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
 from ...fitting import read
-from ...inputs import Inputs, Place, checked_inputs, map_tensors, take
+from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors, take
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...networks import run
 from ...posterior import MAX_ROWS, NamedTensors, Posterior
 from ...prediction import Prediction, PredictionOptions
 from .linearised import Linearised, predictive
-from .structures import Diagonal, Kept, Structure, one_group
+from .structures import BlockTensors, Diagonal, Structure, one_group
 from .tuning import Evidence, best_prior, best_scale
 from .update import updated
 
@@ -96,7 +96,7 @@ class LaplacePosterior(Posterior):
             for group in range(groups)
         )
 
-    def kept(self, block: Block) -> Kept:
+    def kept(self, block: Block) -> BlockTensors:
         """The stored tensors of a block, by kind."""
         groups = {kind: self.group(kind) for kind in self.tensors}
         return {kind: group[block.weight] for kind, group in groups.items() if block.weight in group}
@@ -192,7 +192,7 @@ class LaplacePosterior(Posterior):
 
     def readable(self, inputs: Inputs) -> Inputs:
         """The inputs, checked, of which the network can read the first row, and fit for gradients."""
-        inputs = checked_inputs(inputs, Place.of(self.network))
+        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
         inputs = map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
         with torch.no_grad():
             read(partial(run, self.network, {}), take(inputs, slice(1)))
@@ -273,7 +273,7 @@ class LaplacePosterior(Posterior):
         """
         return updated(self, data, num_data, seed)
 
-    def replaced(self, kept: Mapping[str, Kept], **details: Any) -> "LaplacePosterior":
+    def replaced(self, kept: Mapping[str, BlockTensors], **details: Any) -> "LaplacePosterior":
         """A posterior with other stored tensors, by weight, and other details; the weights are shared."""
         other = self._with(**details)
         groups = {kind: NamedTensors(group) for kind, group in by_kind(kept).items()}
@@ -294,7 +294,7 @@ class LaplacePosterior(Posterior):
         return other
 
 
-def by_kind(kept: Mapping[str, Kept]) -> dict[str, dict[str, Tensor]]:
+def by_kind(kept: Mapping[str, BlockTensors]) -> dict[str, dict[str, Tensor]]:
     """Stored tensors of all blocks, from weight and kind to kind and weight."""
     kinds = dict.fromkeys(kind for own in kept.values() for kind in own)
     return {kind: {weight: own[kind] for weight, own in kept.items() if kind in own} for kind in kinds}

@@ -7,11 +7,11 @@ import torch
 from ... import seeds
 from ...curvature import statistics
 from ...fitting import prepare_more, probe
-from ...inputs import Place
+from ...inputs import TensorOptions
 from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...sources import reading
-from .point import Look
+from .data_fit import DataFitSums
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -25,10 +25,10 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         more = prepare_more(network, data, likelihood, num_data=num_data, seed=seed)
     with (
         torch.inference_mode(False),
-        reading(more.source, seed, "update", device=Place.of(network).device),
+        reading(more.source, seed, "update", device=TensorOptions.of(network).device),
         seeded(network, seed, "update"),
     ):
-        look = Look(likelihood, probe(network, more.example.inputs), more.example.targets)
+        fit_sums = DataFitSums(likelihood, probe(network, more.example.inputs), more.example.targets)
         bases = {
             name: posterior.structure_of(block).basis(posterior.kept(block))
             for name, block in posterior.blocks.items()
@@ -46,7 +46,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
             batch_size=method.batch_size or more.source.batch_size or 128,
             seed=seeds.derived(seed, "update", str(posterior.num_data)),  # labels of their own
             basis=frozen or None,
-            watch=look.add,
+            watch=fit_sums.add,
         )
     total = posterior.num_data + more.num_data
     kept = {
@@ -61,7 +61,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
     }
     sums = {
         key: None if value is None else details[key] + value
-        for key, value in look.point().details(more.num_data).items()
+        for key, value in fit_sums.result().details(more.num_data).items()
     }
     return posterior.replaced(
         kept,

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import ConfigError
-from ...inputs import Batch, Place, rows_of
+from ...inputs import Batch, TensorOptions, rows_of
 from ...layers import Layout
 from ...layers.passes import asked
 from ...networks import trainable
 from ...objective import PlainObjective
 from ...optim import NoisyKFAC, NoisyOptimizer
-from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
+from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
 from .posterior import NaturalPosterior
 
 
@@ -67,7 +67,7 @@ class NaturalObjective(PlainObjective):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Put the optimiser's spreads where the posterior keeps them."""
+        """Put the optimiser's standard deviations where the posterior keeps them."""
         optimizer, draft = self.optimizer, self.draft
         (group,) = optimizer.param_groups
         for name, std in draft.group("std").items():
@@ -105,9 +105,9 @@ class NaturalStepper(Stepper):
         learned = objective.parameter_groups(1.0)
         self.beside = GradientStepper(objective, training, plan, processes, seed) if learned else None
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.device = Place.of(objective.draft.network).device
+        self.device = TensorOptions.of(objective.draft.network).device
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         own = self.parameters + ([] if self.beside is None else self.beside.parameters)
         for parameter in own:
             parameter.grad = torch.zeros_like(parameter)
@@ -130,7 +130,7 @@ class NaturalStepper(Stepper):
         if self.beside is not None:
             self.beside.descend(number)
         self.objective.commit()
-        return Record(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)
+        return StepRecord(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)
 
     def _combine(self, total: Tensor, own: list[Tensor], stop: bool) -> bool:
         if self.processes.count == 1:

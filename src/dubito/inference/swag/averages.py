@@ -11,8 +11,8 @@ from ...errors import ConfigError, require_count, require_fraction, require_posi
 from ...inputs import Batch
 from ...networks import duplicate
 from ...posterior import Posterior
-from ...training import GradientStepper, Plan, Processes, Record, Training
-from ..point import MAPObjective
+from ...training import GradientStepper, Plan, Processes, StepRecord, Training
+from ..map import MAPObjective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +171,7 @@ class AveragingStepper(GradientStepper):
             )
         super().__init__(objective, training, plan, processes, seed)
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         record = super().step(number, passes, rows, stop)
         total = self.plan.total or 1  # a stream that never told its length is gathered at every step
         if self.objective.averages.gathering.due(min(number + 1, total), total):

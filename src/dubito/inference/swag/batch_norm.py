@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ... import seeds
-from ...inputs import Batch, Place, call
+from ...inputs import Batch, TensorOptions, call
 from ...layers.shell import leased, seeded
 from ...sources import OrderedSource, Source, reading, split
 
@@ -55,7 +55,7 @@ def refresh(
     """
     if not layers:
         return
-    device = Place.of(network).device
+    device = TensorOptions.of(network).device
     with (
         leased(network, weights) as shell,
         _gathering({name: shell.get_submodule(name) for name in layers}),  # pyright: ignore[reportArgumentType]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import require_count, require_positive
-from ...inputs import Place
+from ...inputs import TensorOptions
 from ...networks import duplicate
 from ...posterior import Posterior
 from ...sources import as_source
@@ -89,7 +89,7 @@ class SWAGPosterior(Posterior):
         layers = normalising(network)
         if not layers:
             return self
-        source = as_source(data, Place.of(network))
+        source = as_source(data, TensorOptions.of(network))
         infinite = SWAGPosterior(
             network,
             duplicate(self.likelihood),

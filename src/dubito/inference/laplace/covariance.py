@@ -1,4 +1,4 @@
-"""J P⁻¹ Jᵀ of one weight matrix: what its distribution spreads at the network's outputs, for each row.
+"""J P⁻¹ Jᵀ of one weight matrix: the covariance that its distribution gives to the network's outputs, for each row.
 
 The Jacobian of a row's output c is J_c = Σ_t g_ct a_tᵀ over the positions t that its layer sees. With one position
 it stays factored; with several it is formed for as many rows, or rows of the weight, as fit into `CHUNK` numbers.
@@ -18,10 +18,12 @@ CHUNK = 1 << 20
 CANCELLED = 1e4
 
 #: Rows of the weight, and their part [b, C, i, n] of some examples' Jacobians.
-Part = tuple[slice, Tensor]
+JacobianRows = tuple[slice, Tensor]
 
 
-def spreads(normals: Sequence[StructuredNormal], inputs: Tensor, gradients: Tensor) -> list[Tensor]:
+def output_covariances(
+    normals: Sequence[StructuredNormal], inputs: Tensor, gradients: Tensor
+) -> list[Tensor]:
     """J P⁻¹ Jᵀ of every row, [B, C, C], under each of some distributions.
 
     Args:
@@ -53,17 +55,17 @@ def spreads(normals: Sequence[StructuredNormal], inputs: Tensor, gradients: Tens
     return [torch.cat(kept) for kept in found]
 
 
-def dense_spread(normal: StructuredNormal, jacobians: Tensor) -> Tensor:
+def dense_covariance(normal: StructuredNormal, jacobians: Tensor) -> Tensor:
     """The same for a diagonal precision, from the Jacobians [B, C, m, n] themselves."""
     return (normal.variance * jacobians).flatten(2) @ jacobians.flatten(2).mT
 
 
-def _parts(inputs: Tensor, gradients: Tensor, size: int) -> Callable[[], Iterable[Part]]:
+def _parts(inputs: Tensor, gradients: Tensor, size: int) -> Callable[[], Iterable[JacobianRows]]:
     """The Jacobians of some rows: formed once where they fit into `CHUNK`, else in parts, each time anew."""
     m = gradients.shape[2]
     height = m if size <= CHUNK else max(1, CHUNK * m // size)
 
-    def formed() -> Iterable[Part]:
+    def formed() -> Iterable[JacobianRows]:
         for first in range(0, m, height):
             part = slice(first, first + height)
             yield part, torch.einsum("bcit,btn->bcin", gradients[:, :, part], inputs)
@@ -92,7 +94,7 @@ class _Diagonal:
         weight = inputs.square() @ self.variance().mT  # [b, m]
         return (gradients * weight.unsqueeze(1)) @ gradients.mT
 
-    def formed(self, parts: Callable[[], Iterable[Part]]) -> Tensor:
+    def formed(self, parts: Callable[[], Iterable[JacobianRows]]) -> Tensor:
         """J P⁻¹ Jᵀ for Jacobians that are written out."""
         variance = self.variance()
         return sum((variance[i] * j).flatten(2) @ j.flatten(2).mT for i, j in parts())  # pyright: ignore
@@ -141,7 +143,7 @@ class _LowRank(_Diagonal):
             return _LowRank(self.normal, self.normal.precise_cholesky).factored(inputs, gradients)
         return found.to(inputs)
 
-    def formed(self, parts: Callable[[], Iterable[Part]]) -> Tensor:
+    def formed(self, parts: Callable[[], Iterable[JacobianRows]]) -> Tensor:
         variance, weight = self.variance(), self.weight()
         found = projected = torch.zeros(()).to(self.factor)
         like = self.normal.mean

@@ -16,7 +16,7 @@ from ...sources import Source
 
 
 @dataclass(frozen=True)
-class Point:
+class DataFit:
     """The data under the network's own weights.
 
     Attributes:
@@ -57,7 +57,7 @@ class Point:
             )
 
 
-class Look:
+class DataFitSums:
     """Sums over the rows of what the network's answers say about them, filled batch by batch.
 
     Args:
@@ -110,8 +110,8 @@ class Look:
             found["count"] = torch.tensor(truth.shape[1])
         return {name: wide(value) for name, value in found.items()}
 
-    def point(self, *, residual_noise: bool = False) -> Point:
-        """What was found.
+    def result(self, *, residual_noise: bool = False) -> DataFit:
+        """What the sums tell.
 
         Args:
             residual_noise: whether a Gaussian's noise becomes that of the residuals, per output.
@@ -122,11 +122,11 @@ class Look:
         counts = self.sums["counts"]
         # The best constant says how often each class came: Σ_c n_c log(n_c / n)
         constant = float(torch.special.xlogy(counts, counts / counts.sum(-1, keepdim=True)).sum())
-        return Point(self.likelihood, rows, log_likelihood, constant)
+        return DataFit(self.likelihood, rows, log_likelihood, constant)
 
     def _of_reals(
         self, likelihood: GaussianLikelihood, rows: int, log_likelihood: float, residual_noise: bool
-    ) -> Point:
+    ) -> DataFit:
         errors, sums, squares = (self.sums[name] for name in ("errors", "sums", "squares"))
         count = int(self.sums["count"])
         if residual_noise:
@@ -143,7 +143,7 @@ class Look:
                 (std.log() + 0.5 * math.log(2 * math.pi)).sum()
             )
         learned = likelihood.settings.std is None and likelihood.settings.covariance is None
-        return Point(
+        return DataFit(
             likelihood,
             rows,
             log_likelihood,
