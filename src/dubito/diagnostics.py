@@ -54,14 +54,14 @@ class GradientSNR:
             require_count(2, window=window)
         self.objective, self.window = objective, window
         self._recent: dict[str, deque[Tensor]] = {}
-        self._moments: dict[str, _Moments] = {}
+        self._moments: dict[str, _GradientMoments] = {}
 
     def update(self) -> None:
         """Take in the gradients as they stand."""
         for name, parameter in trained(self.objective).items():
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
             if self.window is None:
-                self._moments.setdefault(name, _Moments(gradient)).add(gradient)
+                self._moments.setdefault(name, _GradientMoments(gradient)).add(gradient)
             else:
                 self._recent.setdefault(name, deque(maxlen=self.window)).append(gradient.clone())
 
@@ -69,7 +69,7 @@ class GradientSNR:
         """The ratios by name: `network.` and the parameter, or the group (`raw_std.`, `log_u.`, …) and it."""
         moments = self._moments
         if self.window is not None:
-            moments = {name: _Moments.of(gradients) for name, gradients in self._recent.items()}
+            moments = {name: _GradientMoments.of(gradients) for name, gradients in self._recent.items()}
         seen = min((each.count for each in moments.values()), default=0)
         if seen < 2:
             raise ConfigError(
@@ -78,7 +78,7 @@ class GradientSNR:
         return {name: each.ratios() for name, each in moments.items()}
 
 
-class _Moments:
+class _GradientMoments:
     """Mean and sum of squared errors of gradients, taken in one by one about the first of them."""
 
     def __init__(self, first: Tensor) -> None:
@@ -86,7 +86,7 @@ class _Moments:
         self.mean, self.squares = torch.zeros_like(first), torch.zeros_like(first)
 
     @classmethod
-    def of(cls, gradients: deque[Tensor]) -> "_Moments":
+    def of(cls, gradients: deque[Tensor]) -> "_GradientMoments":
         moments = cls(gradients[0])
         for gradient in gradients:
             moments.add(gradient)
@@ -131,7 +131,7 @@ def gradient_snr(
     like, network = TensorOptions.of(objective.draft), objective.draft.network
     parameters = trained(objective)
     buffers = {name: buffer.clone() for name, buffer in objective.draft.named_buffers()}
-    moments: dict[str, _Moments] = {}
+    moments: dict[str, _GradientMoments] = {}
     try:
         for number, batch in enumerate(islice(_batches(data, like, batch_size, seed), num_batches)):
             noise = seeds.generator(seed, "snr", number, device=like.device)
@@ -141,7 +141,7 @@ def gradient_snr(
                 loss.total, list(parameters.values()), allow_unused=True, materialize_grads=True
             )
             for name, gradient in zip(parameters, gradients, strict=True):
-                moments.setdefault(name, _Moments(gradient)).add(gradient)
+                moments.setdefault(name, _GradientMoments(gradient)).add(gradient)
     finally:
         with torch.no_grad():
             for name, buffer in objective.draft.named_buffers():  # batch norm's statistics have moved

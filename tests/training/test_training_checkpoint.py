@@ -81,9 +81,15 @@ def images() -> nn.Module:
 def early(path=None):
     x, y = data(60)
     training = Training(
-        epochs=7, batch_size=8, lr=0.3, optimizer=SGD(), schedule=Cosine(), accumulate=2, checkpoint_minutes=0,
+        epochs=7,
+        batch_size=8,
+        lr=0.3,
+        optimizer=SGD(momentum=0.9, nesterov=True),
+        schedule=Cosine(),
+        accumulate=2,
+        checkpoint_minutes=0,
         early_stopping=EarlyStopping(patience=2, num_samples=2),
-    )  # fmt: skip
+    )
     return MAP().fit(
         with_statistics(), (x[:21], y[:21]), Categorical(), training=training, validation=(x[21:], y[21:]),
         checkpoint=path,
@@ -210,7 +216,7 @@ BASE = {
             r"training\.batch_size was 8 there and is 9",
         ),
         (
-            {"training": dataclasses.replace(EVERY_STEP, optimizer=SGD())},
+            {"training": dataclasses.replace(EVERY_STEP, optimizer=SGD(momentum=0.9, nesterov=True))},
             r"training\.optimizer\.type was 'Adam'",
         ),
         (
@@ -297,7 +303,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     x, y = data()
     path = tmp_path / "c"
-    absurd = Training(epochs=9, batch_size=8, lr=1e30, optimizer=SGD(), checkpoint_minutes=0)
+    absurd = Training(
+        epochs=9, batch_size=8, lr=1e30, optimizer=SGD(momentum=0.9, nesterov=True), checkpoint_minutes=0
+    )
     with pytest.raises(
         TrainingError, match=r"the (nll|loss) became (inf|nan) at step [1-3] .*lower lr.*clip_norm"
     ) as e:
@@ -313,7 +321,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
 
 
 def test_the_term_is_named():
-    training = Training(epochs=9, batch_size=8, lr=1e18, optimizer=SGD())
+    training = Training(epochs=9, batch_size=8, lr=1e18, optimizer=SGD(momentum=0.9, nesterov=True))
     with pytest.raises(TrainingError, match="the kl became"):
         MeanField(subset=["0"], prior_std=1e-2).fit(Bounded(), data(), Categorical(), training=training)
 

@@ -33,7 +33,7 @@ EXPLOSION = 1e3
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come: plain facts that a checkpoint keeps.
 
     Attributes:
@@ -79,7 +79,7 @@ class Loop:
         self.processes = run.processes or current(training.timeout, self.device)
         self.plan = self._planned()
         self.stepper = objective.stepper(training, self.plan, self.processes, run.seed)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.best_state: dict[str, Tensor] = {}
         self.norms: list[float] = []
         self.warned = self.interrupted = False
@@ -304,7 +304,7 @@ class Loop:
             value = tensors.get(name, torch.empty(shape, dtype=getattr(torch, dtype))).to(self.device)
             self.processes.broadcast([value])
             tensors[name] = value
-        self.progress = Progress(**content["progress"])
+        self.progress = RunProgress(**content["progress"])
         checkpoint.put(self.objective.draft.stored(), checkpoint.part(tensors, "draft"))
         self.stepper.restore(checkpoint.part(tensors, "stepper"), content["stepper"])
         self.best_state = checkpoint.part(tensors, "best")

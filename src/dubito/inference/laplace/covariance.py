@@ -37,9 +37,9 @@ def output_covariances(
         inputs = torch.einsum("btn,nk->btk", inputs, first.input_vectors)
         gradients = torch.einsum("bcmt,mk->bckt", gradients, first.output_vectors)
     kernels = [
-        _LowRank(normal, normal.cholesky)
+        _LowRankKernel(normal, normal.cholesky)
         if isinstance(normal, SparseInformationNormal)
-        else _Diagonal(normal)
+        else _DiagonalKernel(normal)
         for normal in normals
     ]
     if inputs.shape[1] == 1:
@@ -76,7 +76,7 @@ def _parts(inputs: Tensor, gradients: Tensor, size: int) -> Callable[[], Iterabl
     return lambda: once
 
 
-class _Diagonal:
+class _DiagonalKernel:
     """P⁻¹ in a basis where it is diagonal."""
 
     def __init__(self, normal: StructuredNormal) -> None:
@@ -100,7 +100,7 @@ class _Diagonal:
         return sum((variance[i] * j).flatten(2) @ j.flatten(2).mT for i, j in parts())  # pyright: ignore
 
 
-class _LowRank(_Diagonal):
+class _LowRankKernel(_DiagonalKernel):
     """P⁻¹ = diag(1/d) − d^-½ V_s (R Rᵀ)⁻¹ V_sᵀ d^-½, so J P⁻¹ Jᵀ = J diag(1/d) Jᵀ − Yᵀ Y, Y = R⁻¹ V_sᵀ d^-½ Jᵀ.
 
     Args:
@@ -140,7 +140,7 @@ class _LowRank(_Diagonal):
             projected = scaled @ shared.view(-1, width, m).mT
             found[rows] -= self._taken(projected.view(-1, outputs, height, width))
         if self._is_lost(found, first_term):
-            return _LowRank(self.normal, self.normal.precise_cholesky).factored(inputs, gradients)
+            return _LowRankKernel(self.normal, self.normal.precise_cholesky).factored(inputs, gradients)
         return found.to(inputs)
 
     def formed(self, parts: Callable[[], Iterable[JacobianRows]]) -> Tensor:
@@ -154,7 +154,7 @@ class _LowRank(_Diagonal):
         first_term = found.diagonal(dim1=1, dim2=2)
         found = found - self._taken(projected)
         if self._is_lost(found, first_term):
-            return _LowRank(self.normal, self.normal.precise_cholesky).formed(parts)
+            return _LowRankKernel(self.normal, self.normal.precise_cholesky).formed(parts)
         return found.to(like)
 
     def _taken(self, projected: Tensor) -> Tensor:

@@ -28,7 +28,7 @@ BUDGET = 1 << 26
 MOST_OUTPUTS = 1024
 
 #: From a block's name to the distributions of its matrices.
-Normals = Callable[[str], Sequence[StructuredNormal]]
+BlockNormals = Callable[[str], Sequence[StructuredNormal]]
 #: Gradients at a call's outputs, one for each output of the network; None where that does not depend on them.
 Caught = dict[Call, list[Tensor | None]]
 
@@ -46,7 +46,7 @@ class Linearised:
         self.step = 32  # the first rows tell how many fit into the budget
 
     def __call__(
-        self, inputs: Inputs, posteriors: Sequence[Normals], max_rows: int
+        self, inputs: Inputs, posteriors: Sequence[BlockNormals], max_rows: int
     ) -> tuple[Tensor, list[Tensor]]:
         """Outputs [B, ...] and, under each of some posteriors, their covariances [B, E, E].
 
@@ -97,7 +97,7 @@ class Linearised:
         return outputs.detach(), caught
 
     def _covariances(
-        self, record: Record, caught: Caught, rows: int, posteriors: Sequence[Normals]
+        self, record: Record, caught: Caught, rows: int, posteriors: Sequence[BlockNormals]
     ) -> list[Tensor]:
         """J P⁻¹ Jᵀ of some rows, [b, E, E], under each posterior."""
         totals: list[Tensor | int] = [0 for _ in posteriors]
