@@ -70,12 +70,12 @@ class GradientSNR:
         moments = self._moments
         if self.window is not None:
             moments = {name: _GradientMoments.of(gradients) for name, gradients in self._recent.items()}
-        seen = min((each.count for each in moments.values()), default=0)
+        seen = min((statistics.count for statistics in moments.values()), default=0)
         if seen < 2:
             raise ConfigError(
                 f"a variance needs at least 2 batches, got {seen}; call update after each backward"
             )
-        return {name: each.ratios() for name, each in moments.items()}
+        return {name: statistics.ratios() for name, statistics in moments.items()}
 
 
 class _GradientMoments:
@@ -146,7 +146,7 @@ def gradient_snr(
         with torch.no_grad():
             for name, buffer in objective.draft.named_buffers():  # batch norm's statistics have moved
                 buffer.copy_(buffers[name])
-    return {name: each.ratios() for name, each in moments.items()}
+    return {name: statistics.ratios() for name, statistics in moments.items()}
 
 
 def trained(objective: Objective) -> dict[str, Tensor]:

@@ -114,9 +114,9 @@ def to_tensors(inputs: Inputs, like: TensorOptions) -> Inputs:
 def from_array(array: np.ndarray) -> Tensor:
     """The array as a tensor, sharing memory where it can be written to."""
     # Tensors have no reversed strides, no foreign byte order, and no memory that is read only.
-    own = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+    native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     try:
-        return torch.from_numpy(own)
+        return torch.from_numpy(native)
     except TypeError as error:
         raise DataError(
             f"arrays must hold numbers, got dtype {array.dtype}; encode text, dates and categories first"

@@ -174,10 +174,10 @@ class Posterior(nn.Module, ABC):
         """
         require_count(num_samples=num_samples, max_rows=max_rows)
         atoms = min(num_samples, self.num_atoms or num_samples)  # repeated atoms are computed once
-        each = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
+        outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
         if atoms < num_samples:
-            each = [each[index % atoms] for index in range(num_samples)]
-        return torch.stack(each)
+            outputs = [outputs[index % atoms] for index in range(num_samples)]
+        return torch.stack(outputs)
 
     def predict(
         self,
@@ -355,8 +355,10 @@ class Posterior(nn.Module, ABC):
         rows = []
         for name, parameter in self.network.named_parameters():
             groups = (self.group(key) for key in self.tensors if key != "statistics")
-            kept = sum(group[name].numel() for group in groups if name in group)
-            rows.append(SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + kept))
+            beside = sum(group[name].numel() for group in groups if name in group)
+            rows.append(
+                SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + beside)
+            )
         return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -388,8 +390,8 @@ def flagged(network: nn.Module) -> set[str]:
 
 def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
     """The parameters, and the buffers a state dict would hold, by their first names."""
-    kept = network.state_dict(keep_vars=True)
-    buffers = {name: tensor for name, tensor in network.named_buffers() if name in kept}
+    state = network.state_dict(keep_vars=True)
+    buffers = {name: tensor for name, tensor in network.named_buffers() if name in state}
     return {**dict(network.named_parameters()), **buffers}
 
 

@@ -197,17 +197,17 @@ def _required(tensors: dict[str, torch.Tensor], name: str, path: Any) -> torch.T
 
 def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> None:
     """Put stored weights and buffers into the network, after checking that the architectures agree."""
-    own = stored_tensors(network)
-    for name in [*own, *stored]:
-        if name not in stored or name not in own:
+    expected = stored_tensors(network)
+    for name in [*expected, *stored]:
+        if name not in stored or name not in expected:
             lacks, has = ("the network", "the file") if name in stored else ("the file", "the network")
             raise StorageError(f"{path} is of another architecture: {has} has {name!r}, {lacks} has not")
-        if own[name].shape != stored[name].shape:
+        if expected[name].shape != stored[name].shape:
             raise StorageError(
                 f"{path} is of another architecture: {name!r} has shape {tuple(stored[name].shape)} "
-                f"in the file and {tuple(own[name].shape)} in the network"
+                f"in the file and {tuple(expected[name].shape)} in the network"
             )
-    for name, tensor in own.items():
+    for name, tensor in expected.items():
         if tensor.is_floating_point() and tensor.dtype != stored[name].dtype:
             network.to(stored[name].dtype)  # buffers that are not stored go along, as they do in posterior.to
             break
@@ -217,9 +217,9 @@ def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> Non
 
 def _restore(network: nn.Module, extra: Any, path: Any) -> None:
     """Give modules what they keep beside tensors."""
-    own = extra_states(network)
+    expected = extra_states(network)
     for name, state in extra.items():
-        if name not in own:
+        if name not in expected:
             raise StorageError(
                 f"{path} is of another architecture: the network's {name!r} keeps no extra state"
             )

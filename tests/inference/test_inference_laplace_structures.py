@@ -298,8 +298,8 @@ def test_training_first_covers_the_trained_network() -> None:
     assert posterior.prior_precision == pytest.approx(1 / float(plain.square().mean()))
     assert after.prior_precision == posterior.prior_precision
     for name, block in posterior.blocks.items():  # batch norm's statistics are those after training
-        for kind, tensor in after.kept(block).items():
-            torch.testing.assert_close(posterior.kept(block)[kind], tensor)
+        for kind, tensor in after.block_tensors(block).items():
+            torch.testing.assert_close(posterior.block_tensors(block)[kind], tensor)
         assert name in after.blocks
 
 

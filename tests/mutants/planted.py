@@ -399,8 +399,8 @@ MUTANTS = (
     ),
     mutant(
         "posterior.py",
-        "kept = sum(group[name].numel() for group in groups if name in group)",
-        "kept = max((group[name].numel() for group in groups if name in group), default=0)",
+        "beside = sum(group[name].numel() for group in groups if name in group)",
+        "beside = max((group[name].numel() for group in groups if name in group), default=0)",
         "contract/test_contract.py::test_the_summary_names_every_parameter",
         "a parameter's numbers leave out some of what is kept",
     ),

@@ -60,7 +60,7 @@ def select(
     if not bool((eigenvalues.isfinite() & (eigenvalues >= 0)).all()):
         raise DataError("eigenvalues must be finite and not negative; check the statistics of this layer")
     requested = resolve_rank(rank, eigenvalues.numel())
-    rows, columns, kept = _algorithm1(eigenvalues, requested, max_size or eigenvalues.numel())
+    rows, columns, leading = _algorithm1(eigenvalues, requested, max_size or eigenvalues.numel())
     if method == "rectangle":
         rows, columns = _best_rectangle(eigenvalues, rows, columns)
     total = float(eigenvalues.sum())
@@ -69,7 +69,7 @@ def select(
         output_index=rows.sort().values,
         input_index=columns.sort().values,
         requested_rank=requested,
-        rank=kept,
+        rank=leading,
         captured_trace=min(captured, 1.0),
     )
 
@@ -91,8 +91,8 @@ def _algorithm1(eigenvalues: Tensor, rank: int, max_size: int) -> tuple[Tensor, 
     rows, columns = order // n, order % n
     # Rows and columns only ever join, so g·a grows along the order and the last K' that fits is its count.
     sizes = _seen_so_far(rows, m) * _seen_so_far(columns, n)
-    kept = int((sizes <= max_size).sum())
-    return rows[:kept].unique(), columns[:kept].unique(), kept
+    leading = int((sizes <= max_size).sum())
+    return rows[:leading].unique(), columns[:leading].unique(), leading
 
 
 def _seen_so_far(index: Tensor, size: int) -> Tensor:
@@ -110,7 +110,7 @@ def _best_rectangle(eigenvalues: Tensor, rows: Tensor, columns: Tensor) -> tuple
     starts += [(by_sum[:g], a) for g, a in _shapes(len(rows) * len(columns), m, n)]
     return max(
         (_alternate(eigenvalues, *start) for start in starts),
-        key=lambda found: float(eigenvalues[found[0]][:, found[1]].sum()),
+        key=lambda rectangle: float(eigenvalues[rectangle[0]][:, rectangle[1]].sum()),
     )
 
 

@@ -98,11 +98,11 @@ class RealPrediction(Prediction):
         tail, sign = (float(levels), 1) if levels <= 0.5 else (float(1 - levels), -1)
         means, std = sign * self.means, (self.variances + self._mean_variances).sqrt()
         # Every component's own quantile brackets the mixture's: F(min) <= q <= F(max).
-        own = means + std * NormalDist().inv_cdf(tail)
-        low, high = own.amin(0), own.amax(0)
+        quantiles = means + std * NormalDist().inv_cdf(tail)
+        low, high = quantiles.amin(0), quantiles.amax(0)
         # A step gains one bit; those of the dtype are counted from the narrowest component on.
         width = (high - low) / std.amin(0)
-        bits = math.log2(float(width.max()) / torch.finfo(own.dtype).eps + 1) if width.numel() else 0
+        bits = math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
         for _ in range(math.ceil(bits)):
             middle = (low + high) / 2
             # F(y) = 1/S Σ_s Φ((y - mean_s) / std_s) with Φ(z) = ½ erfc(-z / √2), exact in the lower tail

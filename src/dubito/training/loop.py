@@ -145,8 +145,8 @@ class Loop:
         order = torch.randperm(self.source.num_data, generator=stream)
         groups = [order[rows] for rows in self._slices()][done:]
         shares = [self.processes.share(len(group)) for group in groups]
-        own = self.source.read([group[a:b] for group, (a, b) in zip(groups, shares, strict=True)])
-        for batch, group, (first, _) in zip(own, groups, shares, strict=True):
+        batches = self.source.read([group[a:b] for group, (a, b) in zip(groups, shares, strict=True)])
+        for batch, group, (first, _) in zip(batches, groups, shares, strict=True):
             yield batch and batch._replace(first=first, total=len(group)), len(group)
 
     def _part(self, batch: Batch) -> Batch | None:
@@ -246,13 +246,13 @@ class Loop:
         return next((name for name, tensor in named if not tensor.isfinite().all()), None)
 
     def _diagnosis(self, term: str, value: float | str, step: int, lr: float | None = None) -> str:
-        kept = ""
+        note = ""
         if self.run.checkpoint is not None:
-            kept = f"; the last good checkpoint is kept at {self.run.checkpoint}"
+            note = f"; the last good checkpoint is kept at {self.run.checkpoint}"
         rate = f" (learning rate {lr:g})" if lr is not None else ""
         return (
             f"the {term} became {value} at step {step}{rate}; lower lr, add "
-            f"warmup or clip_norm, or standardise the data{kept}"
+            f"warmup or clip_norm, or standardise the data{note}"
         )
 
     def _interrupt(self) -> None:
@@ -293,8 +293,8 @@ class Loop:
         self.expected = checkpoint.fingerprint(
             self.objective, self.training, self.run.seed, self.source.digest(), validation
         )
-        found = checkpoint.load(self.run.checkpoint, self.expected) if self.processes.first else None
-        tensors, content = found or ({}, None)
+        stored = checkpoint.load(self.run.checkpoint, self.expected) if self.processes.first else None
+        tensors, content = stored or ({}, None)
         content = self.processes.broadcast_json(content, self.device)
         if content is None:
             self._save()

@@ -89,11 +89,11 @@ class GradientStepper(Stepper):
             state.setdefault(int(index), {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        for parameter, kept in self.optimizer.state.items():
-            for key, value in kept.items():
+        for parameter, slots in self.optimizer.state.items():
+            for key, value in slots.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     # Fused kernels walk through memory: what belongs together must lie in the same order.
-                    kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                    slots[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         if facts["scaler"]:
             self.scaler.load_state_dict(dict(facts["scaler"]))
 

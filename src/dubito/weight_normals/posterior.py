@@ -160,8 +160,8 @@ class NormalPosterior(Posterior):
         require_count(rank=rank)
         require_positive(floor=floor)
         weights = self.weights()
-        own = {name: weights[name] for name in self.random}
-        ranks = tied_ranks(own, subset, rank, self.network, stacklevel=3)
+        random_weights = {name: weights[name] for name in self.random}
+        ranks = tied_ranks(random_weights, subset, rank, self.network, stacklevel=3)
         factors = {name: truncate(self.scale(name).std.flatten(1), k) for name, k in ranks.items()}
         tensors = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}

@@ -22,7 +22,7 @@ class BALIPosterior(Posterior):
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The layers, as matrices."""
-        return tuple(Block.from_json(each) for each in self.details["blocks"])
+        return tuple(Block.from_json(stored) for stored in self.details["blocks"])
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         weights = self.weights()

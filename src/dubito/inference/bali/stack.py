@@ -55,7 +55,7 @@ class StackedSource(OrderedSource):
 def stacked(trees: Sequence[Inputs]) -> Inputs:
     """Trees of the same form as one, their tensors along a new first axis."""
     leaves = [iter([tensor for _, tensor in named_tensors(tree)]) for tree in trees]
-    return map_tensors(lambda _: torch.stack([next(each) for each in leaves]), trees[0])
+    return map_tensors(lambda _: torch.stack([next(tensors) for tensors in leaves]), trees[0])
 
 
 class StackPosterior(Posterior):
@@ -105,14 +105,14 @@ class ReplicaObjective(Objective):
 
 def _stacked_layers(objectives: list[BALIObjective]) -> dict[str, Layer]:
     layers = {}
-    for block in objectives[0].found.blocks:
-        each = [objective.layer(block) for objective in objectives]
+    for block in objectives[0].topology.blocks:
+        replicas = [objective.layer(block) for objective in objectives]
         prior = replace(
-            each[0].prior,
-            floor=torch.cat([layer.prior.floor for layer in each]),
-            data=torch.cat([layer.prior.data for layer in each]),
+            replicas[0].prior,
+            floor=torch.cat([layer.prior.floor for layer in replicas]),
+            data=torch.cat([layer.prior.data for layer in replicas]),
         )
-        layers[block.name] = Layer.start(block.name, prior, torch.cat([layer.mean for layer in each]))
+        layers[block.name] = Layer.start(block.name, prior, torch.cat([layer.mean for layer in replicas]))
     return layers
 
 
@@ -129,10 +129,10 @@ class StackedStepper(LayerwiseStepper):
         first = stack.objectives[0]
         super().__init__(stack.layers, first.draft.method, first.last, plan, processes)
         self.stack, self.first = stack, first
-        self.blocks = first.found.blocks
+        self.blocks = first.topology.blocks
         self.count = len(stack.objectives)
         self.pass_ = StackedPass(
-            first.draft.network, first.draft.likelihood, first.found, first.last, first.modes
+            first.draft.network, first.draft.likelihood, first.topology, first.last, first.modes
         )
         self.device = TensorOptions.of(first.draft.network).device
         self.noise = {
@@ -174,8 +174,15 @@ class StackedStepper(LayerwiseStepper):
             layer = self.layers[block.name]
             root = layer.output_tril
             if self.method.covariance == "sampled":
-                each = zip(root.split(block.groups), layer.prior.data[:: block.groups], streams, strict=True)
-                root = torch.cat([sampled_root(own, float(data), stream) for own, data, stream in each])
+                replicas = zip(
+                    root.split(block.groups), layer.prior.data[:: block.groups], streams, strict=True
+                )
+                root = torch.cat(
+                    [
+                        sampled_root(replica_root, float(data), stream)
+                        for replica_root, data, stream in replicas
+                    ]
+                )
             weights[block.name] = placed(layer.mean, layer.input_tril, root, unit.reshape(layer.mean.shape))
         return weights
 

@@ -39,14 +39,14 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
 
     def keep() -> None:
         if path is not None:
-            tensors = {f"chain/{number}": own for number, own in enumerate(draws)}
+            tensors = {f"chain/{number}": chain_draws for number, chain_draws in enumerate(draws)}
             checkpoint.save(path, tensors, {"fingerprint": expected, "divergent": divergent})
 
-    found = None if path is None else checkpoint.load(path, expected)
-    if found is None:
+    stored = None if path is None else checkpoint.load(path, expected)
+    if stored is None:
         keep()  # what cannot be written is found before work starts
     else:
-        tensors, content = found
+        tensors, content = stored
         divergent += content["divergent"]
         draws += [tensors[f"chain/{number}"].to(target.like.device) for number in range(len(divergent))]
     length = method.warmup + method.num_samples
@@ -58,8 +58,8 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
             def told(done: int, first: int = number * length, chain: int = number + 1) -> None:
                 bar.show(first + done, math.nan, f"chain {chain} of {method.chains}")
 
-            own, bad = run_chain(method, target, number, seed, told)
-            draws.append(own)
+            chain_draws, bad = run_chain(method, target, number, seed, told)
+            draws.append(chain_draws)
             divergent.append(bad)
             keep()
     return torch.stack(draws), sum(divergent)
@@ -109,9 +109,9 @@ def run_chain(
             disable_progbar=True,
         )
         chain.run()
-    found = chain.diagnostics().get("divergences", {})
+    divergences = chain.diagnostics().get("divergences", {})
     draws = chain.get_samples()["weights"].detach()
-    return draws.to(target.like.dtype), sum(len(own) for own in found.values())
+    return draws.to(target.like.dtype), sum(len(numbers) for numbers in divergences.values())
 
 
 def diagnostics(values: Tensor) -> tuple[float, float]:

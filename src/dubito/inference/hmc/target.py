@@ -84,9 +84,9 @@ def _joined(pieces: list[Inputs]) -> Inputs:
         return pieces[0]
     collected: list[list[Tensor]] = []
     for piece in pieces:
-        own: list[Tensor] = []
-        map_tensors(_kept_in(own), piece)
-        collected.append(own)
+        leaves: list[Tensor] = []
+        map_tensors(_kept_in(leaves), piece)
+        collected.append(leaves)
     whole = iter([torch.cat(parts) for parts in zip(*collected, strict=True)])
     return map_tensors(lambda _: next(whole), pieces[0])
 

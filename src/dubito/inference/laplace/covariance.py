@@ -46,13 +46,13 @@ def output_covariances(
         return [kernel.factored(inputs[:, 0], gradients[..., 0]) for kernel in kernels]
     size = gradients.shape[1] * gradients.shape[2] * inputs.shape[2]
     step = max(1, CHUNK // size)
-    found: list[list[Tensor]] = [[] for _ in kernels]
+    by_kernel: list[list[Tensor]] = [[] for _ in kernels]
     for start in range(0, len(inputs), step):
         rows = slice(start, start + step)
         parts = _parts(inputs[rows], gradients[rows], size)
-        for kernel, kept in zip(kernels, found, strict=True):
-            kept.append(kernel.formed(parts))
-    return [torch.cat(kept) for kept in found]
+        for kernel, pieces in zip(kernels, by_kernel, strict=True):
+            pieces.append(kernel.formed(parts))
+    return [torch.cat(pieces) for pieces in by_kernel]
 
 
 def dense_covariance(normal: StructuredNormal, jacobians: Tensor) -> Tensor:
@@ -127,8 +127,8 @@ class _LowRankKernel(_DiagonalKernel):
 
     def factored(self, inputs: Tensor, gradients: Tensor) -> Tensor:
         a, g = inputs.to(self.factor), gradients.to(self.factor)
-        found, weight = super().factored(a, g), self.weight()
-        first_term = found.diagonal(dim1=1, dim2=2).clone()
+        covariance, weight = super().factored(a, g), self.weight()
+        first_term = covariance.diagonal(dim1=1, dim2=2).clone()
         (m, height), (n, width), outputs = self.left.shape, self.right.shape, g.shape[1]
         left, right = self.left.mT.contiguous(), self.right.mT.contiguous()  # products of them stay in order
         step = max(1, CHUNK // max(width * n, outputs * height * m))
@@ -138,24 +138,24 @@ class _LowRankKernel(_DiagonalKernel):
             shared = (a[rows].unsqueeze(1) * right).flatten(0, 1) @ weight.mT  # [b·a, m]
             scaled = (g[rows].unsqueeze(2) * left).flatten(1, 2)  # [b, C·g, m]
             projected = scaled @ shared.view(-1, width, m).mT
-            found[rows] -= self._taken(projected.view(-1, outputs, height, width))
-        if self._is_lost(found, first_term):
+            covariance[rows] -= self._taken(projected.view(-1, outputs, height, width))
+        if self._is_lost(covariance, first_term):
             return _LowRankKernel(self.normal, self.normal.precise_cholesky).factored(inputs, gradients)
-        return found.to(inputs)
+        return covariance.to(inputs)
 
     def formed(self, parts: Callable[[], Iterable[JacobianRows]]) -> Tensor:
         variance, weight = self.variance(), self.weight()
-        found = projected = torch.zeros(()).to(self.factor)
+        covariance = projected = torch.zeros(()).to(self.factor)
         like = self.normal.mean
         for i, jacobian in parts():
             j = jacobian.to(self.factor)
-            found = found + (variance[i] * j).flatten(2) @ j.flatten(2).mT
+            covariance = covariance + (variance[i] * j).flatten(2) @ j.flatten(2).mT
             projected = projected + sandwich(self.left[i].mT, weight[i] * j, self.right)
-        first_term = found.diagonal(dim1=1, dim2=2)
-        found = found - self._taken(projected)
-        if self._is_lost(found, first_term):
+        first_term = covariance.diagonal(dim1=1, dim2=2)
+        covariance = covariance - self._taken(projected)
+        if self._is_lost(covariance, first_term):
             return _LowRankKernel(self.normal, self.normal.precise_cholesky).formed(parts)
-        return found.to(like)
+        return covariance.to(like)
 
     def _taken(self, projected: Tensor) -> Tensor:
         """Yᵀ Y from U_gᵀ (s/d ∘ J) U_a of some rows, [b, C, g, a]."""
@@ -166,8 +166,8 @@ class _LowRankKernel(_DiagonalKernel):
         ).view(columns.shape)
         return solved @ solved.mT
 
-    def _is_lost(self, found: Tensor, first_term: Tensor) -> bool:
+    def _is_lost(self, covariance: Tensor, first_term: Tensor) -> bool:
         """Whether so little is left of the first term that rounding matters, and float64 can do better."""
         least = CANCELLED * torch.finfo(self.factor.dtype).eps * first_term
-        lost = (found.diagonal(dim1=1, dim2=2) < least).any()
+        lost = (covariance.diagonal(dim1=1, dim2=2) < least).any()
         return self.factor.dtype != torch.float64 and bool(lost)

@@ -118,7 +118,7 @@ class Linearised:
     ) -> list[Tensor]:
         """The share of a weight that multiplies its layer's inputs."""
         like, parts = normals[0][0].mean, self.cover.parts[block.name]
-        by_group = list(zip(*(_grouped(each, block) for each in normals), strict=True))  # [G][posterior]
+        by_group = list(zip(*(_grouped(normal, block) for normal in normals), strict=True))  # [G][posterior]
         count = block.groups // len(parts)
         totals: list[Tensor | int] = [0 for _ in normals]
         for part in parts:

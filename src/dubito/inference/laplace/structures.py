@@ -59,22 +59,24 @@ class Structure(ABC):
 
     @abstractmethod
     def normal(
-        self, mean: Tensor, kept: BlockTensors, *, num_data: float, prior_precision: float
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> StructuredNormal:
         """The distribution of one m × n matrix from its stored tensors, without the axis of groups."""
 
     @abstractmethod
-    def joined(self, block: Block, kept: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
         """What is stored after more data: `weight` times the old means and the rest of the new ones.
 
         `statistics` are in the basis that `basis` gave.
         """
 
-    def basis(self, kept: BlockTensors) -> Statistics | None:
+    def basis(self, tensors: BlockTensors) -> Statistics | None:
         """The frozen eigenvectors in which statistics of more data are needed, where there are any."""
         return None
 
-    def facts(self, block: Block, kept: BlockTensors) -> dict[str, Any]:
+    def facts(self, block: Block, tensors: BlockTensors) -> dict[str, Any]:
         """Plain facts of what is stored of a block, for `summary`."""
         return {}
 
@@ -90,12 +92,14 @@ class Diagonal(Structure):
         return {"diagonal": present(statistics.diagonal)}
 
     def normal(
-        self, mean: Tensor, kept: BlockTensors, *, num_data: float, prior_precision: float
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> DiagonalNormal:
-        return DiagonalNormal(mean, kept["diagonal"], num_data=num_data, prior_precision=prior_precision)
+        return DiagonalNormal(mean, tensors["diagonal"], num_data=num_data, prior_precision=prior_precision)
 
-    def joined(self, block: Block, kept: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
-        return {"diagonal": mixed(kept["diagonal"], statistics.diagonal, weight)}
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
+        return {"diagonal": mixed(tensors["diagonal"], statistics.diagonal, weight)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,28 +118,30 @@ class KFAC(Structure):
         }
 
     def normal(
-        self, mean: Tensor, kept: BlockTensors, *, num_data: float, prior_precision: float
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> KroneckerNormal:
         return KroneckerNormal(
             mean,
-            kept["output_vectors"],
-            kept["output_eigenvalues"],
-            kept["input_vectors"],
-            kept["input_eigenvalues"],
+            tensors["output_vectors"],
+            tensors["output_eigenvalues"],
+            tensors["input_vectors"],
+            tensors["input_eigenvalues"],
             num_data=num_data,
             prior_precision=prior_precision,
         )
 
-    def joined(self, block: Block, kept: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
         # The factors are means over data and can be had again, U diag(s) Uᵀ: no basis needs to be frozen.
-        found: BlockTensors = {}
+        updated: BlockTensors = {}
         for side, new in (("output", statistics.gradients), ("input", statistics.inputs)):
-            vectors, values = kept[f"{side}_vectors"], kept[f"{side}_eigenvalues"]
+            vectors, values = tensors[f"{side}_vectors"], tensors[f"{side}_eigenvalues"]
             factors = mixed((vectors * values.unsqueeze(-2)) @ vectors.mT, new, weight)
             pairs = [eigh(factor, name=f"the {side} factor of {block.name!r}") for factor in factors]
-            found[f"{side}_vectors"] = torch.stack([own for _, own in pairs])
-            found[f"{side}_eigenvalues"] = torch.stack([own for own, _ in pairs])
-        return found
+            updated[f"{side}_vectors"] = torch.stack([basis for _, basis in pairs])
+            updated[f"{side}_eigenvalues"] = torch.stack([spectrum for spectrum, _ in pairs])
+        return updated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,22 +159,24 @@ class EFB(Structure):
         }
 
     def normal(
-        self, mean: Tensor, kept: BlockTensors, *, num_data: float, prior_precision: float
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> EigenKroneckerNormal:
         return EigenKroneckerNormal(
             mean,
-            kept["output_vectors"],
-            kept["input_vectors"],
-            kept["eigenvalues"],
+            tensors["output_vectors"],
+            tensors["input_vectors"],
+            tensors["eigenvalues"],
             num_data=num_data,
             prior_precision=prior_precision,
         )
 
-    def joined(self, block: Block, kept: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
-        return {**kept, "eigenvalues": mixed(kept["eigenvalues"], statistics.eigenvalues, weight)}
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
+        return {**tensors, "eigenvalues": mixed(tensors["eigenvalues"], statistics.eigenvalues, weight)}
 
-    def basis(self, kept: BlockTensors) -> Statistics:
-        return frozen_basis(kept)
+    def basis(self, tensors: BlockTensors) -> Statistics:
+        return frozen_basis(tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,28 +220,30 @@ class INF(Structure):
         }
 
     def normal(
-        self, mean: Tensor, kept: BlockTensors, *, num_data: float, prior_precision: float
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> SparseInformationNormal:
         return SparseInformationNormal(
             mean,
-            kept["output_vectors"],
-            kept["input_vectors"],
-            kept["eigenvalues"],
-            kept["diagonal"],
+            tensors["output_vectors"],
+            tensors["input_vectors"],
+            tensors["eigenvalues"],
+            tensors["diagonal"],
             num_data=num_data,
             prior_precision=prior_precision,
             guard=self.guard,
         )
 
-    def joined(self, block: Block, kept: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
         return {
-            **kept,
-            "eigenvalues": mixed(kept["eigenvalues"], statistics.eigenvalues, weight),
-            "diagonal": mixed(kept["diagonal"], statistics.diagonal, weight),
+            **tensors,
+            "eigenvalues": mixed(tensors["eigenvalues"], statistics.eigenvalues, weight),
+            "diagonal": mixed(tensors["diagonal"], statistics.diagonal, weight),
         }
 
-    def basis(self, kept: BlockTensors) -> Statistics:
-        return frozen_basis(kept)
+    def basis(self, tensors: BlockTensors) -> Statistics:
+        return frozen_basis(tensors)
 
     def _selected(self, statistics: Statistics) -> EigenvalueSelection:
         # Eigenvectors ascend in every group, so groups share one rectangle, chosen by their mean.
@@ -246,17 +256,17 @@ class INF(Structure):
         selected = self._selected(statistics)
         return {"requested_rank": selected.requested_rank, "rank": selected.rank}
 
-    def facts(self, block: Block, kept: BlockTensors) -> dict[str, Any]:
+    def facts(self, block: Block, tensors: BlockTensors) -> dict[str, Any]:
         """L, the share of the trace inside the rectangle, and the share of negative corrections."""
-        zero = torch.zeros_like(kept["diagonal"][0])
+        zero = torch.zeros_like(tensors["diagonal"][0])
         normals = [
-            self.normal(zero, one_group(kept, group), num_data=1.0, prior_precision=1.0)
+            self.normal(zero, one_group(tensors, group), num_data=1.0, prior_precision=1.0)
             for group in range(block.groups)
         ]
-        whole = kept["diagonal"].sum()  # tr Φ is tr Λ over all eigenvectors, from the same gradients
+        whole = tensors["diagonal"].sum()  # tr Φ is tr Λ over all eigenvectors, from the same gradients
         return {
-            "size": kept["eigenvalues"][0].numel(),
-            "captured": float(kept["eigenvalues"].sum() / whole) if whole > 0 else 1.0,
+            "size": tensors["eigenvalues"][0].numel(),
+            "captured": float(tensors["eigenvalues"].sum() / whole) if whole > 0 else 1.0,
             "negative": sum(normal.negative_share for normal in normals) / len(normals),
         }
 
@@ -272,11 +282,11 @@ def mixed(old: Tensor, new: Tensor | None, weight: float) -> Tensor:
     return torch.lerp(present(new).to(old), old, weight)
 
 
-def frozen_basis(kept: BlockTensors) -> Statistics:
+def frozen_basis(tensors: BlockTensors) -> Statistics:
     """The stored eigenvectors as a basis for the statistics of more data."""
-    return Statistics(input_vectors=kept["input_vectors"], gradient_vectors=kept["output_vectors"])
+    return Statistics(input_vectors=tensors["input_vectors"], gradient_vectors=tensors["output_vectors"])
 
 
-def one_group(kept: Mapping[str, Tensor], group: int) -> BlockTensors:
+def one_group(tensors: Mapping[str, Tensor], group: int) -> BlockTensors:
     """The tensors of one group."""
-    return {kind: tensor[group] for kind, tensor in kept.items()}
+    return {kind: tensor[group] for kind, tensor in tensors.items()}

@@ -30,7 +30,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
     ):
         fit_sums = DataFitSums(likelihood, probe(network, more.example.inputs), more.example.targets)
         bases = {
-            name: posterior.structure_of(block).basis(posterior.kept(block))
+            name: posterior.structure_of(block).basis(posterior.block_tensors(block))
             for name, block in posterior.blocks.items()
         }
         frozen = {name: basis for name, basis in bases.items() if basis is not None}
@@ -49,14 +49,14 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
             watch=fit_sums.add,
         )
     total = posterior.num_data + more.num_data
-    kept = {
+    tensors = {
         block.weight: posterior.structure_of(block).joined(
-            block, posterior.kept(block), posterior.num_data / total, new[name]
+            block, posterior.block_tensors(block), posterior.num_data / total, new[name]
         )
         for name, block in posterior.blocks.items()
     }
     facts = {
-        name: {**details["facts"][name], **posterior.structure_of(block).facts(block, kept[block.weight])}
+        name: {**details["facts"][name], **posterior.structure_of(block).facts(block, tensors[block.weight])}
         for name, block in posterior.blocks.items()
     }
     sums = {
@@ -64,7 +64,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         for key, value in fit_sums.result().details(more.num_data).items()
     }
     return posterior.replaced(
-        kept,
+        tensors,
         num_data=total,
         data_scale=posterior.data_scale * total / posterior.num_data,
         facts=facts,

@@ -40,10 +40,10 @@ class SWAGPosterior(Posterior):
         options: dict[str, Any] = {"generator": generator, "device": like.device}
         common = torch.randn(self.rank, dtype=like.dtype, **options)
         for name in names:
-            own = torch.randn(weights[name].shape, dtype=weights[name].dtype, **options)
-            weights[name] = weights[name] + self.deviation(name, own, common.to(weights[name].dtype))
+            noise = torch.randn(weights[name].shape, dtype=weights[name].dtype, **options)
+            weights[name] = weights[name] + self.deviation(name, noise, common.to(weights[name].dtype))
         if self.num_atoms is not None:
-            weights |= {name: kept[index] for name, kept in self.group("statistics").items()}
+            weights |= {name: values[index] for name, values in self.group("statistics").items()}
         return weights
 
     @property
@@ -51,17 +51,17 @@ class SWAGPosterior(Posterior):
         """K, the number of deviations that are kept."""
         return self.details["rank"]
 
-    def deviation(self, name: str, own: Tensor, common: Tensor) -> Tensor:
+    def deviation(self, name: str, noise: Tensor, common: Tensor) -> Tensor:
         """A parameter's deviation from its mean as a linear map of noise.
 
         w − w̄ = √(s/2) (σ ∘ z₁ + D z₂ / √(K − 1))   [Maddox et al. 2019, Section 3.3, with s = 1]
 
         Args:
             name: of the parameter.
-            own: z₁, in its shape.
+            noise: z₁, in its shape.
             common: z₂, [K], the same for all parameters.
         """
-        total = self.group("variance")[name].sqrt() * own
+        total = self.group("variance")[name].sqrt() * noise
         if self.rank > 1:
             total = total + torch.tensordot(common, self.group("deviations")[name], 1) / math.sqrt(
                 self.rank - 1
@@ -98,13 +98,13 @@ class SWAGPosterior(Posterior):
             details={key: value for key, value in self.details.items() if key not in ("atoms", "seed")},
             trainable=self.trainable,
         )
-        kept: dict[str, list[Tensor]] = {}
+        collected: dict[str, list[Tensor]] = {}
         for index in range(num_samples):
             weights = infinite.draw(index, infinite.generator(seed, index))
             refresh(network, weights, layers, source, batch_size, seed)
             for name, value in statistics_of(network, layers).items():
-                kept.setdefault(name, []).append(value.clone())
-        statistics = {name: torch.stack(values) for name, values in kept.items()}
+                collected.setdefault(name, []).append(value.clone())
+        statistics = {name: torch.stack(values) for name, values in collected.items()}
         return SWAGPosterior(
             duplicate(self.network),
             duplicate(self.likelihood),
