@@ -117,7 +117,7 @@ def test_methods_do_not_import_each_other(path: Path):
     own = path.relative_to(SOURCE / "inference").parts[0].removesuffix(".py")
     for parts in imported(path):
         if parts[:1] == ("inference",) and len(parts) > 1:
-            assert parts[1] in (own, "point"), f"{own} imports the method {parts[1]}"
+            assert parts[1] in (own, "map"), f"{own} imports the method {parts[1]}"
 
 
 def test_the_checks_see_what_they_should(tmp_path, monkeypatch):

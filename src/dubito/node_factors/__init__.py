@@ -10,8 +10,8 @@ from .objective import check_arrangement as check_arrangement
 from .posterior import NodePosterior as NodePosterior
 from .posterior import Stds as Stds
 from .start import chosen_weights as chosen_weights
-from .start import structure_of as structure_of
 from .start import surveyed as surveyed
+from .start import tensors_of as tensors_of
 from .weights import bias_names as bias_names
 from .weights import points_of as points_of
 from .weights import reading_inputs as reading_inputs

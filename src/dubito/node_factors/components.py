@@ -17,7 +17,7 @@ from ..layers.factor import NodeFactors
 from .noise import halved
 from .objective import Arrangement, Drawn, NodeObjective
 from .posterior import NodePosterior, Noise, Stds
-from .start import chosen_weights, structure_of, surveyed
+from .start import chosen_weights, surveyed, tensors_of
 from .weights import bias_names
 
 #: No standard Normal number that a generator makes lies further out.
@@ -180,7 +180,7 @@ def component_objective(
     """
     facts = surveyed(start)
     uses = chosen_weights(start.network, method.subset, facts)
-    structure = structure_of(
+    tensors = tensors_of(
         start.network,
         uses,
         method.families,
@@ -192,7 +192,7 @@ def component_objective(
         seed=start.seed,
     )
     return ComponentObjective(
-        NodePosterior.draft(method, start.network, start.likelihood, uses, structure, facts),
+        NodePosterior.draft(method, start.network, start.likelihood, uses, tensors, facts),
         arrangement=method.arrangement,
         log_mixture=method.log_mixture,
         summed=summed,

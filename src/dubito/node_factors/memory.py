@@ -2,7 +2,7 @@
 
 import torch
 
-from ..inputs import Place
+from ..inputs import TensorOptions
 
 #: Tensors that a step keeps per layer: its input, the scaled input, the output, the scaled output, gradients.
 KEPT = 5
@@ -10,19 +10,19 @@ KEPT = 5
 CPU_TENSOR_BYTES = 4 * 2**20
 
 
-def tile_fits(rows: int, row_size: float, largest: float, place: Place) -> bool:
+def tile_fits(rows: int, row_size: float, largest: float, like: TensorOptions) -> bool:
     """Whether a tile of so many rows is the faster way.
 
     Args:
         rows: of the whole tile.
         row_size: numbers that all layers read per row.
         largest: those of the layer that reads most.
-        place: where the network lives.
+        like: dtype and device of the network.
     """
-    size = torch.finfo(place.dtype).bits // 8
-    if place.device.type == "cpu":
+    size = torch.finfo(like.dtype).bits // 8
+    if like.device.type == "cpu":
         return rows * largest * size <= CPU_TENSOR_BYTES
-    return KEPT * rows * row_size * size <= 0.5 * free_bytes(place.device)
+    return KEPT * rows * row_size * size <= 0.5 * free_bytes(like.device)
 
 
 def free_bytes(device: torch.device) -> float:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, NetworkError
-from ..inputs import Batch, Inputs, Place, map_tensors, rows_of, take
+from ..inputs import Batch, Inputs, TensorOptions, map_tensors, rows_of, take
 from ..layers import Layout, Survey, reasons, survey
 from ..layers.factor import NodeFactors
 from ..layers.factors import Factors
@@ -130,7 +130,7 @@ class NodeObjective(Objective):
         if rows_of(few) < 2:
             return False
         batch = Batch(few, torch.zeros(2))
-        stream = torch.Generator(Place.of(self.draft.network).device).manual_seed(0)
+        stream = torch.Generator(TensorOptions.of(self.draft.network).device).manual_seed(0)
         drawn = self.drawn(batch, stream)
         network = self.draft.network
         with seeded(network, 0, "parts late"):
@@ -148,8 +148,8 @@ class NodeObjective(Objective):
             return False
         if self.arrangement == "tile":
             return True
-        place, rows = Place.of(self.draft.network), rows_of(batch.inputs)
-        return tile_fits(self.passes * rows, self.row_size, self.largest, place)
+        like, rows = TensorOptions.of(self.draft.network), rows_of(batch.inputs)
+        return tile_fits(self.passes * rows, self.row_size, self.largest, like)
 
     # -- passes --------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..errors import ConfigError
-from ..inputs import Inputs, Place, checked_inputs, chunks, rows_of
+from ..inputs import Inputs, TensorOptions, checked_inputs, chunks, rows_of
 from ..layers import Survey, Use
 from ..layers.factor import Factor, NodeFactors
 from ..layers.folding import fold
@@ -33,7 +33,7 @@ Stds = dict[tuple[str, str], Tensor]
 class NodePosterior(Posterior):
     """W ∘ r sᵀ (or W + r sᵀ) with factors s on the input and r on the output nodes, and biases per component.
 
-    `structure` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
+    `tensors` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
     `output_raw_std`) and the biases of the components after the first (`biases`, [K − 1, nodes]); the first
     component's are the network's own. The method tells `components`, the `families` of both sides (None where a
     side has no factors), the `bound` of random factors, and whether they are `additive`.
@@ -59,7 +59,7 @@ class NodePosterior(Posterior):
         network: nn.Module,
         likelihood: BuiltLikelihood,
         uses: Mapping[str, Use],
-        structure: dict[str, dict[str, Tensor]],
+        tensors: dict[str, dict[str, Tensor]],
         facts: Survey | None = None,
     ) -> Self:
         """A posterior to be trained, of a method that from now on knows its weights by name."""
@@ -68,7 +68,7 @@ class NodePosterior(Posterior):
             network,
             likelihood,
             method=method if method.subset is None else replace(method, subset=tuple(uses)),
-            structure=structure,
+            tensors=tensors,
             details={"uses": [use.to_json() for use in uses.values()], **known},
         )
 
@@ -147,7 +147,7 @@ class NodePosterior(Posterior):
     @property
     def other_biases(self) -> dict[str, Tensor]:
         """The biases of the components after the first, [K − 1, C] by name."""
-        return dict(self.group("biases").items()) if "biases" in self.structure else {}
+        return dict(self.group("biases").items()) if "biases" in self.tensors else {}
 
     @property
     def varied_biases(self) -> tuple[str, ...]:
@@ -197,7 +197,7 @@ class NodePosterior(Posterior):
         return f"{self.num_components} × {' and '.join(parts)}{together}"
 
     def _names(self, key: str) -> tuple[str, ...]:
-        return tuple(self.group(key).names) if key in self.structure else ()
+        return tuple(self.group(key).names) if key in self.tensors else ()
 
     # -- components ----------------------------------------------------------------------------------------
 
@@ -213,19 +213,19 @@ class NodePosterior(Posterior):
         with torch.no_grad():
             for name, value in self.biases(index).items():
                 own[name].copy_(value)
-        structure = {
+        tensors = {
             key: {
                 name: (tensor if key == "statistics" else tensor[index : index + 1]).clone()
                 for name, tensor in self.group(key).items()
             }
-            for key in self.structure
+            for key in self.tensors
             if key != "biases"
         }
         posterior = type(self)(
             network,
             duplicate(self.likelihood),
             method=replace(self.method, components=1),
-            structure=structure,
+            tensors=tensors,
             details=self.details,
             history=self.history,
             trainable=self.trainable,
@@ -265,7 +265,7 @@ class NodePosterior(Posterior):
         """Averaged over draws of factors anew for each row; points have no others."""
         if self.num_atoms is not None:
             return self.sampled_prediction(inputs, options)
-        inputs = checked_inputs(inputs, Place.of(self.network))
+        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
         samples = -(-options.num_samples // self.num_components) * self.num_components
         predictions, first = [], 0
         for piece in chunks(inputs, options.max_rows):
