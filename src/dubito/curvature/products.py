@@ -244,7 +244,7 @@ class ProductSums(Sums):
             return
         inverse = self.order.argsort()
         if self.inputs is not None:
-            self.inputs = self.inputs[:, inverse][:, :, place]
+            self.inputs = self.inputs[:, inverse][:, :, inverse]
         if self.diagonal is not None:
             self.diagonal = self.diagonal[..., inverse]
 
