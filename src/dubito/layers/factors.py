@@ -50,6 +50,10 @@ class Factors(Context):
         """The parameters that must ask this context."""
         return [*self.factors, *self.biases]
 
+    def begin(self, rows: int) -> None:
+        """Inputs are those of one pass."""
+        self.rows = rows
+
     def use(
         self,
         form: Form,
@@ -108,7 +112,7 @@ class Factors(Context):
         change = outputs.on(along.expand(*along.shape[:-1], form.rows), self.rows, -1, bias)
         mean = form.apply(x, weight, None)
         return change + (
-            mean if len(mean) == len(change) else mean.repeat(self.passes, *[1] * (mean.ndim - 1))
+            mean if mean.shape[0] == change.shape[0] else mean.repeat(self.passes, *[1] * (mean.ndim - 1))
         )
 
     def _lookup(self, form: Lookup, tokens: Tensor, table: Tensor, factors: NodeFactors) -> Tensor:
@@ -117,11 +121,11 @@ class Factors(Context):
         inputs, outputs = factors
         if inputs is not None:
             passes = len(inputs.mean)
-            blocks = tokens.reshape(1 if len(tokens) == self.rows else passes, self.rows, -1)
+            blocks = tokens.reshape(1 if tokens.shape[0] == self.rows else passes, self.rows, -1)
             scale = inputs.gathered(blocks).unsqueeze(-1)
             scaled = vectors.reshape(*blocks.shape, -1) * scale.to(vectors.dtype)
-            vectors = scaled.reshape(len(tokens) * passes // len(blocks), *vectors.shape[1:])
-        return vectors if outputs is None else outputs.on(vectors, self.rows, -1)
+            vectors = scaled.reshape(tokens.shape[0] * passes // len(blocks), *vectors.shape[1:])
+        return form.padded(tokens, vectors if outputs is None else outputs.on(vectors, self.rows, -1))
 
     def bound(self, form: Form, weight: Tensor, bias: Tensor | None = None) -> Applied:
         """The recurrent side of one direction of one layer: its factors are the same at every step."""
@@ -141,6 +145,9 @@ class Factors(Context):
         matrix = plain(weight).mT
 
         def step(x: Tensor, active: Tensor | None = None) -> Tensor:
+            nonlocal inputs, outputs, added
+            # Once, where a row has several cases (frames), each of which meets the row's factors.
+            inputs, outputs, added = (_for_cases(values, x.shape[0]) for values in (inputs, outputs, added))
             y = (x if inputs is None else x * inputs) @ matrix
             if outputs is None:
                 return y if added is None else y + added
@@ -150,7 +157,7 @@ class Factors(Context):
 
     def parted(self, x: Tensor, *parameters: Tensor | None) -> Tensor:
         carries = any(isinstance(parameter, Standin) for parameter in parameters)
-        if self.passes == 1 or len(x) != self.rows or not carries:
+        if self.passes == 1 or x.shape[0] != self.rows or not carries:
             return x
         return x.repeat(self.passes, *(1 for _ in x.shape[1:]))
 
@@ -176,3 +183,10 @@ class Factors(Context):
         assert isinstance(bias, Standin)
         values = values if bias.parts == 1 else values.chunk(bias.parts, -1)[bias.part]
         return values[0] if values.ndim == 2 and values.shape[0] == 1 else values
+
+
+def _for_cases(values: Tensor | None, cases: int) -> Tensor | None:
+    """Values [P·n, C] for as many cases, those of a row one after the other; a vector stays one."""
+    if values is None or values.ndim == 1 or values.shape[0] == cases:
+        return values
+    return values.repeat_interleave(cases // values.shape[0], 0)
