@@ -132,19 +132,19 @@ def near(count: float, run_data: float) -> bool:
 
 
 def preferred(present: Tensor, others: Sequence[Tensor]) -> int:
-    """0 for the run's own scores by row, or the place of the best others, from 1, that are surely lower.
+    """0 for the run's own scores by row, or the number of the best others, from 1, that are surely lower.
 
     Args:
         present: negative log-likelihoods of the judging rows under the run's own settings.
         others: under those that are tried, of the same rows.
     """
     best, lowest = 0, float(present.mean())
-    for place, scores in enumerate(others, 1):
+    for number, scores in enumerate(others, 1):
         gain = present - scores
         error = float(gain.std()) / math.sqrt(len(gain))
         unsure = float(gain.mean()) <= error  # never so where rows are infinite
         if not unsure and float(scores.mean()) < lowest:
-            best, lowest = place, float(scores.mean())
+            best, lowest = number, float(scores.mean())
     return best
 
 

@@ -60,8 +60,8 @@ def fit_many(
         for number, prepared in enumerate(fits):
             groups.setdefault(_form(prepared), []).append(number)
         fitted: dict[int, BALIPosterior] = {}
-        for place, numbers in enumerate(groups.values()):
-            run = Run(seed=seed, progress=progress, checkpoint=suffixed(checkpoint, f"group-{place}"))
+        for index, numbers in enumerate(groups.values()):
+            run = Run(seed=seed, progress=progress, checkpoint=suffixed(checkpoint, f"group-{index}"))
             group = [fits[number] for number in numbers]
             with undisturbed(replace(group[0], run=run), "fit"):
                 posteriors = _fit_group(method, group, training, run)
