@@ -56,7 +56,7 @@ class RealPrediction(Prediction):
     def epistemic(self) -> Tensor:
         """Epistemic variance, in the target's units squared: that of the mixture's means; `epistemic_std` is its root.
 
-        The variance of the draws' means (of the mixture itself, so divided by S), and the mean of what `spreads` adds.
+        The variance of the draws' means (of the mixture itself, so divided by S), and the mean of those in closed form.
         """
         return self.means.var(0, unbiased=False) + self._spread_variances.mean(0)
 
