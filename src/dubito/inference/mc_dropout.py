@@ -124,19 +124,20 @@ class MCDropoutObjective(Objective):
         if rate is None:
             return self.lease().outputs(inputs)  # its own dropout layers are at work in training mode
         rows, total = rows_of(inputs), batch.total or rows_of(inputs)
-        weights, shared = draft.weights(), draft.shared
+        shared = draft.shared
+        folded: dict[str, Tensor] = {}
         per_row: dict[str, NodeFactors] = {}
         for name, use in draft.uses.items():
-            weight = weights[name]
+            weight = draft.network.get_parameter(name)
             if name in shared:
-                weights[name] = dropped(use, weight, rate, generator)
+                folded[name] = dropped(use, weight, rate, generator)
             else:
                 factors = bernoulli_factors((1, total, *use.input_shape), rate, weight, generator)
                 if rows < total:
                     factors = factors[:, batch.first : batch.first + rows]
                 per_row[name] = NodeFactors(Factor(factors, given=True))
         context = Factors(per_row, passes=1, rows=rows)
-        lease = asked(draft.network, context, context.names, weights, training=self.modes)
+        lease = asked(draft.network, context, per_row, folded, training=self.modes)
         return lease.outputs(inputs)
 
     def kl(self) -> Tensor:
