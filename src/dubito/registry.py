@@ -15,6 +15,7 @@ from .calibration import (
 )
 from .curvature import GGN, Empirical, Fisher
 from .errors import StorageError, unknown_name
+from .factors import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
 from .inference.bali import BALI
 from .inference.batch_ensemble import BatchEnsemble
 from .inference.deep_ensemble import DeepEnsemble
@@ -40,7 +41,6 @@ from .likelihoods import (
 )
 from .method import Method
 from .networks import copied, extra_states
-from .node_factors.laws import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
 from .posterior import Posterior, flagged, stored_tensors
 from .priors import He
 from .training import Constant, Cosine, Linear, Step

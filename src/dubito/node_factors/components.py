@@ -13,12 +13,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import DubitoWarning
 from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
-from ..layers.factor import NodeFactors
-from .noise import halved
-from .objective import Arrangement, Drawn, NodeObjective
+from ..layers.declared import bias_names
+from ..layers.factors import NodeFactors
+from .objective import Arrangement, Drawn, NodeObjective, halved
 from .posterior import NodePosterior, Noise, Stds
 from .start import chosen_weights, structure_of, surveyed
-from .weights import bias_names
 
 #: No standard Normal number that a generator makes lies further out.
 NORMAL_REACH = 9.0

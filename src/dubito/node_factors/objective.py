@@ -11,19 +11,21 @@ from torch import Tensor
 from ..errors import ConfigError, NetworkError
 from ..inputs import Batch, Inputs, Place, map_tensors, rows_of, take
 from ..layers import Layout, Survey, reasons, survey
-from ..layers.factor import NodeFactors
-from ..layers.factors import Factors
-from ..layers.kernels import Patches
+from ..layers.declared import points_of, shared_weights
+from ..layers.factors import Factors, NodeFactors
+from ..layers.first_convolution import Patches
 from ..layers.passes import asked
 from ..layers.shell import seeded
 from ..likelihoods import at_least_float
 from ..objective import Loss, Objective
 from ..posterior import Posterior
-from .collected import collected, gradients
-from .memory import tile_fits
+from .collected import collected_mean
 from .posterior import NodePosterior, Stds
-from .weights import points_of, shared_weights
 
+#: Tensors that a step keeps per layer: its input, the scaled input, the output, the scaled output, gradients.
+KEPT = 5
+#: Activations beyond this leave the caches of CPUs, and their pages are mapped and zeroed at every step.
+CPU_TENSOR_BYTES = 4 * 2**20
 #: All passes through the network at once, one after the other, or whichever memory allows.
 Arrangement = Literal["auto", "tile", "loop"]
 
@@ -239,20 +241,12 @@ class NodeObjective(Objective):
 
     def _accumulated(self, batch: Batch, drawn: Drawn, checked: bool) -> Tensor:
         """The mean over passes, each one's gradient taken before the next: one pass is in memory at a time."""
-        leaves = {key: value.detach().requires_grad_() for key, value in drawn.stds.items()}
-        apart = replace(drawn, stds=leaves)
-        learned: list[Tensor] = []
-        parts: list[Tensor] = []
-        sums: list[Tensor | None] = []
-        for index in range(self.passes):
-            log_prob = self._log_prob(self.one_pass(index, batch, apart), batch, index, checked)
-            if not parts:  # not before: a likelihood may take its shape from the first outputs
-                learned = [p for p in self.draft.parameters() if p.requires_grad]
-                sums = [None] * (len(learned) + len(leaves))
-            part = -log_prob.mean() / self.passes
-            sums = gradients(part, [*learned, *leaves.values()], sums)
-            parts.append(part.detach())
-        return collected(torch.stack(parts).sum(), [*learned, *drawn.stds.values()], sums)
+
+        def nll(index: int, stds: Stds) -> Tensor:
+            outputs = self.one_pass(index, batch, replace(drawn, stds=stds))
+            return -self._log_prob(outputs, batch, index, checked).mean()
+
+        return collected_mean(nll, self.passes, self.draft, drawn.stds)
 
     def kl(self) -> Tensor:
         return self.divergence(self.draft.stds())
@@ -289,3 +283,49 @@ def half_precision() -> bool:
     """Whether gradients need the scaling that only the whole loss gets."""
     kinds = ("cpu", "cuda", "mps")
     return any(torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) is torch.float16 for k in kinds)
+
+
+def tile_fits(rows: int, row_size: float, largest: float, place: Place) -> bool:
+    """Whether a tile of so many rows is the faster way.
+
+    Args:
+        rows: of the whole tile.
+        row_size: numbers that all layers read per row.
+        largest: those of the layer that reads most.
+        place: where the network lives.
+    """
+    size = torch.finfo(place.dtype).bits // 8
+    if place.device.type == "cpu":
+        return rows * largest * size <= CPU_TENSOR_BYTES
+    return KEPT * rows * row_size * size <= 0.5 * free_bytes(place.device)
+
+
+def free_bytes(device: torch.device) -> float:
+    """Memory an accelerator has left; endless where it does not tell."""
+    module = torch.get_device_module(device)
+    if hasattr(module, "mem_get_info"):
+        return float(module.mem_get_info(device)[0])
+    if hasattr(module, "recommended_max_memory"):
+        return float(module.recommended_max_memory() - module.current_allocated_memory())
+    return float("inf")
+
+
+def halved(
+    half: Tensor, rows: slice, generator: torch.Generator | None, *, passes: int = 0, axis: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Some rows of noise whose second half is the first with other signs, and signs [P, nodes] for passes.
+
+    Noise costs more than what is made of it, so two halves of the rows, and all passes, share its size with signs of
+    their own: where its law is symmetric each draw has that law, and none is correlated with another.
+
+    Args:
+        half: noise of the first half of the rows, which stand on `axis`.
+        rows: those to give.
+        generator: of the signs.
+        passes: P.
+        axis: of the rows.
+    """
+    shape = (passes + 1, *half.shape[axis + 1 :])
+    signs = torch.randint(2, shape, generator=generator, device=half.device).to(half.dtype).mul_(2).sub_(1)
+    whole = torch.cat([half, half * signs[-1]], axis)
+    return whole.narrow(axis, rows.start, rows.stop - rows.start), signs[:-1]

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ...errors import ConfigError, NetworkError
 from ...inputs import Batch, Inputs, rows_of, take
-from ...layers.factor import Factor, NodeFactors
-from ...layers.factors import Factors
+from ...layers.factors import Factor, Factors, NodeFactors
 from ...layers.passes import asked
 from ...node_factors import Arrangement, Drawn, NodeObjective, Stds, halved
 from ...node_factors.laws import Normal

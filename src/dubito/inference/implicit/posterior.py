@@ -5,7 +5,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...layers.factor import Factor, NodeFactors
+from ...layers.factors import Factor, NodeFactors
 from ...networks import with_flags, with_weights
 from ...node_factors import NodePosterior
 
