@@ -201,7 +201,7 @@ MUTANTS = (
         "the divergence counts half of the columns' determinant",
     ),
     mutant(
-        "node_factors/laws.py",
+        "node_factors/other_laws.py",
         "self.law(2 * mean, 2 * std)",
         "self.law(2 * mean, std)",
         "test_node_factors_laws.py::test_divergence_and_draws_against_monte_carlo",

@@ -11,10 +11,10 @@ from torch import Tensor
 from ..errors import NetworkError
 from .context import Applied, Context
 from .embedding import Lookup
-from .first_convolution import Patches, first_convolution, is_first
 from .form import Form, Nodes
 from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding_is_cheaper
 from .kinds import NoRule, Standin, plain
+from .loop_kernels import Patches, first_convolution, is_first
 from .special_factors import looked_up, recurrent_step, summed
 from .uses import Use
 

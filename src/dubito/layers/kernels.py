@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from .form import Nodes
 from .linear import Dense
+from .loop_kernels import Folded
 
 #: Bounds of a draw: the least and the largest value, None where there is none.
 Bounds = tuple[float | None, float | None]
@@ -181,27 +182,3 @@ def folding_is_cheaper(form: Nodes, x: Tensor, weight: Tensor) -> bool:
     if type(form) is not Dense:
         return True
     return x.numel() * (1 + form.rows / form.columns) > weight.numel()
-
-
-class Folded(Function):
-    """W ∘ s ∘ r for a weight in its form's view, with factors of input and output nodes that broadcast to it."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
-        ctx.save_for_backward(weight, inputs, outputs)
-        return (weight * inputs).mul_(outputs)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        (g,) = grads
-        weight, inputs, outputs = ctx.saved_tensors
-        gw = gi = go = None
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            # ∂/∂s_j = Σ_i g_ij w_ij r_i and ∂/∂r_i = Σ_j g_ij w_ij s_j
-            both = g * weight
-            gi = (both * outputs).sum_to_size(inputs.shape)
-            go = both.mul_(inputs).sum_to_size(outputs.shape)
-        if ctx.needs_input_grad[0]:
-            gw = (g * inputs).mul_(outputs)
-        return gw, gi, go

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -15,6 +15,8 @@ from ..prediction import BernoulliPrediction, CategoricalPrediction
 
 if TYPE_CHECKING:
     from .posterior import NodePosterior
+
+P = TypeVar("P", bound="NodePosterior")
 
 
 class Components(Sequence[Any]):
@@ -32,7 +34,7 @@ class Components(Sequence[Any]):
         return component(self.posterior, range(len(self))[index])
 
 
-def component(posterior: "NodePosterior", index: int) -> "NodePosterior":
+def component(posterior: P, index: int) -> P:
     """Component `index` as a posterior of its own."""
     network = duplicate(posterior.network)
     parameters = dict(network.named_parameters())
@@ -61,9 +63,17 @@ def component(posterior: "NodePosterior", index: int) -> "NodePosterior":
 
 @torch.no_grad()
 def diversity(
-    posterior: "NodePosterior", inputs: Inputs, targets: Any, num_samples: int, seed: int
+    posterior: "NodePosterior", inputs: Inputs, targets: Any, *, num_samples: int = 32, seed: int = 0
 ) -> Disagreement:
-    """Share of rows on which two components predict different classes, over their mean error rate."""
+    """Share of rows on which two components predict different classes, over their mean error rate.
+
+    Args:
+        posterior: of at least two components.
+        inputs: what the network reads.
+        targets: the labels.
+        num_samples: draws in all, as in `predict`.
+        seed: as in `predict`.
+    """
     components = posterior.num_components
     if components < 2:
         raise ConfigError(

@@ -8,17 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..inputs import Inputs
 from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
-from ..metrics import Disagreement
 from ..posterior import Posterior
-from ..prediction import Prediction, PredictionOptions
+from . import members, rows
 from .laws import Family
-from .members import Components, diversity
-from .rows import row_prediction
 
 #: The sides of a weight, in the order in which their noise is drawn.
 SIDES = ("input", "output")
@@ -202,27 +198,8 @@ class NodePosterior(Posterior):
     @property
     def components(self) -> Sequence[Self]:
         """Each component as a posterior of its own."""
-        return Components(self)
+        return members.Components(self)
 
-    def component(self, index: int) -> Self:
-        """Component `index` as a posterior of its own."""
-        return self.components[index]
-
-    def diversity(
-        self, inputs: Inputs, targets: Any, *, num_samples: int = 32, seed: int = 0
-    ) -> Disagreement:
-        """Share of rows on which two components predict different classes, over their mean error rate.
-
-        Args:
-            inputs: what the network reads.
-            targets: the labels.
-            num_samples: draws in all, as in `predict`.
-            seed: as in `predict`.
-        """
-        return diversity(self, inputs, targets, num_samples, seed)
-
-    def per_example_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
-        """Averaged over draws of factors anew for each row; points have no others."""
-        if self.num_atoms is not None:
-            return self.sampled_prediction(inputs, options)
-        return row_prediction(self, inputs, options)
+    component = members.component
+    diversity = members.diversity
+    per_example_prediction = rows.per_example_prediction

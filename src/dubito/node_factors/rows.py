@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 BLOCK = 256
 
 
-def row_prediction(posterior: "NodePosterior", inputs: Inputs, options: PredictionOptions) -> Prediction:
-    """Averaged over draws of factors anew for each row."""
+def per_example_prediction(
+    posterior: "NodePosterior", inputs: Inputs, options: PredictionOptions
+) -> Prediction:
+    """Averaged over draws of factors anew for each row; points have no others."""
+    if posterior.num_atoms is not None:
+        return posterior.sampled_prediction(inputs, options)
     inputs = checked_inputs(inputs, Place.of(posterior.network))
     samples = -(-options.num_samples // posterior.num_components) * posterior.num_components
     predictions, first = [], 0

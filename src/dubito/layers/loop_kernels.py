@@ -1,4 +1,4 @@
-"""Convolutions of a network's inputs with factors: gradients of kernel and factors from one product per row.
+"""Kernels of passes made one by one: factors of one pass in weights, and convolutions of a network's inputs.
 
 Inputs need no gradient, but factors on them do. Both follow from each row's gradient of the kernel, which costs as much
 as the kernel's gradient alone; and the passes over a batch share the patches it is made from.
@@ -19,6 +19,30 @@ from .form import Form
 Patches = dict[str, tuple[Tensor, Tensor]]
 #: The most numbers that patches may have, 32 MB in single precision.
 MOST = 2**23
+
+
+class Folded(Function):
+    """W ∘ s ∘ r for a weight in its form's view, with factors of input and output nodes that broadcast to it."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, inputs: Tensor, outputs: Tensor) -> Tensor:
+        ctx.save_for_backward(weight, inputs, outputs)
+        return (weight * inputs).mul_(outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        (g,) = grads
+        weight, inputs, outputs = ctx.saved_tensors
+        gw = gi = go = None
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            # ∂/∂s_j = Σ_i g_ij w_ij r_i and ∂/∂r_i = Σ_j g_ij w_ij s_j
+            both = g * weight
+            gi = (both * outputs).sum_to_size(inputs.shape)
+            go = both.mul_(inputs).sum_to_size(outputs.shape)
+        if ctx.needs_input_grad[0]:
+            gw = (g * inputs).mul_(outputs)
+        return gw, gi, go
 
 
 class FirstConvolution(Function):
