@@ -96,30 +96,35 @@ def known_settings() -> dict[str, type]:
     of the user's own is among them as soon as its module is imported.
     """
     known: dict[str, type] = {}
-    kinds: list[Any] = [Method, *LIKELIHOODS]
+    kinds: list[type] = [Method, *LIKELIHOODS]
     for kind in kinds:  # grows on the way
-        kinds += [below for below in kind.__subclasses__() if below not in kinds]
-        if not is_dataclass(kind):
-            continue
-        if not inspect.isabstract(kind) and not _is_base(kind):
-            known.setdefault(kind.__name__, kind)
-        try:
-            hints = get_type_hints(kind)
-        except NameError:  # a class of the user's that names what is imported for types alone
-            continue
-        named = {part for item in fields(kind) for part in _classes(hints[item.name])}
-        kinds += [part for part in named if part.__module__.startswith("dubito.") and part not in kinds]
+        named = kind.__subclasses__()
+        if is_dataclass(kind):
+            if not _is_base(kind):
+                known.setdefault(kind.__name__, kind)
+            named += [part for hint in _hints(kind) for part in _classes(hint)]
+        kinds += [part for part in dict.fromkeys(named) if part not in kinds]
     return known
 
 
 def _is_base(kind: type) -> bool:
-    """Whether other settings of the library build on it: classes are bases or final."""
-    return any(below.__module__.startswith("dubito.") for below in kind.__subclasses__())
+    """Whether settings are there for others to build on alone."""
+    others = any(below.__module__.startswith("dubito.") for below in kind.__subclasses__())
+    return inspect.isabstract(kind) or (issubclass(kind, Method) and others)
+
+
+def _hints(kind: Any) -> list[Any]:
+    """The types of a dataclass's fields; none where it names what is imported for types alone."""
+    try:
+        hints = get_type_hints(kind)
+    except NameError:
+        return []
+    return [hints[item.name] for item in fields(kind)]
 
 
 def _classes(hint: Any) -> Iterator[type]:
     """The classes that a type names, such as A, B and C in `A | tuple[B, C]`."""
-    if inspect.isclass(hint) and not get_args(hint):
+    if inspect.isclass(hint) and hint.__module__.startswith("dubito."):
         yield hint
     for part in get_args(hint):
         yield from _classes(part)
