@@ -1,12 +1,14 @@
 """The survey: where rows lie, in which order weights are used, which of them read the inputs."""
 
+import json
+import warnings
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito.layers import Layout, Use, survey
+from dubito.layers import Layout, Survey, Use, reasons, survey
 
 
 class Through(nn.Module):
@@ -245,3 +247,105 @@ def test_random_networks_leave_the_global_state_alone() -> None:
     before = torch.get_rng_state()
     seen(network, rows(3, 5, 4))
     assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- reasons -----------------------------------------------------------------------------------------------------
+
+
+class Odd(nn.Module):
+    """One parameter for every way in which the rows' own gradients cannot be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.einsum = nn.Parameter(torch.ones(4, 4))
+        self.positions = nn.Parameter(torch.ones(4, 4))
+        self.unread = nn.Parameter(torch.ones(2))
+        self.touching = nn.Linear(4, 4)
+        self.twice = nn.Parameter(torch.ones(4, 4))
+        self.cut = nn.Linear(4, 4)
+        self.split = nn.Parameter(torch.ones(8, 4))
+        self.fed = nn.Parameter(torch.ones(4, 4))
+        self.plain = nn.Parameter(torch.ones(4, 4))
+        self.normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.einsum("bi,ij->bj", x, self.einsum)
+        x = x + nn.functional.embedding(torch.arange(1), self.positions)
+        x = x @ self.twice + x * self.twice.sum()
+        x = x + self.cut(x).detach()
+        x = x + nn.functional.linear(self.fed, self.plain).sum()
+        x = self.normed(x)
+        touched = self.touching(x)
+        return x + touched - touched.mean(0)
+
+
+def test_every_parameter_has_a_reason_or_a_use() -> None:
+    network = Odd()
+    found = survey(network.eval(), rows(3, 4))
+    assert found.reasons == {
+        "einsum": "there is no rule for the way einsum uses it",
+        "positions": reasons.NO_ROWS,
+        "unread": reasons.UNREAD,
+        "twice": "there is no rule for the way sum uses it",
+        "split": reasons.UNREAD,
+        "fed": "another parameter is its input",
+        "plain": "another parameter is its input",
+        "touching.weight": reasons.MISREAD,
+        "touching.bias": reasons.MISREAD,
+        "cut.weight": reasons.UNREACHED,
+        "cut.bias": reasons.UNREACHED,
+        "normed.bias": reasons.MISREAD,
+        "normed.parametrizations.weight.original0": reasons.PARAMETRISED,
+        "normed.parametrizations.weight.original1": reasons.PARAMETRISED,
+    }
+    for name, _ in network.named_parameters():
+        assert (name in found.reasons) or found.of(name), name
+    assert Survey.from_json(json.loads(json.dumps(found.to_json()))) == found
+
+
+def test_asking_a_parameter_for_its_sizes_is_no_use() -> None:
+    class Sized(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.weight.size() == self.weight.shape and self.weight.size(0) == 4
+            assert self.weight.dim() == 2 and self.weight.numel() == 16 and self.weight.is_contiguous()
+            return x @ self.weight
+
+    assert survey(Sized(), rows(3, 4)).reasons == {}
+
+
+def test_a_first_state_of_zeros_stands_as_the_other_steps_do() -> None:
+    class Frames(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cell = nn.GRUCell(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            flat, state = x.flatten(0, 1), None
+            for step in flat.unbind(1):
+                state = self.cell(step, state)
+            assert state is not None
+            return state.unflatten(0, x.shape[:2]).flatten(1)
+
+    found = survey(Frames(), rows(4, 2, 3, 3))
+    assert found.reasons == {} and {use.layout for use in found.uses} == {Layout.FLAT}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch, as its compiler is loaded
+def test_a_compiled_network_is_surveyed_inside() -> None:
+    network = nn.Linear(4, 3)
+    compiled = torch.compile(network)
+    found = survey(compiled, rows(3, 4))  # pyright: ignore[reportArgumentType]
+    assert found.reasons == {}
+    assert [use.form for use in found.uses] == [use.form for use in survey(network, rows(3, 4)).uses]
+
+
+def test_scripted_modules_have_a_reason() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        network = nn.Sequential(nn.Linear(4, 4), torch.jit.script(nn.Linear(4, 3)))
+    found = survey(network, rows(3, 4))
+    assert found.reasons == {"1.weight": reasons.UNREAD, "1.bias": reasons.UNREAD}

@@ -107,7 +107,7 @@ def statistics(
         processes=processes,
     )
     results = {name: Statistics() for name in cover.blocks}
-    factors = kronecker or (eigenvalues and basis is None)
+    factors = (kronecker or (eigenvalues and basis is None)) and bool(_products(cover))
     if factors:
         # Where there is a second pass, the diagonal comes from it, where patches are at hand.
         first = Wanted(factors=True, diagonal=diagonal and not eigenvalues)

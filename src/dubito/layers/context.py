@@ -60,6 +60,9 @@ class Context:
 
         return step
 
+    def begin(self, rows: int) -> None:
+        """Told how many rows the inputs of a pass have, where that may differ from pass to pass."""
+
     def parted(self, x: Tensor, *parameters: Tensor | None) -> Tensor:
         """The inputs of a function that uses several parameters, with the rows that its answer will have."""
         return x

@@ -1,7 +1,7 @@
 """Convolutions as products over patches, and the second moment of their patches without forming them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.conv import _ConvNd
 
 from .context import Context
-from .form import PIECE, Nodes, Product
+from .form import PIECE, Form, Nodes, Product
 from .grams import add_gram
 from .kinds import Declared, NoRule, declares, kind
 
@@ -86,7 +86,7 @@ class Convolution(Product):
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return (*super().signature, self.kernel)
+        return (type(self), self.groups, self.rows, self.columns, self.kernel)
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         even = all(low == high for low, high in self.padding)
@@ -95,6 +95,9 @@ class Convolution(Product):
         padding = [low if even else 0 for low, _ in self.padding]
         function = _FORWARD[len(self.kernel) - 1]
         return function(x, weight, bias, self.stride, padding, self.dilation, self.groups)
+
+    def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
+        return _side_by_side(replace(self, groups=draws * self.groups), x, weights, biases, draws)
 
     def inputs(self, x: Tensor) -> Tensor:
         windows = _windows(_channels_last(x, self.padding), self.kernel, self.stride, self.dilation)
@@ -231,6 +234,9 @@ class TransposedConvolution(Nodes):
             x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
         )
 
+    def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
+        return _side_by_side(replace(self, groups=draws * self.groups), x, weights, biases, draws)
+
     def numbers(self, x: Tensor, g: Tensor) -> int:
         return len(x) * prod(x.shape[2:]) * prod(self.kernel) * g.shape[1]  # patches
 
@@ -244,8 +250,16 @@ class TransposedConvolution(Nodes):
         return products.reshape(len(x), *self.shape)
 
 
-convolution = lru_cache(maxsize=1024)(Convolution)
-transposed_convolution = lru_cache(maxsize=1024)(TransposedConvolution)
+@lru_cache(maxsize=1024)
+def convolution(*settings: Any) -> Convolution:
+    """The form of a convolution, made once; a function, which compilers can look into."""
+    return Convolution(*settings)
+
+
+@lru_cache(maxsize=1024)
+def transposed_convolution(*settings: Any) -> TransposedConvolution:
+    """Likewise of a transposed one."""
+    return TransposedConvolution(*settings)
 
 
 @kind(F.conv1d, F.conv2d, F.conv3d)
@@ -323,6 +337,14 @@ def conv_module(module: _ConvNd) -> Iterator[Declared]:
 def _require_batch(input: Tensor, axes: int) -> None:
     if input.ndim != axes + 2:
         raise NoRule("its inputs have no axis of cases")
+
+
+def _side_by_side(form: Form, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
+    """Draws as groups of channels of one convolution: rows [S·N, C, ...] go through as [N, S·C, ...]."""
+    assert weights is not None
+    side = x.unflatten(0, (draws, -1)).transpose(0, 1).flatten(1, 2)
+    y = form.apply(side, weights.flatten(0, 1), None if biases is None else biases.flatten())
+    return y.unflatten(1, (draws, -1)).transpose(0, 1).flatten(0, 1)
 
 
 def _sizes(setting: Any, axes: int) -> tuple[int, ...]:

@@ -158,7 +158,11 @@ def _uses(many: _Trial, one: _Trial, rows: int, inputs: Inputs) -> list[Use]:
     for key, groups in _groups(many).items():
         alone = single.get(key, [])
         paired = zip(groups, alone if len(alone) == len(groups) else [[] for _ in groups], strict=True)
-        different = [_use(group, other, rows, storages) for group, other in paired]
+        pairs = list(paired)
+        layouts = _layouts([_candidates(group, other, rows) for group, other in pairs])
+        different = [
+            _use(group, layout, rows, storages) for (group, _), layout in zip(pairs, layouts, strict=True)
+        ]
         alike = {(use.form, use.layout) for use in different}
         if len(alike) == 1:
             size = sum(use.size for use in different)
@@ -169,15 +173,15 @@ def _uses(many: _Trial, one: _Trial, rows: int, inputs: Inputs) -> list[Use]:
     return uses
 
 
-def _use(group: list[Call], alone: list[Call], rows: int, storages: set[int]) -> Use:
-    """One torch function's use, from its calls in the run of several rows and in that of one."""
+def _use(group: list[Call], layout: Layout, rows: int, storages: set[int]) -> Use:
+    """One torch function's use, from its calls in the run of several rows."""
     first = group[0]
     return Use(
         first.weight,
         first.bias,
         first.form,
         first.function,
-        _layout(group, alone, rows),
+        layout,
         first.part,
         first.parts,
         first.bias_part,
@@ -188,15 +192,21 @@ def _use(group: list[Call], alone: list[Call], rows: int, storages: set[int]) ->
     )
 
 
-def _layout(group: list[Call], alone: list[Call], rows: int) -> Layout:
+def _candidates(group: list[Call], alone: list[Call], rows: int) -> set[Layout]:
+    """The layouts that a function call in the run of several rows may have, beside its like in that of one row."""
     if any(each.active is not None for each in group):  # sequences of different lengths, one for each row
         lengths = {len(each.inputs) for each in group}, {len(each.inputs) for each in alone}
-        return Layout.ROWS if lengths == ({rows}, {1}) else Layout.UNKNOWN
+        return {Layout.ROWS} if lengths == ({rows}, {1}) else set()
     if len(group) != len(alone):
-        return Layout.UNKNOWN
+        return set()
     pairs = zip(group, alone, strict=True)
-    possible = [candidates(each.inputs, other.inputs, rows) for each, other in pairs]
-    return decided(set.intersection(*possible))
+    return set.intersection(*(candidates(each.inputs, other.inputs, rows) for each, other in pairs))
+
+
+def _layouts(possible: list[set[Layout]]) -> list[Layout]:
+    """Of several calls: one whose values repeat (a first state of zeros) stands as the others do."""
+    common = set.intersection(*possible)
+    return [decided(each & common or each) for each in possible]
 
 
 def _last(many: _Trial, outputs: Tensor) -> str | None:

@@ -41,6 +41,23 @@ class Lookup(Nodes):
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.embedding(x, weight, self.padding)
 
+    def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
+        assert weights is not None
+        first = self.count * torch.arange(
+            draws, device=x.device
+        )  # of each draw's rows, one table below the other
+        tokens = x.unflatten(0, (draws, -1)) + first.reshape(-1, *(1 for _ in x.shape))
+        return self.padded(x, F.embedding(tokens.flatten(0, 1), weights.flatten(0, 1)))
+
+    def padded(self, x: Tensor, vectors: Tensor) -> Tensor:
+        """Vectors of all draws, from which nothing is learned where the tokens are padding."""
+        if self.padding is None or not vectors.requires_grad:
+            return vectors
+        padding = (x == self.padding).unsqueeze(-1)
+        if padding.shape[0] != vectors.shape[0]:
+            padding = padding.repeat(vectors.shape[0] // padding.shape[0], *(1 for _ in x.shape))
+        return torch.where(padding, vectors.detach(), vectors)
+
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:
         table = g.new_zeros(len(x), self.count, g.shape[-1])
         entries = x.reshape(len(x), -1, 1).expand(-1, -1, g.shape[-1])

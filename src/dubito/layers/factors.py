@@ -159,6 +159,10 @@ class Factors(Context):
         """The parameters that must ask this context."""
         return [*self.factors, *self.biases]
 
+    def begin(self, rows: int) -> None:
+        """Inputs are those of one pass."""
+        self.rows = rows
+
     def use(
         self,
         form: Form,
@@ -217,7 +221,7 @@ class Factors(Context):
 
     def parted(self, x: Tensor, *parameters: Tensor | None) -> Tensor:
         carries = any(isinstance(parameter, Standin) for parameter in parameters)
-        if self.passes == 1 or len(x) != self.rows or not carries:
+        if self.passes == 1 or x.shape[0] != self.rows or not carries:
             return x
         return x.repeat(self.passes, *(1 for _ in x.shape[1:]))
 

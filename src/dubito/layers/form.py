@@ -12,6 +12,7 @@ from functools import reduce
 from math import prod
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from .grams import add_gram
@@ -53,6 +54,12 @@ class Form(ABC):
     def squares(self, x: Tensor, g: Tensor, rows: int) -> Tensor | None:
         """Σ over rows of squared gradients where that is cheaper than from `gradients`, else None."""
         return None
+
+    def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
+        """What the function answers with the parameters [S, ...] of S draws, for rows draw by draw, [S·N, ...]."""
+        cases = x.unflatten(0, (draws, -1))
+        tensors = ([None] * draws if each is None else each for each in (weights, biases))
+        return torch.cat([self.apply(*one) for one in zip(cases, *tensors, strict=True)])  # pyright: ignore
 
     def numbers(self, x: Tensor, g: Tensor) -> int:
         """How many numbers `gradients` takes beside its answer."""

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from .context import Context
@@ -101,9 +103,7 @@ class Standin(Tensor):
 
     @staticmethod
     def _view(value: Tensor, name: str, context: "Context", part: int, parts: int, turned: bool) -> "Standin":
-        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # pyright: ignore
-        memory = torch.empty(0) if wrapped else value  # inside `vmap` there is no memory to share
-        standin: Standin = Tensor._make_subclass(Standin, memory)  # pyright: ignore[reportAttributeAccessIssue]
+        standin = value.as_subclass(Standin) if is_dynamo_compiling() else _bare(value)
         standin.parameter, standin.value, standin.context = name, value, context
         standin.part, standin.parts, standin.turned = part, parts, turned
         return standin
@@ -120,7 +120,7 @@ class Standin(Tensor):
     def transposed(self) -> "Standin":
         """A standin of the matrix turned."""
         return Standin._view(
-            self.value.mT, self.parameter, self.context, self.part, self.parts, not self.turned
+            self.value.transpose(-1, -2), self.parameter, self.context, self.part, self.parts, not self.turned
         )
 
     # What Python code asks of a weight without using its numbers.
@@ -129,6 +129,22 @@ class Standin(Tensor):
     device = property(lambda self: self.value.device)  # pyright: ignore[reportAssignmentType]
     ndim = property(lambda self: self.value.ndim)  # pyright: ignore[reportAssignmentType]
     requires_grad = property(lambda self: self.value.requires_grad)  # pyright: ignore[reportAssignmentType]
+
+    # As functions: PyTorch's operators take a TypeError, such as our NetworkError, for a reason to try the other
+    # operand, which would then be multiplied or added without asking.
+    def __matmul__(self, other: Any) -> Any:
+        return torch.matmul(self, other)
+
+    def __rmatmul__(self, other: Any) -> Any:
+        return torch.matmul(other, self)
+
+    def __mul__(self, other: Any) -> Any:
+        return torch.mul(self, other)
+
+    def __add__(self, other: Any) -> Any:
+        return torch.add(self, other)
+
+    __rmul__, __radd__ = __mul__, __add__  # pyright: ignore[reportAssignmentType]
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -144,9 +160,20 @@ class Standin(Tensor):
                 reason = str(rule)
         with torch._C.DisableTorchFunctionSubclass():
             answer = function(*map(_plain, args), **{key: _plain(item) for key, item in kwargs.items()})
-        if isinstance(answer, Tensor | tuple | list):  # and no size, device or flag
+        if isinstance(answer, Tensor | tuple | list) and not isinstance(
+            answer, torch.Size
+        ):  # no device or flag
             context.without_rule(function, list(_standins((*args, *kwargs.values()))), reason)
         return answer
+
+
+def _bare(value: Tensor) -> Standin:
+    """A standin in the memory of a tensor, outside of its graph."""
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(value)  # pyright: ignore
+    if wrapped or type(value) not in (Tensor, nn.Parameter):  # `vmap` and tracers have no memory to share
+        with _disable_current_modes():
+            return Tensor._make_subclass(Standin, torch.empty(0))  # pyright: ignore
+    return Tensor._make_subclass(Standin, value)  # pyright: ignore
 
 
 def plain(tensor: Any) -> Any:

@@ -1,5 +1,6 @@
 """Dense layers: `F.linear`, and the products that networks write themselves."""
 
+import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,10 +39,18 @@ class Dense(Product):
 
     @property
     def signature(self) -> tuple[object, ...]:
-        return (*super().signature, self.turned)
+        return (type(self), 1, self.rows, self.columns, self.turned)
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(x, weight.mT if self.turned else weight, bias)
+
+    def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
+        assert weights is not None
+        cases, matrices = x.reshape(draws, -1, self.columns), weights if self.turned else weights.mT
+        shape = (*x.shape[:-1], self.rows)
+        if biases is None:
+            return torch.bmm(cases, matrices).reshape(shape)
+        return torch.baddbmm(biases.unsqueeze(1), cases, matrices).reshape(shape)
 
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:
         return self.products(x, g).mT if self.turned else self.products(x, g)
@@ -55,7 +64,10 @@ class Dense(Product):
         return weight.mT if self.turned else weight
 
 
-dense = lru_cache(maxsize=1024)(Dense)
+@lru_cache(maxsize=1024)
+def dense(rows: int, columns: int, turned: bool = False) -> Dense:
+    """The form of a matrix, made once; a function, which compilers can look into."""
+    return Dense(rows, columns, turned)
 
 
 def product(
@@ -99,7 +111,7 @@ def addmm(
     return product(at, mat1, mat2, input, turned=True)
 
 
-@kind(torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm)
+@kind(torch.matmul, Tensor.matmul, Tensor.__matmul__, operator.matmul, torch.mm, Tensor.mm)
 def matmul(at: Context, input: Tensor, other: Tensor) -> Any:
     """X W with a matrix W that is a parameter."""
     if not isinstance(other, Standin) or other.ndim != 2 or input.ndim < 2:

@@ -1,5 +1,6 @@
 """Vectors that scale or shift features: norms in evaluation mode, and what networks write themselves."""
 
+import operator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +32,13 @@ class Scale(Form):
         y = x if weight is None else x * weight
         return y if bias is None else y + bias
 
+    def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
+        cases, axes = x.unflatten(0, (draws, -1)), x.ndim - self.axes
+        vectors = (
+            None if v is None else v.reshape(draws, *[1] * axes, *v.shape[1:]) for v in (weights, biases)
+        )
+        return self.apply(cases, *vectors).flatten(0, 1)
+
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:
         return self.bias_gradients(g * x.to(g.dtype))
 
@@ -45,6 +53,11 @@ class ChannelScale(Form):
         shape = (-1, *(1 for _ in x.shape[2:]))
         y = x if weight is None else x * weight.reshape(shape)
         return y if bias is None else y + bias.reshape(shape)
+
+    def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
+        shape = (draws, 1, -1, *(1 for _ in x.shape[2:]))
+        vectors = (None if each is None else each.reshape(shape) for each in (weights, biases))
+        return Scale().apply(x.unflatten(0, (draws, -1)), *vectors).flatten(0, 1)
 
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:
         return self.bias_gradients(g * x.to(g.dtype))
@@ -133,7 +146,7 @@ def instance_norm(
 # -- what networks write themselves ------------------------------------------------------------------------------
 
 
-@kind(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__)
+@kind(torch.mul, torch.multiply, Tensor.mul, Tensor.multiply, Tensor.__mul__, Tensor.__rmul__, operator.mul)
 def mul(at: Context, input: Any, other: Any) -> Any:
     """W ∘ x with a vector w over the last axis, as the RMS norms of Transformers write it."""
     weight, x = (input, other) if isinstance(input, Standin) else (other, input)
@@ -142,7 +155,7 @@ def mul(at: Context, input: Any, other: Any) -> Any:
     return at.use(Scale(), x, weight)
 
 
-@kind(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__)
+@kind(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__, operator.add)
 def add(at: Context, input: Any, other: Any, *, alpha: float = 1, out: Any = None) -> Any:
     """X + b with a vector b over the last axis."""
     bias, x = (input, other) if isinstance(input, Standin) else (other, input)

@@ -176,10 +176,8 @@ def _direction(
     short = (
         None if weights.projection is None else at.bound(dense(*weights.projection.shape), weights.projection)
     )
-    rows = len(sums[0])
-    if len(state[0]) != rows:  # a tile parted at the input side
-        state = tuple(part.repeat(rows // len(part), 1) for part in state)
-    if active is not None and len(active) != rows:
+    state = _tiled(state, sums[0])
+    if active is not None and active.shape[0] != sums[0].shape[0]:
         raise ValueError("packed sequences cannot be repeated inside of a pass")
     hidden = []
     for time in _times(len(sums), reverse):
@@ -199,6 +197,12 @@ def _stepped(
     if here is None:
         return new
     return tuple(torch.where(here[:, None], after, before) for after, before in zip(new, state, strict=True))
+
+
+def _tiled(state: State, sums: Tensor) -> State:
+    """The first state for as many rows as the sums of the inputs have, where draws have parted there."""
+    rows, before = sums.shape[0], state[0].shape[0]  # no `len`, which would fix the size in exported programs
+    return state if rows == before else tuple(part.repeat(rows // before, 1) for part in state)
 
 
 def _times(count: int, reverse: bool) -> Iterator[int]:
@@ -225,11 +229,10 @@ def cell(
     b_hh: Tensor | None = None,
 ) -> Any:
     """Of nn.LSTMCell, nn.GRUCell and nn.RNNCell."""
-    mode = at.function.removesuffix("_cell")
+    mode = at.function[: -len("_cell")]
     state = _states(mode, hx)
     sums = product(at, at.parted(input, w_ih, w_hh, b_ih, b_hh), w_ih, b_ih)
-    if len(state[0]) != len(sums):
-        state = tuple(part.repeat(len(sums) // len(part), 1) for part in state)
+    state = _tiled(state, sums)
     after = advance(mode, sums, product(at, state[0], w_hh, b_hh), state)
     return after if mode == "lstm" else after[0]
 

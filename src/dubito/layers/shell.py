@@ -83,6 +83,13 @@ class Lease:
             shell.fill({}, False)
             self._pool.idle.append(shell)
 
+    def withdraw(self) -> Shell:
+        """The shell itself, filled as it is, for good: it is never given to others."""
+        shell = self._shell
+        assert shell is not None, "the lease has ended"
+        self.abandon()
+        return shell
+
     def abandon(self) -> None:
         """Leave the shell, as it is, to those who may still hold it; it is never given to others."""
         self._shell, self._changes, self.module = None, None, nn.Identity()

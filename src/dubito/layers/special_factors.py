@@ -20,11 +20,11 @@ def looked_up(form: Lookup, tokens: Tensor, table: Tensor, factors: "NodeFactors
     inputs, outputs = factors
     if inputs is not None:
         passes = len(inputs.mean)
-        blocks = tokens.reshape(1 if len(tokens) == rows else passes, rows, -1)
+        blocks = tokens.reshape(1 if tokens.shape[0] == rows else passes, rows, -1)
         scale = gathered(inputs, blocks).unsqueeze(-1)
         scaled = vectors.reshape(*blocks.shape, -1) * scale.to(vectors.dtype)
-        vectors = scaled.reshape(len(tokens) * passes // len(blocks), *vectors.shape[1:])
-    return vectors if outputs is None else outputs.on(vectors, rows, -1)
+        vectors = scaled.reshape(tokens.shape[0] * passes // len(blocks), *vectors.shape[1:])
+    return form.padded(tokens, vectors if outputs is None else outputs.on(vectors, rows, -1))
 
 
 def gathered(factor: "Factor", nodes: Tensor) -> Tensor:
@@ -54,12 +54,22 @@ def recurrent_step(weight: Tensor, factors: "NodeFactors", bias: Tensor | None, 
     matrix = weight.mT
 
     def step(x: Tensor, active: Tensor | None = None) -> Tensor:
+        nonlocal inputs, outputs, bias
+        # Once, where a row has several cases (frames), each of which meets the row's factors.
+        inputs, outputs, bias = (_for_cases(values, x.shape[0]) for values in (inputs, outputs, bias))
         y = (x if inputs is None else x * inputs) @ matrix
         if outputs is None:
             return y if bias is None else y + bias
         return y * outputs if bias is None else torch.addcmul(bias, y, outputs)
 
     return step
+
+
+def _for_cases(values: Tensor | None, cases: int) -> Tensor | None:
+    """Values [P·n, C] for as many cases, those of a row one after the other; a vector stays one."""
+    if values is None or values.ndim == 1 or values.shape[0] == cases:
+        return values
+    return values.repeat_interleave(cases // values.shape[0], 0)
 
 
 def summed(
@@ -77,4 +87,6 @@ def summed(
     along = inputs.on(x, rows, -1).sum(-1, keepdim=True)  # sᵀ x, [P·n, ..., 1]
     change = outputs.on(along.expand(*along.shape[:-1], form.rows), rows, -1, bias)
     mean = form.apply(x, weight, None)
-    return change + (mean if len(mean) == len(change) else mean.repeat(passes, *[1] * (mean.ndim - 1)))
+    return change + (
+        mean if mean.shape[0] == change.shape[0] else mean.repeat(passes, *[1] * (mean.ndim - 1))
+    )
