@@ -2,6 +2,7 @@
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,6 +49,17 @@ def room_of(path: Path) -> str:
     """The room a file belongs to: a module or folder right under the package."""
     first = path.relative_to(SOURCE).parts[0]
     return "dubito" if first == "__init__.py" else first.removesuffix(".py")
+
+
+def test_the_page_lists_the_rooms_in_their_order() -> None:
+    page = (SOURCE.parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+    block = page.split("## Rooms and the direction of imports")[1].split("```")[1].strip()
+    core, beyond = (part.strip().splitlines() for part in re.split(r"\n-- .* --\n", block))
+    for lines, levels in ((core, CORE), (beyond, BEYOND[:-1])):
+        assert len(lines) == len(levels)
+        for line, rooms in zip(lines, levels, strict=True):
+            listed = re.findall(r"[a-z_]+", line)[: len(rooms)]
+            assert sorted(listed) == sorted(rooms)
 
 
 def is_typing_only(node: ast.AST) -> bool:
@@ -117,7 +129,7 @@ def test_methods_do_not_import_each_other(path: Path):
     own = path.relative_to(SOURCE / "inference").parts[0].removesuffix(".py")
     for parts in imported(path):
         if parts[:1] == ("inference",) and len(parts) > 1:
-            assert parts[1] in (own, "point"), f"{own} imports the method {parts[1]}"
+            assert parts[1] in (own, "map"), f"{own} imports the method {parts[1]}"
 
 
 def test_the_checks_see_what_they_should(tmp_path, monkeypatch):

@@ -25,7 +25,7 @@ from dubito import (
 )
 from dubito.inputs import (
     Batch,
-    Place,
+    TensorOptions,
     call,
     check_finite,
     checked_batch,
@@ -40,7 +40,7 @@ from dubito.inputs import (
 )
 
 CPU = torch.device("cpu")
-SINGLE, DOUBLE = Place(torch.float32, CPU), Place(torch.float64, CPU)
+SINGLE, DOUBLE = TensorOptions(torch.float32, CPU), TensorOptions(torch.float64, CPU)
 NAN, INF = float("nan"), float("inf")
 
 
@@ -82,8 +82,8 @@ def test_trees_are_walked_mapped_and_cut():
     assert count_rows(TREE) == rows_of(TREE) == 6
 
 
-@pytest.mark.parametrize("place", [SINGLE, DOUBLE])
-def test_floats_take_the_places_dtype_and_nothing_else_does(place: Place):
+@pytest.mark.parametrize("like", [SINGLE, DOUBLE])
+def test_floats_take_the_dtype_asked_for_and_nothing_else_does(like: TensorOptions):
     tree = {
         "half": torch.rand(3, dtype=torch.float16),
         "array": np.arange(3.0),
@@ -91,8 +91,8 @@ def test_floats_take_the_places_dtype_and_nothing_else_does(place: Place):
         "mask": np.array([True, False, True]),
         "name": "x",
     }
-    moved = to_tensors(tree, place)
-    assert moved["half"].dtype == moved["array"].dtype == place.dtype
+    moved = to_tensors(tree, like)
+    assert moved["half"].dtype == moved["array"].dtype == like.dtype
     assert moved["ids"].dtype == torch.int32 and moved["mask"].dtype == torch.bool
     assert moved["name"] == "x"
     assert tree["half"].dtype == torch.float16  # the user's own stay as they were
@@ -124,10 +124,10 @@ def test_arrays_of_other_things_than_numbers_are_refused(array: np.ndarray):
 
 
 def test_the_place_of_a_module():
-    assert Place.of(nn.Linear(2, 2).double()) == DOUBLE
+    assert TensorOptions.of(nn.Linear(2, 2).double()) == DOUBLE
     only_buffers = nn.BatchNorm1d(2, affine=False).double()
-    assert Place.of(only_buffers) == DOUBLE
-    assert Place.of(nn.ReLU()) == Place(torch.get_default_dtype(), CPU)
+    assert TensorOptions.of(only_buffers) == DOUBLE
+    assert TensorOptions.of(nn.ReLU()) == TensorOptions(torch.get_default_dtype(), CPU)
 
 
 @pytest.mark.parametrize(

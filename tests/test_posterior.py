@@ -365,9 +365,9 @@ class Tied(nn.Module):
 
 
 def test_sizes_count_tied_tensors_once():
-    structure = {"raw_std": {"a.weight": torch.zeros(4, 4), "b.bias": torch.zeros(4)}}
+    tensors = {"raw_std": {"a.weight": torch.zeros(4, 4), "b.bias": torch.zeros(4)}}
     likelihood = Gaussian().build(torch.zeros(1, 4))
-    posterior = Spread(copied(Tied()), likelihood, method=MAP(), structure=structure)
+    posterior = Spread(copied(Tied()), likelihood, method=MAP(), tensors=tensors)
     weights, beside, noise = 16 + 4 + 4 + 1, 20, 4
     assert posterior.num_parameters == weights + beside + noise
     assert posterior.nbytes == 4 * (weights + beside + noise) + 3 * 4

@@ -80,14 +80,14 @@ def test_rows_can_be_taken_moved_and_joined(noise: str) -> None:
     prediction = made(noise)
     rows = torch.tensor([3, 1])
     part = prediction[rows]
-    assert len(part) == 2 and prediction[-1].spreads.shape == (4, 1, 3, 3)
+    assert len(part) == 2 and prediction[-1].mean_covariances.shape == (4, 1, 3, 3)
     for name in ("mean", "std", "aleatoric", "epistemic"):
         torch.testing.assert_close(getattr(part, name), getattr(prediction, name)[rows])
     torch.testing.assert_close(part.log_prob(TARGETS[rows]), prediction.log_prob(TARGETS)[rows])
     whole = RealPrediction.cat([prediction[:2], prediction[2:]])
-    assert torch.equal(whole.spreads, prediction.spreads)
+    assert torch.equal(whole.mean_covariances, prediction.mean_covariances)
     single = prediction.to(torch.float32)
-    assert single.spreads.dtype == single.std.dtype == torch.float32
+    assert single.mean_covariances.dtype == single.std.dtype == torch.float32
     assert set(prediction.to_numpy()) == {"mean", "std", "aleatoric", "epistemic"}
 
 
@@ -106,7 +106,7 @@ def test_outputs_of_every_shape() -> None:
             == prediction.quantile(0.3).shape
             == (5, *shape)
         )
-        assert prediction.rescaled(1.0, 2.0).spreads.shape == spread.shape
+        assert prediction.rescaled(1.0, 2.0).mean_covariances.shape == spread.shape
 
 
 def test_metrics_see_the_spread() -> None:

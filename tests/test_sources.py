@@ -22,10 +22,10 @@ from torch.utils.data import (
 
 import dubito
 from dubito.errors import DataError
-from dubito.inputs import Place, RowNumbers, row_number
+from dubito.inputs import RowNumbers, TensorOptions, row_number
 from dubito.sources import DatasetSource, LoaderSource, OrderedSource, TensorSource, as_source, split
 
-SINGLE = Place(torch.float32, torch.device("cpu"))
+SINGLE = TensorOptions(torch.float32, torch.device("cpu"))
 X = torch.arange(22.0).reshape(11, 2)
 Y = torch.arange(11)
 PAIRS = TensorDataset(X, Y)
@@ -187,9 +187,9 @@ def test_an_example_reads_no_more_rows_than_it_shows():
 
 
 def test_rows_take_the_places_dtype():
-    place = Place(torch.float64, torch.device("cpu"))
+    like = TensorOptions(torch.float64, torch.device("cpu"))
     for data in ((X.numpy(), Y), Items(), Stream()):
-        example = as_source(data, place).example()
+        example = as_source(data, like).example()
         inputs = example.inputs["x"] if isinstance(example.inputs, dict) else example.inputs
         assert inputs.dtype == torch.float64 and example.targets.dtype == torch.int64
         assert torch.equal(inputs, X[: len(inputs)].double()) and len(inputs) > 1

@@ -115,7 +115,7 @@ def kernels(network: nn.Module) -> tuple[str, ...]:
 
 def sizes(posterior: LaplacePosterior) -> dict[str, float]:
     """Numbers beside the weights, and what they and the whole posterior are over the diagonal's."""
-    kept = [posterior.kept(block) for block in posterior.blocks.values()]
+    kept = [posterior.block_tensors(block) for block in posterior.blocks.values()]
     numbers = sum(tensor.numel() for own in kept for tensor in own.values())
     diagonal = sum(own["diagonal"].numel() for own in kept)
     beyond = sum(tensor.nbytes for own in kept for kind, tensor in own.items() if kind != "diagonal")

@@ -34,13 +34,13 @@ from .inference.laplace import KFAC as KFAC
 from .inference.laplace import Diagonal as Diagonal
 from .inference.laplace import Laplace as Laplace
 from .inference.laplace import last_layer as last_layer
+from .inference.map import MAP as MAP
 from .inference.mc_dropout import MCDropout as MCDropout
 from .inference.mean_field import MeanField as MeanField
 from .inference.natural_gradient import VOGN as VOGN
 from .inference.natural_gradient import NoisyAdam as NoisyAdam
 from .inference.natural_gradient import NoisyKFAC as NoisyKFAC
 from .inference.natural_gradient import Vadam as Vadam
-from .inference.point import MAP as MAP
 from .inference.rank1 import Rank1 as Rank1
 from .inference.swag import SWA as SWA
 from .inference.swag import SWAG as SWAG

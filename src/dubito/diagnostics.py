@@ -12,7 +12,7 @@ from torch import Tensor
 
 from . import seeds
 from .errors import ConfigError, require_count
-from .inputs import Batch, Place
+from .inputs import Batch, TensorOptions
 from .layers.shell import seeded
 from .objective import Objective
 from .sources import OrderedSource, as_source
@@ -54,14 +54,14 @@ class GradientSNR:
             require_count(2, window=window)
         self.objective, self.window = objective, window
         self._recent: dict[str, deque[Tensor]] = {}
-        self._moments: dict[str, _Moments] = {}
+        self._moments: dict[str, _GradientMoments] = {}
 
     def update(self) -> None:
         """Take in the gradients as they stand."""
         for name, parameter in trained(self.objective).items():
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.detach()
             if self.window is None:
-                self._moments.setdefault(name, _Moments(gradient)).add(gradient)
+                self._moments.setdefault(name, _GradientMoments(gradient)).add(gradient)
             else:
                 self._recent.setdefault(name, deque(maxlen=self.window)).append(gradient.clone())
 
@@ -69,16 +69,16 @@ class GradientSNR:
         """The ratios by name: `network.` and the parameter, or the group (`raw_std.`, `log_u.`, …) and it."""
         moments = self._moments
         if self.window is not None:
-            moments = {name: _Moments.of(gradients) for name, gradients in self._recent.items()}
-        seen = min((each.count for each in moments.values()), default=0)
+            moments = {name: _GradientMoments.of(gradients) for name, gradients in self._recent.items()}
+        seen = min((statistics.count for statistics in moments.values()), default=0)
         if seen < 2:
             raise ConfigError(
                 f"a variance needs at least 2 batches, got {seen}; call update after each backward"
             )
-        return {name: each.ratios() for name, each in moments.items()}
+        return {name: statistics.ratios() for name, statistics in moments.items()}
 
 
-class _Moments:
+class _GradientMoments:
     """Mean and sum of squared errors of gradients, taken in one by one about the first of them."""
 
     def __init__(self, first: Tensor) -> None:
@@ -86,7 +86,7 @@ class _Moments:
         self.mean, self.squares = torch.zeros_like(first), torch.zeros_like(first)
 
     @classmethod
-    def of(cls, gradients: deque[Tensor]) -> "_Moments":
+    def of(cls, gradients: deque[Tensor]) -> "_GradientMoments":
         moments = cls(gradients[0])
         for gradient in gradients:
             moments.add(gradient)
@@ -128,25 +128,25 @@ def gradient_snr(
     """
     require_count(2, num_batches=num_batches)
     require_count(batch_size=batch_size)
-    place, network = Place.of(objective.draft), objective.draft.network
+    like, network = TensorOptions.of(objective.draft), objective.draft.network
     parameters = trained(objective)
     buffers = {name: buffer.clone() for name, buffer in objective.draft.named_buffers()}
-    moments: dict[str, _Moments] = {}
+    moments: dict[str, _GradientMoments] = {}
     try:
-        for number, batch in enumerate(islice(_batches(data, place, batch_size, seed), num_batches)):
-            noise = seeds.generator(seed, "snr", number, device=place.device)
+        for number, batch in enumerate(islice(_batches(data, like, batch_size, seed), num_batches)):
+            noise = seeds.generator(seed, "snr", number, device=like.device)
             with seeded(network, seed, "network", number, training=objective.modes):  # its own dropout
                 loss = objective.loss(batch.inputs, batch.targets, kl_weight=kl_weight, generator=noise)
             gradients = torch.autograd.grad(
                 loss.total, list(parameters.values()), allow_unused=True, materialize_grads=True
             )
             for name, gradient in zip(parameters, gradients, strict=True):
-                moments.setdefault(name, _Moments(gradient)).add(gradient)
+                moments.setdefault(name, _GradientMoments(gradient)).add(gradient)
     finally:
         with torch.no_grad():
             for name, buffer in objective.draft.named_buffers():  # batch norm's statistics have moved
                 buffer.copy_(buffers[name])
-    return {name: each.ratios() for name, each in moments.items()}
+    return {name: statistics.ratios() for name, statistics in moments.items()}
 
 
 def trained(objective: Objective) -> dict[str, Tensor]:
@@ -154,9 +154,9 @@ def trained(objective: Objective) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in objective.draft.stored().items() if tensor.requires_grad}
 
 
-def _batches(data: Any, place: Place, batch_size: int, seed: int) -> Iterator[Batch]:
+def _batches(data: Any, like: TensorOptions, batch_size: int, seed: int) -> Iterator[Batch]:
     """Batches without end: full ones in a new order each time round, or a loader's own."""
-    source = as_source(data, place)
+    source = as_source(data, like)
     if not isinstance(source, OrderedSource):
         return chain.from_iterable(source.batches(batch_size) for _ in count())
     rows, size = source.num_data, min(batch_size, source.num_data)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
-from .inputs import Batch, Inputs, Place, named_tensors, rows_of, take
+from .inputs import Batch, Inputs, TensorOptions, named_tensors, rows_of, take
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes
@@ -103,7 +103,7 @@ def prepare(
     seeds.derived(seed)
     settings = settings_of(likelihood)
     network = copied(net).eval()
-    watched = None if validation is None else as_source(validation, Place.of(network), "validation")
+    watched = None if validation is None else as_source(validation, TensorOptions.of(network), "validation")
     run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched)
     return _prepared(network, frozen_modes(net), data, settings.build, num_data, run)
 
@@ -134,7 +134,7 @@ def _prepared(
 ) -> Prepared:
     if num_data is not None:
         require_count(num_data=num_data)
-    source = as_source(data, Place.of(network))
+    source = as_source(data, TensorOptions.of(network))
     with reading(source, run.seed, "example"):
         example = source.example()
     watched = None
@@ -185,7 +185,7 @@ def checked_rows(
         whole: rows in memory come as one batch all the same.
         name: of the data, for messages.
     """
-    source = as_source(data, Place.of(network), name)
+    source = as_source(data, TensorOptions.of(network), name)
     held = isinstance(source, TensorSource)
     batches = iter([source.batch] if whole and held else source.batches(max_rows))
     first = 0
@@ -207,7 +207,10 @@ def undisturbed(prepared: Prepared, *path: str) -> Iterator[None]:
     Training passes see to theirs step by step.
     """
     seed, network = prepared.seed, prepared.network
-    with reading(prepared.source, seed, *path, device=Place.of(network).device), seeded(network, seed, *path):
+    with (
+        reading(prepared.source, seed, *path, device=TensorOptions.of(network).device),
+        seeded(network, seed, *path),
+    ):
         yield
 
 

@@ -34,15 +34,15 @@ class Batch(NamedTuple):
     total: int | None = None
 
 
-class Place(NamedTuple):
-    """Where rows must live to meet a network: floats take its dtype, everything its device."""
+class TensorOptions(NamedTuple):
+    """Dtype and device of the tensors that meet a network: floats take its dtype, everything its device."""
 
     dtype: torch.dtype
     device: torch.device
 
     @classmethod
-    def of(cls, module: nn.Module) -> "Place":
-        """The place of a module's first floating-point tensor."""
+    def of(cls, module: nn.Module) -> "TensorOptions":
+        """Those of a module's first floating-point tensor."""
         tensors = (t for t in chain(module.parameters(), module.buffers()) if t.is_floating_point())
         first = next(tensors, None)
         if first is None:
@@ -96,27 +96,27 @@ def take(inputs: Inputs, index: Any) -> Inputs:
     return map_tensors(lambda tensor: tensor[index], inputs)
 
 
-def to_tensors(inputs: Inputs, place: Place) -> Inputs:
-    """Arrays become tensors, floats take the place's dtype, everything moves to its device."""
+def to_tensors(inputs: Inputs, like: TensorOptions) -> Inputs:
+    """Arrays become tensors, floats take the dtype of `like`, everything moves to its device."""
     if isinstance(inputs, np.ndarray):
         inputs = from_array(inputs)
     if isinstance(inputs, Tensor):
         if inputs.dtype in (torch.uint16, torch.uint32, torch.uint64):
             inputs = inputs.long()  # PyTorch can hardly compute with those
-        return inputs.to(place.device, place.dtype if inputs.is_floating_point() else None)
+        return inputs.to(like.device, like.dtype if inputs.is_floating_point() else None)
     if isinstance(inputs, Mapping):
-        return {key: to_tensors(value, place) for key, value in inputs.items()}
+        return {key: to_tensors(value, like) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):
-        return tuple(to_tensors(value, place) for value in inputs)
+        return tuple(to_tensors(value, like) for value in inputs)
     return inputs
 
 
 def from_array(array: np.ndarray) -> Tensor:
     """The array as a tensor, sharing memory where it can be written to."""
     # Tensors have no reversed strides, no foreign byte order, and no memory that is read only.
-    own = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
+    native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     try:
-        return torch.from_numpy(own)
+        return torch.from_numpy(native)
     except TypeError as error:
         raise DataError(
             f"arrays must hold numbers, got dtype {array.dtype}; encode text, dates and categories first"
@@ -175,20 +175,20 @@ def check_finite(inputs: Inputs, name: str = "inputs", rows: RowNumbers = 0) -> 
                 )
 
 
-def checked_inputs(inputs: Inputs, place: Place) -> Inputs:
-    """Inputs ready for the network at `place`: tensors there, with rows, finite."""
-    inputs = to_tensors(inputs, place)
+def checked_inputs(inputs: Inputs, like: TensorOptions) -> Inputs:
+    """Inputs ready for the network: tensors of dtype and device as in `like`, with rows, finite."""
+    inputs = to_tensors(inputs, like)
     count_rows(inputs)
     check_finite(inputs)
     return inputs
 
 
-def checked_batch(batch: Any, place: Place, rows: RowNumbers = 0) -> Batch:
-    """A pair (inputs, targets) as tensors of the same length, finite, at `place`.
+def checked_batch(batch: Any, like: TensorOptions, rows: RowNumbers = 0) -> Batch:
+    """A pair (inputs, targets) as tensors of the same length, finite, of dtype and device as in `like`.
 
     Args:
         batch: what a user gave.
-        place: where the tensors should live.
+        like: dtype and device that the tensors should have.
         rows: where the rows stand in the user's data.
     """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
@@ -197,10 +197,10 @@ def checked_batch(batch: Any, place: Place, rows: RowNumbers = 0) -> Batch:
             + (f" of length {len(batch)}" if isinstance(batch, tuple | list | dict) else "")
             + "; wrap several inputs in a tuple or dict: ((a, b), targets)"
         )
-    inputs, targets = to_tensors(batch[0], place), to_tensors(batch[1], place)
+    inputs, targets = to_tensors(batch[0], like), to_tensors(batch[1], like)
     if not isinstance(targets, Tensor):
         try:
-            targets = to_tensors(np.asarray(targets), place)
+            targets = to_tensors(np.asarray(targets), like)
         except ValueError as error:
             raise DataError(f"targets must be a tensor, an array or a list of numbers: {error}") from error
     count = count_rows(inputs)

@@ -56,7 +56,7 @@ def each(
         scheduler: the cluster's address.
     """
     joblib = load_joblib()
-    tasks = [joblib.delayed(function)(*one) for one in arguments]
+    tasks = [joblib.delayed(function)(*values) for values in arguments]
     count = jobs or (1 if backend == "local" else -1)
     with cluster(backend, scheduler):
         yield from as_they_end(joblib, tasks, count, backend)

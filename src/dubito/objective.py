@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import NetworkError, require_count
-from .inputs import Batch, Inputs, Place, checked_batch
+from .inputs import Batch, Inputs, TensorOptions, checked_batch
 from .layers.shell import Lease, take
 from .likelihoods import at_least_float
 from .posterior import Posterior, detached
@@ -28,11 +28,11 @@ class Objective(nn.Module, ABC):
         super().__init__()
         require_count(num_data=num_data)
         self.draft = draft
-        place = Place.of(draft.network)
-        draft.likelihood.to(place.device, place.dtype)  # built without outputs, it may lie elsewhere
+        like = TensorOptions.of(draft.network)
+        draft.likelihood.to(like.device, like.dtype)  # built without outputs, it may lie elsewhere
         self.num_data = num_data
         self.modes = dict(modes or {})
-        for parameter in draft.structure.parameters():
+        for parameter in draft.tensors.parameters():
             parameter.requires_grad_(True)
 
     #: Whether `outputs` draws from its generator.
@@ -74,7 +74,7 @@ class Objective(nn.Module, ABC):
             kl_weight: the weight of the divergence, 1 for the evidence bound itself.
             generator: the source of noise; None takes PyTorch's global one.
         """
-        batch = checked_batch((inputs, targets), Place.of(self.draft.network))
+        batch = checked_batch((inputs, targets), TensorOptions.of(self.draft.network))
         self.bind(batch.inputs)
         return self.batch_loss(batch, kl_weight, generator, checked=False)
 
@@ -117,7 +117,7 @@ class Objective(nn.Module, ABC):
             weight_decay: for the weights; never for the rest.
         """
         weights = [p for p in self.draft.network.parameters() if p.requires_grad]
-        beside = [p for p in (*self.draft.structure.parameters(), *self.draft.likelihood.parameters())
+        beside = [p for p in (*self.draft.tensors.parameters(), *self.draft.likelihood.parameters())
                   if p.requires_grad]  # fmt: skip
         groups = [
             {"name": "weights", "params": weights, "lr": lr, "weight_decay": weight_decay},

@@ -15,7 +15,7 @@ from . import seeds, storage
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
 from .fitting import checked_rows, read
-from .inputs import Inputs, Place, checked_inputs, chunks, take
+from .inputs import Inputs, TensorOptions, checked_inputs, chunks, take
 from .layers import Survey, reasons, survey
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood
@@ -63,9 +63,9 @@ class Posterior(nn.Module, ABC):
         network: a copy of the user's network, in evaluation mode, that holds the centre of the distribution.
         likelihood: the built likelihood, with its learned noise.
         method: the settings that made this posterior.
-        structure: what the method keeps beside the weights, as groups of tensors by parameter name; the group
+        tensors: what the method keeps beside the weights, as groups of tensors by parameter name; the group
             "statistics" holds what is not a parameter.
-        details: the plain facts the method needs to read its structure; under "points" why parameters that could have
+        details: the plain facts the method needs to read its tensors; under "points" why parameters that could have
             a distribution have none, by name.
         history: what training recorded, one dict per epoch.
         trainable: the parameters that required gradients in the user's network, as they do again after `fold`;
@@ -85,7 +85,7 @@ class Posterior(nn.Module, ABC):
         likelihood: BuiltLikelihood,
         *,
         method: Any,
-        structure: Mapping[str, Mapping[str, Tensor]] | None = None,
+        tensors: Mapping[str, Mapping[str, Tensor]] | None = None,
         details: Mapping[str, Any] | None = None,
         history: list[dict[str, float]] | None = None,
         trainable: Collection[str] | None = None,
@@ -94,9 +94,9 @@ class Posterior(nn.Module, ABC):
         self.network = network
         self.likelihood = likelihood
         self.method = method
-        groups = (structure or {}).items()
+        groups = (tensors or {}).items()
         named = {key: NamedTensors(group, buffers=key == "statistics") for key, group in groups}
-        self.structure = nn.ModuleDict(named)
+        self.tensors = nn.ModuleDict(named)
         self.details = dict(details or {})
         self.history = list(history or [])
         self._survey: Survey | None = None
@@ -130,8 +130,8 @@ class Posterior(nn.Module, ABC):
         return dict(self.network.named_parameters())
 
     def group(self, key: str) -> NamedTensors:
-        """One group of the structure."""
-        return self.structure[key]  # pyright: ignore[reportReturnType]
+        """One group of the tensors."""
+        return self.tensors[key]  # pyright: ignore[reportReturnType]
 
     def survey(self, inputs: Inputs) -> Survey:
         """What the fit learned about the network; posteriors of older files learn it from these rows.
@@ -174,10 +174,10 @@ class Posterior(nn.Module, ABC):
         """
         require_count(num_samples=num_samples, max_rows=max_rows)
         atoms = min(num_samples, self.num_atoms or num_samples)  # repeated atoms are computed once
-        each = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
+        outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
         if atoms < num_samples:
-            each = [each[index % atoms] for index in range(num_samples)]
-        return torch.stack(each)
+            outputs = [outputs[index % atoms] for index in range(num_samples)]
+        return torch.stack(outputs)
 
     def predict(
         self,
@@ -311,7 +311,7 @@ class Posterior(nn.Module, ABC):
 
     def generator(self, seed: int, index: int) -> torch.Generator:
         """The generator of draw number `index`: a stream of its own, so chunking changes nothing."""
-        return seeds.generator(seed, "draw", index, device=Place.of(self.network).device)
+        return seeds.generator(seed, "draw", index, device=TensorOptions.of(self.network).device)
 
     def _outputs(
         self,
@@ -323,8 +323,8 @@ class Posterior(nn.Module, ABC):
         rows: int | None = None,
     ) -> Iterator[Tensor]:
         """Outputs [B, ...] of one draw after the other."""
-        place = Place.of(self.network)
-        inputs = checked_inputs(inputs, place)
+        like = TensorOptions.of(self.network)
+        inputs = checked_inputs(inputs, like)
         if rows is not None:
             inputs = next(iter(chunks(inputs, rows)))
         with torch.set_grad_enabled(keep_graph):
@@ -342,7 +342,7 @@ class Posterior(nn.Module, ABC):
 
     @property
     def num_parameters(self) -> int:
-        """Numbers that define the distribution: weights, structure and learned noise; tied ones count once."""
+        """Numbers that define the distribution: weights, the tensors beside them, learned noise; tied ones once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     @property
@@ -354,9 +354,11 @@ class Posterior(nn.Module, ABC):
         """Which layer holds what: one row per parameter."""
         rows = []
         for name, parameter in self.network.named_parameters():
-            groups = (self.group(key) for key in self.structure if key != "statistics")
-            kept = sum(group[name].numel() for group in groups if name in group)
-            rows.append(SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + kept))
+            groups = (self.group(key) for key in self.tensors if key != "statistics")
+            beside = sum(group[name].numel() for group in groups if name in group)
+            rows.append(
+                SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + beside)
+            )
         return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -365,7 +367,7 @@ class Posterior(nn.Module, ABC):
         content = {
             **{key: storage.encode(value) for key, value in settings.items()},
             "num_noise_components": getattr(self.likelihood, "num_components", 1),
-            "structure": {key: list(self.group(key).names) for key in self.structure},
+            "structure": {key: list(self.group(key).names) for key in self.tensors},
             "details": self.details,
             "history": self.history,
             "extra": storage.plain(extra_states(self.network)),
@@ -376,7 +378,7 @@ class Posterior(nn.Module, ABC):
         """Every tensor under the name it has in a file: tied ones once, the user's names kept."""
         return {
             **{f"network.{name}": tensor for name, tensor in stored_tensors(self.network).items()},
-            **{f"{key}.{name}": t for key in self.structure for name, t in self.group(key).items()},
+            **{f"{key}.{name}": t for key in self.tensors for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
 
@@ -388,8 +390,8 @@ def flagged(network: nn.Module) -> set[str]:
 
 def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
     """The parameters, and the buffers a state dict would hold, by their first names."""
-    kept = network.state_dict(keep_vars=True)
-    buffers = {name: tensor for name, tensor in network.named_buffers() if name in kept}
+    state = network.state_dict(keep_vars=True)
+    buffers = {name: tensor for name, tensor in network.named_buffers() if name in state}
     return {**dict(network.named_parameters()), **buffers}
 
 

@@ -23,13 +23,13 @@ from .inference.deep_ensemble import DeepEnsemble
 from .inference.implicit import Implicit
 from .inference.k_tied import KTied
 from .inference.laplace import EFB, INF, KFAC, Diagonal, Laplace
+from .inference.map import MAP
 from .inference.mc_dropout import MCDropout
 from .inference.mean_field import MeanField
 from .inference.natural_gradient import VOGN, NoisyAdam, NoisyKFAC, Vadam
-from .inference.point import MAP
 from .inference.rank1 import Rank1
 from .inference.swag import SWA, SWAG
-from .inputs import Place
+from .inputs import TensorOptions
 from .likelihoods import (
     Bernoulli,
     BernoulliLikelihood,
@@ -149,7 +149,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         history, components = content["history"], content["num_noise_components"]
     except KeyError as error:
         raise StorageError(f"{path} is altered: its metadata lacks {error}") from error
-    device = Place.of(network).device
+    device = TensorOptions.of(network).device
     _fill(network, {key: value.to(device) for key, value in _part(tensors, "network").items()}, path)
     _restore(network, content.get("extra", {}), path)
     noise = {key: value.to(device) for key, value in _part(tensors, "likelihood").items()}
@@ -157,7 +157,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
     extra = {"num_components": components} if chosen.__class__ is Gaussian else {}
     likelihood = LIKELIHOODS[type(chosen)](chosen, **noise, **extra)
-    structure = {
+    stored = {
         key: {name: _required(tensors, f"{key}.{name}", path).to(device) for name in names}
         for key, names in groups.items()
     }
@@ -165,7 +165,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         network,
         likelihood,
         method=method,
-        structure=structure,
+        tensors=stored,
         details=details,
         history=history,
         trainable=flagged(network),
@@ -185,17 +185,17 @@ def _required(tensors: dict[str, torch.Tensor], name: str, path: Any) -> torch.T
 
 def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> None:
     """Put stored weights and buffers into the network, after checking that the architectures agree."""
-    own = stored_tensors(network)
-    for name in [*own, *stored]:
-        if name not in stored or name not in own:
+    expected = stored_tensors(network)
+    for name in [*expected, *stored]:
+        if name not in stored or name not in expected:
             lacks, has = ("the network", "the file") if name in stored else ("the file", "the network")
             raise StorageError(f"{path} is of another architecture: {has} has {name!r}, {lacks} has not")
-        if own[name].shape != stored[name].shape:
+        if expected[name].shape != stored[name].shape:
             raise StorageError(
                 f"{path} is of another architecture: {name!r} has shape {tuple(stored[name].shape)} "
-                f"in the file and {tuple(own[name].shape)} in the network"
+                f"in the file and {tuple(expected[name].shape)} in the network"
             )
-    for name, tensor in own.items():
+    for name, tensor in expected.items():
         if tensor.is_floating_point() and tensor.dtype != stored[name].dtype:
             network.to(stored[name].dtype)  # buffers that are not stored go along, as they do in posterior.to
             break
@@ -205,9 +205,9 @@ def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> Non
 
 def _restore(network: nn.Module, extra: Any, path: Any) -> None:
     """Give modules what they keep beside tensors."""
-    own = extra_states(network)
+    expected = extra_states(network)
     for name, state in extra.items():
-        if name not in own:
+        if name not in expected:
             raise StorageError(
                 f"{path} is of another architecture: the network's {name!r} keeps no extra state"
             )

@@ -82,7 +82,7 @@ def state(device: torch.device) -> list[bytes]:
     if device.type != "cpu":
         module = torch.get_device_module(device)
         states.append(module.get_rng_state(device) if device.type != "mps" else module.get_rng_state())
-    return [bytes(each.cpu().numpy()) for each in states]
+    return [bytes(state.cpu().numpy()) for state in states]
 
 
 def reseed(seed: int, device: torch.device) -> None:

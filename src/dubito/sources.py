@@ -20,14 +20,14 @@ from torch.utils.data import (
 
 from . import seeds, storage
 from .errors import DataError
-from .inputs import Batch, Place, RowNumbers, checked_batch, map_tensors, named_tensors, take
+from .inputs import Batch, RowNumbers, TensorOptions, checked_batch, map_tensors, named_tensors, take
 
 #: From targets, and where they stand in the user's data, to targets in the likelihood's form.
 TargetCheck: TypeAlias = Callable[[Tensor, RowNumbers], Tensor]
 
 
 class Source(ABC):
-    """Rows of data, in batches of checked tensors at one place.
+    """Rows of data, in batches of checked tensors of one dtype and device.
 
     Attributes:
         num_data: the number of rows, or None where only reading tells.
@@ -53,8 +53,8 @@ class Source(ABC):
         """Pass all targets through `check`: at once where they are in memory, else batch by batch."""
         self._check = check
 
-    def _checked(self, raw: Any, place: Place, rows: RowNumbers) -> Batch:
-        batch = without_graph(checked_batch(raw, place, rows))
+    def _checked(self, raw: Any, like: TensorOptions, rows: RowNumbers) -> Batch:
+        batch = without_graph(checked_batch(raw, like, rows))
         return Batch(batch.inputs, self._check(batch.targets, rows)) if self._check else batch
 
     def example(self, rows: int = 8) -> Batch:
@@ -102,8 +102,8 @@ class TensorSource(OrderedSource):
 class DatasetSource(OrderedSource):
     """A map-style dataset, read by our order through a loader; checked batch by batch."""
 
-    def __init__(self, dataset: Dataset, place: Place, loader: DataLoader | None = None) -> None:
-        self.dataset, self.place = dataset, place
+    def __init__(self, dataset: Dataset, like: TensorOptions, loader: DataLoader | None = None) -> None:
+        self.dataset, self.like = dataset, like
         self.num_data = len(dataset)  # pyright: ignore[reportArgumentType]
         self.options: dict[str, Any] = {}
         if loader:
@@ -135,7 +135,7 @@ class DatasetSource(OrderedSource):
         generator = seeds.generator(filled[0][0] if filled else 0, "workers", self.num_data)
         loader = iter(DataLoader(self.dataset, batch_sampler=filled, generator=generator, **self.options))
         for group in numbers:
-            yield self._checked(next(loader), self.place, group) if group else None
+            yield self._checked(next(loader), self.like, group) if group else None
 
     def digest(self) -> str:
         once, again = (dict(named_tensors(self.example()[:2], "data")) for _ in range(2))
@@ -150,8 +150,8 @@ class DatasetSource(OrderedSource):
 class LoaderSource(Source):
     """A loader whose order is its own (a sampler of the user's, an iterable dataset), read as it is."""
 
-    def __init__(self, loader: DataLoader, place: Place) -> None:
-        self.loader, self.place = loader, place
+    def __init__(self, loader: DataLoader, like: TensorOptions) -> None:
+        self.loader, self.like = loader, like
         self.batch_size = loader.batch_size
         self.num_data = None
         if loader.batch_size is not None and hasattr(loader.sampler, "__len__"):
@@ -160,7 +160,7 @@ class LoaderSource(Source):
     def batches(self, batch_size: int) -> Iterator[Batch]:
         first_row = 0
         for raw in self.loader:
-            batch = self._checked(raw, self.place, first_row)
+            batch = self._checked(raw, self.like, first_row)
             first_row += len(batch.targets)
             yield batch
         if first_row == 0:
@@ -205,10 +205,10 @@ def reads_all_rows(loader: DataLoader) -> bool:
     return type(sampler) is SequentialSampler and len(sampler) == len(loader.dataset)  # pyright: ignore
 
 
-def as_source(data: Any, place: Place, name: str = "data") -> Source:
+def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
     """The source for a pair (inputs, targets), a `Dataset` or a `DataLoader`."""
     if isinstance(data, DataLoader):
-        return DatasetSource(data.dataset, place, data) if reads_all_rows(data) else LoaderSource(data, place)
+        return DatasetSource(data.dataset, like, data) if reads_all_rows(data) else LoaderSource(data, like)
     if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may change what an item is
         data = tuple(data.tensors)
     if isinstance(data, tuple | list):
@@ -217,12 +217,12 @@ def as_source(data: Any, place: Place, name: str = "data") -> Source:
                 f"{name} must be a pair (inputs, targets), got {len(data)} values; "
                 "several inputs go into one tuple or dict: ((a, b), targets)"
             )
-        return TensorSource(without_graph(checked_batch(data, place)))
+        return TensorSource(without_graph(checked_batch(data, like)))
     if isinstance(data, IterableDataset):
-        return LoaderSource(DataLoader(data, batch_size=128), place)
+        return LoaderSource(DataLoader(data, batch_size=128), like)
     known = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if known and not isinstance(data, Mapping | Tensor | np.ndarray | str | bytes):
-        return DatasetSource(data, place)
+        return DatasetSource(data, like)
     raise DataError(
         f"{name} must be a pair (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}"
     )

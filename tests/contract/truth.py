@@ -57,7 +57,7 @@ DESCENT = Training(
     iterations=forms.DESCENT_STEPS,
     batch_size=ROWS,
     lr=forms.DESCENT_RATE,
-    optimizer=SGD(momentum=0.0, nesterov=False),
+    optimizer=SGD(),
 )
 
 
@@ -118,7 +118,7 @@ def laplace(structure: Any, expected: Callable[[], Moments], why: str) -> Declar
 #: The weight λ of the divergence where a method has one: other than 1, so that it is seen.
 TEMPERED = 0.5
 #: Momentum ends at the optimum of a quadratic to rounding.
-MOMENTUM = Training(iterations=400, batch_size=ROWS, lr=0.05, optimizer=SGD(momentum=0.9))
+MOMENTUM = Training(iterations=400, batch_size=ROWS, lr=0.05, optimizer=SGD(momentum=0.9, nesterov=True))
 
 DECLARED: Mapping[str, Declared] = {
     "map": Declared(

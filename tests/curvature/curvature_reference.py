@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dubito import GGN, Categorical
 from dubito.curvature import Block, Curvature, Statistics, find_blocks, statistics
-from dubito.inputs import Place, call, map_tensors, take
+from dubito.inputs import TensorOptions, call, map_tensors, take
 from dubito.likelihoods import Likelihood
 from dubito.sources import as_source
 
@@ -90,7 +90,7 @@ def fitted(
     left_out = covered.left_out
     with torch.no_grad():
         built = likelihood.build(call(network, take(inputs, slice(2)))).requires_grad_(False)
-    source = as_source((inputs, targets), Place.of(network))
+    source = as_source((inputs, targets), TensorOptions.of(network))
     found = statistics(network, covered, source, built, kind, batch_size=batch_size, seed=seed, **wanted)
     return blocks, found, left_out
 

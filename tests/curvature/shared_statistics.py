@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from dubito import EFB, Bernoulli, Categorical, Fisher, Gaussian, Laplace
 from dubito.curvature import find_blocks, statistics
-from dubito.inputs import Place
+from dubito.inputs import TensorOptions
 from dubito.sources import as_source
 from dubito.training import Processes, Training, current
 
@@ -56,7 +56,7 @@ def run(name: str, processes: Processes | None) -> dict[str, Tensor]:
     net.eval()
     inputs, targets = normal(rows, *shape, dtype=dtype), numbers(3, rows)
     data = DataLoader(Stream(inputs, targets), batch_size=5) if stream else (inputs, targets)
-    source = as_source(data, Place.of(net))
+    source = as_source(data, TensorOptions.of(net))
     covered = find_blocks(net, inputs[:4], [name for name, _ in net.named_parameters()])
     blocks = list(covered.blocks.values())
     built = Categorical().build(net(inputs[:2]).detach())

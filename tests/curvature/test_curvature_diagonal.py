@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from dubito import GGN, Bernoulli, Categorical, ConfigError, Empirical, Fisher, Gaussian, NetworkError
 from dubito.curvature import Curvature, find_blocks, statistics
-from dubito.inputs import Place
+from dubito.inputs import TensorOptions
 from dubito.likelihoods import Likelihood
 from dubito.sources import as_source
 
@@ -39,7 +39,7 @@ def curvature(
     covered = find_blocks(network.eval(), inputs[:8], names)
     blocks = list(covered.blocks.values())
     built = likelihood.build(network(inputs[:2]).detach()).requires_grad_(False)
-    source = as_source((inputs, targets), Place.of(network))
+    source = as_source((inputs, targets), TensorOptions.of(network))
     found = statistics(network, covered, source, built, kind, diagonal=True, batch_size=batch_size, seed=seed)
     sums: dict[str, Tensor] = {}
     for block in blocks:

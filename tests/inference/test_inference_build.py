@@ -24,7 +24,7 @@ from dubito import (
     Training,
     methods,
 )
-from dubito.inputs import Place
+from dubito.inputs import TensorOptions
 from dubito.likelihoods import Likelihood
 from dubito.method import TrainedMethod
 from dubito.objective import Objective
@@ -314,7 +314,7 @@ def test_a_seed_starts_and_trains_as_fit_does(method: str, monkeypatch) -> None:
     assert same(stored(chosen.build(net, Categorical(), 24, seed=6).draft), starts[0]) == (
         method not in DRAWN
     )
-    train(built, as_source(data, Place.of(net)), training, Run(seed=5, progress=False))
+    train(built, as_source(data, TensorOptions.of(net)), training, Run(seed=5, progress=False))
     assert same(stored(built.posterior()), stored(expected))
 
 

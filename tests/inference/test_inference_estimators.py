@@ -54,7 +54,7 @@ def make(method: str, estimator: str, **settings) -> TrainedMethod:
 
 def scatter(built: Objective) -> None:
     with torch.no_grad():
-        for number, tensor in enumerate(built.draft.structure.parameters()):
+        for number, tensor in enumerate(built.draft.tensors.parameters()):
             tensor.copy_(normal(*tensor.shape, seed=number).to(tensor) * 0.5 - 1)
 
 
@@ -112,7 +112,7 @@ def test_expected_gradients_are_those_of_the_closed_form(method: str, estimator:
     scatter(built)
     draft = built.draft
     assert isinstance(draft, NormalPosterior)
-    tensors = list(draft.structure.parameters()) + list(draft.network.parameters())
+    tensors = list(draft.tensors.parameters()) + list(draft.network.parameters())
 
     std = {name: draft.scale(name).std for name in draft.random}
     errors = (targets - draft.network(inputs)).square().sum()

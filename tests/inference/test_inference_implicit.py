@@ -172,7 +172,7 @@ def test_where_the_divergences_have_their_optimum():
         )
         kl = built.kl()
         assert float(kl.detach()) == pytest.approx(0, abs=1e-9)
-        gradients = torch.autograd.grad(kl, list(built.draft.structure.parameters()))
+        gradients = torch.autograd.grad(kl, list(built.draft.tensors.parameters()))
         assert max(float(g.abs().max()) for g in gradients) < 1e-9
 
 

@@ -56,7 +56,7 @@ def stds(draft: NormalPosterior) -> dict[str, Tensor]:
 def scatter(draft: NormalPosterior) -> None:
     """Give every factor and standard deviation a value of its own."""
     with torch.no_grad():
-        for number, tensor in enumerate(draft.structure.parameters()):
+        for number, tensor in enumerate(draft.tensors.parameters()):
             tensor.copy_(normal(*tensor.shape, seed=number) * 0.5 - 1)
 
 
@@ -77,9 +77,7 @@ class Sequence(nn.Module):
 def test_structure_holds_factors_for_matrices_and_stds_for_the_rest() -> None:
     network = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(4, 3), nn.Linear(3, 2))
     posterior = KTied(rank=2).build(network, Categorical(), num_data=10).posterior()
-    shapes = {
-        key: {n: tuple(t.shape) for n, t in posterior.group(key).items()} for key in posterior.structure
-    }
+    shapes = {key: {n: tuple(t.shape) for n, t in posterior.group(key).items()} for key in posterior.tensors}
     assert shapes == {
         "raw_std": {
             "0.bias": (4,),

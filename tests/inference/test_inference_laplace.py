@@ -55,7 +55,7 @@ def curvature_of(posterior) -> dict[str, Tensor]:
     """N · Φ of every covered parameter, by its name."""
     found = {}
     for block in posterior.blocks.values():
-        found |= block.tensors(posterior.num_data * posterior.kept(block)["diagonal"].detach())
+        found |= block.tensors(posterior.num_data * posterior.block_tensors(block)["diagonal"].detach())
     return found
 
 
@@ -321,7 +321,7 @@ def test_parameters_without_factors_keep_their_diagonal_and_the_summary_says_so(
         block = posterior.blocks[name]
         torch.testing.assert_close(
             posterior.block(name).variance,
-            1 / (20 * posterior.kept(block)["diagonal"][0] + posterior.prior_precision),
+            1 / (20 * posterior.block_tensors(block)["diagonal"][0] + posterior.prior_precision),
         )
 
 

@@ -129,7 +129,7 @@ def test_each_structure_keeps_what_it_needs_and_no_more() -> None:
     for structure in (Diagonal(), KFAC(), EFB(), INF(rank=4)):
         posterior = fitted(structure, network, inputs)
         sizes[structure.title] = posterior.num_parameters - sum(p.numel() for p in network.parameters())
-        kept = {kind: dict(posterior.group(kind).items()) for kind in posterior.structure}
+        kept = {kind: dict(posterior.group(kind).items()) for kind in posterior.tensors}
         assert sizes[structure.title] == sum(t.numel() for group in kept.values() for t in group.values())
     g, a = (kept[kind]["0.weight"].shape[-1] for kind in ("output_vectors", "input_vectors"))
     h, b = (kept[kind]["2.weight"].shape[-1] for kind in ("output_vectors", "input_vectors"))
@@ -252,7 +252,7 @@ class Largest(TorchDispatchMode):
 @one_of_each
 def test_no_temporary_is_large(structure, monkeypatch: pytest.MonkeyPatch) -> None:
     chunk = 1 << 15
-    monkeypatch.setattr("dubito.inference.laplace.spread.CHUNK", chunk)
+    monkeypatch.setattr("dubito.inference.laplace.covariance.CHUNK", chunk)
     monkeypatch.setattr("dubito.distributions.pair_products.CHUNK", chunk)
     network = nn.Sequential(nn.Linear(40, 60), nn.ReLU(), nn.Linear(60, 10))
     inputs = normal(300, 40).float()
@@ -298,8 +298,8 @@ def test_training_first_covers_the_trained_network() -> None:
     assert posterior.prior_precision == pytest.approx(1 / float(plain.square().mean()))
     assert after.prior_precision == posterior.prior_precision
     for name, block in posterior.blocks.items():  # batch norm's statistics are those after training
-        for kind, tensor in after.kept(block).items():
-            torch.testing.assert_close(posterior.kept(block)[kind], tensor)
+        for kind, tensor in after.block_tensors(block).items():
+            torch.testing.assert_close(posterior.block_tensors(block)[kind], tensor)
         assert name in after.blocks
 
 

@@ -413,14 +413,14 @@ def test_an_update_averages_in_the_frozen_basis(structure, make) -> None:
     assert first.num_data == 24
     reference = layers(network, torch.cat([old, new]), categorical_hessian)
     for name, block in updated.blocks.items():
-        kept = updated.kept(block)
+        kept = updated.block_tensors(block)
         if isinstance(structure, Diagonal | KFAC):  # exactly what a fit on all data gives
             expected = whole.block(name).precision_matrix
             torch.testing.assert_close(updated.block(name).precision_matrix, expected)
             continue
         for group in range(block.groups):
             left, right = kept["output_vectors"][group], kept["input_vectors"][group]
-            assert torch.equal(left, first.kept(block)["output_vectors"][group])
+            assert torch.equal(left, first.block_tensors(block)["output_vectors"][group])
             basis = torch.kron(left.contiguous(), right.contiguous())
             exact = reference[name].information[group]
             along = (basis.mT @ exact @ basis).diagonal()
@@ -457,7 +457,7 @@ def test_labels_of_an_update_are_drawn_anew() -> None:
     method = Laplace(prior_precision=0.7)
     posterior = method.fit(network, (inputs, labels(30)), Categorical())
     one, two = (posterior.update((inputs, labels(30)), seed=seed) for seed in (0, 1))
-    kept = [p.kept(posterior.blocks["0"])["diagonal"] for p in (posterior, one, two)]
+    kept = [p.block_tensors(posterior.blocks["0"])["diagonal"] for p in (posterior, one, two)]
     assert not torch.allclose(kept[0], kept[1]) and not torch.allclose(kept[1], kept[2])
     again = posterior.update((inputs, labels(30)), seed=1)
-    assert torch.equal(again.kept(posterior.blocks["0"])["diagonal"], kept[2])
+    assert torch.equal(again.block_tensors(posterior.blocks["0"])["diagonal"], kept[2])

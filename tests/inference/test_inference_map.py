@@ -45,7 +45,7 @@ def test_the_prior_is_shared_out_over_the_rows_that_are_given() -> None:
     # Forty rows that stand for a hundred: the prior weighs 40/100 of what it weighs beside forty.
     inputs, noise_std, prior_std = normal(40, 3), 0.5, 0.1
     targets = inputs @ normal(3, 2, seed=1) + noise_std * normal(40, 2, seed=2)
-    descent = Training(iterations=300, batch_size=40, lr=0.02, optimizer=SGD())
+    descent = Training(iterations=300, batch_size=40, lr=0.02, optimizer=SGD(momentum=0.9, nesterov=True))
     for num_data in (None, 100):
         posterior = MAP(prior_std=prior_std).fit(
             nn.Linear(3, 2, bias=False).double(),

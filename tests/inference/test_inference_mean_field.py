@@ -199,7 +199,7 @@ def test_gradients_are_finite_where_all_means_are_zero() -> None:
     built = MeanField().build(network, Categorical(), num_data=10)
     built.kl().backward()
     assert all(torch.equal(p.grad, torch.zeros_like(p)) for p in built.draft.network.parameters())
-    assert all(p.grad.isfinite().all() for p in built.draft.structure.parameters())
+    assert all(p.grad.isfinite().all() for p in built.draft.tensors.parameters())
 
 
 # -- loss -------------------------------------------------------------------------------------------------------

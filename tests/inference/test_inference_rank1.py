@@ -184,7 +184,7 @@ def test_only_slow_weights_and_biases_decay():
     named = {id(p): n for n, p in built.draft.named_parameters()}
     assert (slow["weight_decay"], fast["weight_decay"]) == (1e-4, 0.0)
     assert (slow["lr"], fast["lr"]) == (0.1, 0.05)
-    assert {named[id(p)].partition(".")[0] for p in fast["params"]} == {"structure"}
+    assert {named[id(p)].partition(".")[0] for p in fast["params"]} == {"tensors"}
     assert not any("biases" in named[id(p)] for p in fast["params"])
     kept = [named[id(p)] for p in slow["params"]]
     assert sum("biases" in name for name in kept) == 3 and len(kept) == 9

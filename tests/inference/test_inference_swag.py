@@ -15,7 +15,7 @@ from dubito.inputs import Batch
 from dubito.sources import TensorSource
 from dubito.training import SGD, EarlyStopping
 
-QUICK = Training(epochs=4, batch_size=8, lr=0.05, optimizer=SGD())
+QUICK = Training(epochs=4, batch_size=8, lr=0.05, optimizer=SGD(momentum=0.9, nesterov=True))
 
 
 def rows(*shape: int, seed: int = 0, dtype=torch.float32) -> Tensor:

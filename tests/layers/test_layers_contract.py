@@ -12,16 +12,13 @@ from torch.func import functional_call, jacrev
 
 from contract import ROWS, Network, names_of, network_of, normal, rows_for
 from dubito.layers import Context, Form, Layout, Product, Survey, Use, survey
-from dubito.layers.factor import Factor, NodeFactors
-from dubito.layers.factors import Factors
-from dubito.layers.folding import fold
+from dubito.layers.declared import bias_names, shared_weights, weights_with_nodes
+from dubito.layers.factors import Factor, Factors, NodeFactors, fold
 from dubito.layers.grams import mirrored
 from dubito.layers.module import PassModule
 from dubito.layers.passes import asking
 from dubito.layers.record import BlockPart, Record, recorded
 from dubito.layers.stack import Stack
-from dubito.node_factors import shared_weights, weights_with_nodes
-from dubito.node_factors.weights import bias_names
 from dubito.weight_normals.kernels import SMALLEST
 from dubito.weight_normals.noise import LocalNoise
 from dubito.weight_normals.placement import place

@@ -151,7 +151,7 @@ MUTANTS = (
         "a colder Noisy K-FAC is a warmer one",
     ),
     mutant(
-        "inference/point.py",
+        "inference/map.py",
         "normal_penalty(trainable(self.draft.network).values(), self.prior_std)",
         "normal_penalty(trainable(self.draft.network).values(), self.prior_std**2)",
         "inference/test_inference_map.py::test_ridge_regression",
@@ -399,8 +399,8 @@ MUTANTS = (
     ),
     mutant(
         "posterior.py",
-        "kept = sum(group[name].numel() for group in groups if name in group)",
-        "kept = max((group[name].numel() for group in groups if name in group), default=0)",
+        "beside = sum(group[name].numel() for group in groups if name in group)",
+        "beside = max((group[name].numel() for group in groups if name in group), default=0)",
         "contract/test_contract.py::test_the_summary_names_every_parameter",
         "a parameter's numbers leave out some of what is kept",
     ),

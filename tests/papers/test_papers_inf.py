@@ -89,7 +89,9 @@ def test_what_inf_keeps_is_counted():
     diagonal = sum(block.rows * block.columns for block in posterior.blocks.values())
     more = 0
     for block in posterior.blocks.values():
-        (_, g), (_, a) = (posterior.kept(block)[f"{side}_vectors"].shape[1:] for side in ("output", "input"))
+        (_, g), (_, a) = (
+            posterior.block_tensors(block)[f"{side}_vectors"].shape[1:] for side in ("output", "input")
+        )
         more += g * block.rows + a * block.columns + g * a
     assert found["numbers"] == diagonal + more
     assert found["ratio"] == pytest.approx((diagonal + more) / diagonal)

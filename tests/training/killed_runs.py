@@ -27,9 +27,14 @@ KILLS = 5
 def early(checkpoint: Path, out: Path) -> None:
     x, y = data(120)
     training = Training(
-        epochs=60, batch_size=8, lr=0.02, optimizer=SGD(), schedule=Cosine(), checkpoint_minutes=0,
+        epochs=60,
+        batch_size=8,
+        lr=0.02,
+        optimizer=SGD(momentum=0.9, nesterov=True),
+        schedule=Cosine(),
+        checkpoint_minutes=0,
         early_stopping=EarlyStopping(patience=10, num_samples=2),
-    )  # fmt: skip
+    )
     MAP().fit(
         with_statistics(), (x[:60], y[:60]), Categorical(), training=training, validation=(x[60:], y[60:]),
         checkpoint=checkpoint,

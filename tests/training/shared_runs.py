@@ -99,7 +99,7 @@ def accumulated():
     training = replace(
         QUICK,
         accumulate=3,
-        optimizer=SGD(),
+        optimizer=SGD(momentum=0.9, nesterov=True),
         schedule=Cosine(),
         kl=KL(warmup=2),
         clip_norm=0.5,
@@ -215,7 +215,12 @@ def main(folder: Path) -> None:
     GradientStepper.step = plain
 
     try:
-        MAP().fit(mlp(), data(27), Categorical(), training=replace(QUICK, lr=1e30, optimizer=SGD()))
+        MAP().fit(
+            mlp(),
+            data(27),
+            Categorical(),
+            training=replace(QUICK, lr=1e30, optimizer=SGD(momentum=0.9, nesterov=True)),
+        )
     except TrainingError as error:
         said["nan"] = str(error)
 

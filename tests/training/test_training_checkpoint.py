@@ -33,8 +33,8 @@ from dubito import (
     Training,
     TrainingError,
 )
-from dubito.inference.point import MAPObjective
-from dubito.inputs import Batch, Place
+from dubito.inference.map import MAPObjective
+from dubito.inputs import Batch, TensorOptions
 from dubito.method import TrainedMethod
 from dubito.sources import as_source
 from dubito.training import (
@@ -44,9 +44,9 @@ from dubito.training import (
     GradientStepper,
     Plan,
     Processes,
-    Record,
     Run,
     Stepper,
+    StepRecord,
     train,
 )
 from dubito.training import checkpoint as checkpoints
@@ -81,9 +81,15 @@ def images() -> nn.Module:
 def early(path=None):
     x, y = data(60)
     training = Training(
-        epochs=7, batch_size=8, lr=0.3, optimizer=SGD(), schedule=Cosine(), accumulate=2, checkpoint_minutes=0,
+        epochs=7,
+        batch_size=8,
+        lr=0.3,
+        optimizer=SGD(momentum=0.9, nesterov=True),
+        schedule=Cosine(),
+        accumulate=2,
+        checkpoint_minutes=0,
         early_stopping=EarlyStopping(patience=2, num_samples=2),
-    )  # fmt: skip
+    )
     return MAP().fit(
         with_statistics(), (x[:21], y[:21]), Categorical(), training=training, validation=(x[21:], y[21:]),
         checkpoint=path,
@@ -210,7 +216,7 @@ BASE = {
             r"training\.batch_size was 8 there and is 9",
         ),
         (
-            {"training": dataclasses.replace(EVERY_STEP, optimizer=SGD())},
+            {"training": dataclasses.replace(EVERY_STEP, optimizer=SGD(momentum=0.9, nesterov=True))},
             r"training\.optimizer\.type was 'Adam'",
         ),
         (
@@ -297,7 +303,9 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     x, y = data()
     path = tmp_path / "c"
-    absurd = Training(epochs=9, batch_size=8, lr=1e30, optimizer=SGD(), checkpoint_minutes=0)
+    absurd = Training(
+        epochs=9, batch_size=8, lr=1e30, optimizer=SGD(momentum=0.9, nesterov=True), checkpoint_minutes=0
+    )
     with pytest.raises(
         TrainingError, match=r"the (nll|loss) became (inf|nan) at step [1-3] .*lower lr.*clip_norm"
     ) as e:
@@ -313,7 +321,7 @@ def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
 
 
 def test_the_term_is_named():
-    training = Training(epochs=9, batch_size=8, lr=1e18, optimizer=SGD())
+    training = Training(epochs=9, batch_size=8, lr=1e18, optimizer=SGD(momentum=0.9, nesterov=True))
     with pytest.raises(TrainingError, match="the kl became"):
         MeanField(subset=["0"], prior_std=1e-2).fit(Bounded(), data(), Categorical(), training=training)
 
@@ -448,7 +456,7 @@ class ByHand(Stepper):
         self.speed = {name: torch.zeros_like(p) for name, p in objective.draft.weights().items()}
         self.count = 0
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         weights, sums = self.objective.draft.weights(), torch.zeros(3)
         for batch in passes:
             assert batch is not None
@@ -462,7 +470,7 @@ class ByHand(Stepper):
             for name, weight in weights.items():
                 weight -= self.rate * self.speed[name]
         self.count += 1
-        return Record(number, sums / rows, rows, self.rate, None, stop)
+        return StepRecord(number, sums / rows, rows, self.rate, None, stop)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return dict(self.speed), {"count": self.count}
@@ -515,7 +523,7 @@ def test_a_method_may_bring_its_own_update_rule(tmp_path, monkeypatch):
 def test_the_loop_serves_objectives_of_ones_own():
     x, y = data()
     objective = MAP().build(mlp(), Categorical(), num_data=27)
-    history = train(objective, as_source((x, y), Place.of(objective.draft)), QUICK, Run(seed=4))
+    history = train(objective, as_source((x, y), TensorOptions.of(objective.draft)), QUICK, Run(seed=4))
     expected = MAP().fit(mlp(), (x, y), Categorical(), training=QUICK, seed=4)
     assert same(objective.posterior(), expected) and history == expected.history
 

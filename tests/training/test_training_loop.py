@@ -74,9 +74,15 @@ def watched(monkeypatch, probe) -> list:
 def test_map_is_the_loop_one_would_write_by_hand():
     x, y = data(27)
     training = Training(
-        epochs=3, batch_size=8, lr=0.1, optimizer=SGD(momentum=0.8), schedule=Cosine(final=0.1), warmup=1,
-        weight_decay=0.01, clip_norm=0.5,
-    )  # fmt: skip
+        epochs=3,
+        batch_size=8,
+        lr=0.1,
+        optimizer=SGD(momentum=0.8, nesterov=True),
+        schedule=Cosine(final=0.1),
+        warmup=1,
+        weight_decay=0.01,
+        clip_norm=0.5,
+    )
     posterior = MAP(prior_std=2.0).fit(mlp(), (x, y), Categorical(), training=training, seed=SEED)
 
     net = mlp()
@@ -171,7 +177,10 @@ def test_dropout_is_the_loop_one_would_write_by_hand():
 def test_accumulated_passes_are_one_larger_batch(count):
     fits = [
         MAP(prior_std=1.0).fit(
-            mlp(), data(count), Categorical(), training=Training(epochs=3, lr=0.05, optimizer=SGD(), **sizes)
+            mlp(),
+            data(count),
+            Categorical(),
+            training=Training(epochs=3, lr=0.05, optimizer=SGD(momentum=0.9, nesterov=True), **sizes),
         )
         for sizes in ({"batch_size": 8, "accumulate": 2}, {"batch_size": 16})
     ]
@@ -184,7 +193,7 @@ def test_an_epoch_of_gradients_is_that_of_the_whole_objective(count, accumulate)
     """Σ_b (B_b / B) ∇ [nll_b + kl / N] = (N / B) ∇ [nll + kl / N]: likelihood once, divergence once."""
     x, y = data(count)
     objective = MAP(prior_std=0.7).build(mlp().double(), Categorical(), count)
-    training = Training(epochs=1, batch_size=8, lr=1.0, optimizer=SGD(momentum=0), accumulate=accumulate)
+    training = Training(epochs=1, batch_size=8, lr=1.0, optimizer=SGD(), accumulate=accumulate)
     passes = [Batch(x[rows].double(), y[rows]) for rows in torch.arange(count).split(8)]
     plan = plan_run(training, count, len(passes), 8)
     start = copy.deepcopy(objective.draft.network.state_dict())
@@ -320,7 +329,7 @@ class Uneven:
 def test_samplers_and_streams_of_the_users_run_in_their_own_order():
     x, y = data(20)
     stream = DataLoader(Stream(x, y), batch_size=8)
-    training = Training(epochs=2, lr=0.05, optimizer=SGD())
+    training = Training(epochs=2, lr=0.05, optimizer=SGD(momentum=0.9, nesterov=True))
     posterior = MAP().fit(mlp(), stream, Categorical(), training=training, num_data=20)
     net = mlp()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, nesterov=True)
@@ -345,7 +354,7 @@ def test_samplers_and_streams_of_the_users_run_in_their_own_order():
 def test_batches_of_the_users_own_sizes_are_weighted_by_their_rows():
     x, y = data(20)
     loader = DataLoader(TensorDataset(x, y), batch_sampler=Uneven([8, 4, 8]))
-    training = Training(epochs=1, lr=0.05, optimizer=SGD(momentum=0))
+    training = Training(epochs=1, lr=0.05, optimizer=SGD())
     posterior = MAP().fit(mlp(), loader, Categorical(), training=training, num_data=20)
     net = mlp()
     for rows in (slice(0, 8), slice(8, 12), slice(12, 20)):  # the first batch tells how large a full one is
@@ -510,7 +519,7 @@ def test_channels_last_changes_no_result(method, monkeypatch):
         ),
     )
     x = torch.randn(20, 2, 6, 6, generator=torch.Generator().manual_seed(0))
-    training = Training(epochs=2, batch_size=8, lr=0.01, optimizer=SGD())
+    training = Training(epochs=2, batch_size=8, lr=0.01, optimizer=SGD(momentum=0.9, nesterov=True))
     rows = (x, data(20)[1])
     plain = method.fit(convolutional(), rows, Categorical(), training=training)
     assert not any(formats)

@@ -136,8 +136,14 @@ def test_optimisers_are_those_of_pytorch():
     parameter.grad = torch.zeros(2)
     made.step()  # decoupled: w − lr · decay · w, and a zero gradient moves nothing else
     torch.testing.assert_close(parameter.detach(), torch.full((2,), 1 - 0.1 * 0.5))
-    for momentum, nesterov in ((0.9, True), (0.0, False)):
-        made = SGD(momentum=momentum).make([{"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.1}])
+    theirs = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    for settings, momentum, nesterov in (
+        (SGD(), theirs.defaults["momentum"], theirs.defaults["nesterov"]),
+        (SGD(momentum=0.9), 0.9, False),
+        (SGD(momentum=0.9, nesterov=True), 0.9, True),
+        (SGD(nesterov=True), 0.0, False),  # the same thing, which PyTorch refuses to be told
+    ):
+        made = settings.make([{"params": [torch.nn.Parameter(torch.ones(2))], "lr": 0.1}])
         assert (made.defaults["momentum"], made.defaults["nesterov"]) == (momentum, nesterov)
 
 

@@ -16,8 +16,8 @@ from dubito.layers.layout import Layout
 from dubito.layers.passes import asking
 from dubito.weight_normals import streams as stream_module
 from dubito.weight_normals.noise import FlippedNoise, LocalNoise, Moments
-from dubito.weight_normals.placement import Placement, place
-from dubito.weight_normals.scales import OwnScale, Scale, TiedScale, TruncatedScale
+from dubito.weight_normals.placement import Placement, assign_noise
+from dubito.weight_normals.scales import OwnScale, TiedScale, TruncatedScale, WeightScale
 from dubito.weight_normals.streams import RowStreams
 
 DOUBLE = torch.float64
@@ -51,7 +51,7 @@ def make(name: str) -> tuple[nn.Module, Tensor]:
     return build().double(), normal(*shape)
 
 
-def scale_of(weight: Tensor, form: str, seed: int) -> Scale:
+def scale_of(weight: Tensor, form: str, seed: int) -> WeightScale:
     m, n = len(weight), weight[0].numel()
     if form == "own" or weight.ndim == 1:
         return OwnScale((normal(*weight.shape, seed=seed) - 1).requires_grad_())
@@ -61,12 +61,12 @@ def scale_of(weight: Tensor, form: str, seed: int) -> Scale:
     return TruncatedScale(u.requires_grad_(), v.requires_grad_(), 0.1, weight.shape)
 
 
-def scales_of(module: nn.Module, form: str) -> dict[str, Scale]:
+def scales_of(module: nn.Module, form: str) -> dict[str, WeightScale]:
     named = enumerate(module.named_parameters())
     return {name: scale_of(parameter, form, 10 * number) for number, (name, parameter) in named}
 
 
-def formed(scale: Scale) -> Tensor:
+def formed(scale: WeightScale) -> Tensor:
     """σ in the weight's shape, written out."""
     if isinstance(scale, OwnScale):
         return torch.log1p(scale.raw_std.exp())
@@ -76,13 +76,13 @@ def formed(scale: Scale) -> Tensor:
     return torch.einsum("am,an->mn", scale.u, scale.v).clamp(min=scale.floor).view(scale.shape)
 
 
-def leaves(scales: dict[str, Scale]) -> list[Tensor]:
+def leaves(scales: dict[str, WeightScale]) -> list[Tensor]:
     return [
         t for scale in scales.values() for t in vars(scale).values() if isinstance(t, Tensor) and t.is_leaf
     ]
 
 
-def exact_variance(module: nn.Module, scales: dict[str, Scale], x: Tensor) -> Tensor:
+def exact_variance(module: nn.Module, scales: dict[str, WeightScale], x: Tensor) -> Tensor:
     """The layer itself, on squares, with variances in place of its weights."""
     squares = {name: formed(scale).square() for name, scale in scales.items()}
     return functional_call(module, squares, (x.square(),))
@@ -92,12 +92,12 @@ def placed(
     network: nn.Module, x: Tensor, names: list[str] | None = None, wanted: list[str] | None = None
 ) -> Placement:
     parameters = [name for name, _ in network.named_parameters()] if names is None else names
-    return place(survey(network, x), network, parameters, wanted)
+    return assign_noise(survey(network, x), network, parameters, wanted)
 
 
 def local(
     network: nn.Module,
-    scales: dict[str, Scale],
+    scales: dict[str, WeightScale],
     x: Tensor,
     streams: RowStreams | None = None,
     moments: Moments | None = None,
@@ -300,7 +300,7 @@ class Again(nn.Module):
 
 def test_local_noise_is_new_in_every_call() -> None:
     network, x = Again().double(), normal(3, 4)
-    scales: dict[str, Scale] = {"layer.weight": scale_of(network.layer.weight, "own", 0)}
+    scales: dict[str, WeightScale] = {"layer.weight": scale_of(network.layer.weight, "own", 0)}
     with torch.no_grad():
         noise = local(network, scales, x) - network(x)
     for first, second in ((0, 1), (0, 2), (1, 2)):

@@ -13,8 +13,8 @@ from dubito.layers.form import Form
 from dubito.layers.passes import asking
 from dubito.weight_normals.calls import OutputNoise
 from dubito.weight_normals.noise import FlippedNoise, LocalNoise
-from dubito.weight_normals.placement import Placement, place
-from dubito.weight_normals.scales import OwnScale, Scale, TiedScale
+from dubito.weight_normals.placement import Placement, assign_noise
+from dubito.weight_normals.scales import OwnScale, TiedScale, WeightScale
 from dubito.weight_normals.streams import RowStreams
 
 DOUBLE, DRAWS = torch.float64, 20_000
@@ -112,14 +112,14 @@ every_case = pytest.mark.parametrize("name", CASES)
 forms = pytest.mark.parametrize("form", ["own", "tied"])
 
 
-def scale_of(weight: Tensor, form: str, seed: int) -> Scale:
+def scale_of(weight: Tensor, form: str, seed: int) -> WeightScale:
     if form == "own" or weight.ndim == 1:
         return OwnScale((normal(*weight.shape, seed=seed) - 1).requires_grad_())
     log_u, log_v = normal(2, len(weight), seed=seed) - 1, normal(2, weight[0].numel(), seed=seed + 1) - 1
     return TiedScale(log_u.requires_grad_(), log_v.requires_grad_(), weight.shape)
 
 
-def std_of(scale: Scale) -> Tensor:
+def std_of(scale: WeightScale) -> Tensor:
     """σ written out."""
     if isinstance(scale, OwnScale):
         return torch.log1p(scale.raw_std.exp())
@@ -127,12 +127,12 @@ def std_of(scale: Scale) -> Tensor:
     return torch.einsum("am,an->mn", scale.log_u.exp(), scale.log_v.exp()).view(scale.shape)
 
 
-def make(name: str, form: str) -> tuple[Case, nn.Module, Tensor, dict[str, Scale], Placement]:
+def make(name: str, form: str) -> tuple[Case, nn.Module, Tensor, dict[str, WeightScale], Placement]:
     case = CASES[name]
     network, x = case.build().eval(), normal(*case.shape, seed=9)
     own = dict(network.named_parameters())
     scales = {key: scale_of(own[key], form, 10 * number) for number, key in enumerate(case.names)}
-    placement = place(survey(network, x), network, case.names)
+    placement = assign_noise(survey(network, x), network, case.names)
     assert placement.names == case.names and not placement.drawn
     return case, network, x, scales, placement
 
@@ -142,7 +142,7 @@ def run(network: nn.Module, noise: OutputNoise, x: Tensor) -> Tensor:
         return shell(x)
 
 
-def drawn_weights(network: nn.Module, scales: dict[str, Scale], count: int) -> Weights:
+def drawn_weights(network: nn.Module, scales: dict[str, WeightScale], count: int) -> Weights:
     own = dict(network.named_parameters())
     return {
         key: own[key] + std_of(scale) * normal(count, *own[key].shape, seed=70 + number)
@@ -213,7 +213,7 @@ def test_query_key_and_value_have_noise_of_their_own_weights(form: str) -> None:
     network, x = Attention().eval(), normal(2, 3, 4, seed=9)
     own, names = dict(network.named_parameters()), ("inner.in_proj_weight", "inner.in_proj_bias")
     scales = {key: scale_of(own[key], form, 10 * number) for number, key in enumerate(names)}
-    placement = place(survey(network, x), network, names)
+    placement = assign_noise(survey(network, x), network, names)
     many = x.repeat(DRAWS, 1, 1)
     noise = Seen(placement, scales.__getitem__, RowStreams(3, 0, len(many)))
     run(network, noise, many)
@@ -270,7 +270,7 @@ class Folded(nn.Module):
 
 def test_flipout_keeps_a_rows_weight_where_it_is_transposed() -> None:
     network, x = Folded(), normal(5, 4)
-    placement = place(survey(network, x), network, ["weight"])
+    placement = assign_noise(survey(network, x), network, ["weight"])
     assert placement.names == ("weight",)
     change = normal(3, 4, seed=6).requires_grad_()
     ours = run(network, FlippedNoise(placement, {"weight": change}, RowStreams(1, 0, 5)), x)
@@ -287,7 +287,7 @@ def test_flipout_keeps_a_rows_weight_where_it_is_transposed() -> None:
 def test_flipout_of_attention_is_that_of_weights_per_row() -> None:
     network, x = Attention().eval(), normal(3, 4, 4, seed=9)
     own = dict(network.named_parameters())
-    placement = place(survey(network, x), network, list(own))
+    placement = assign_noise(survey(network, x), network, list(own))
     assert set(placement.names) == set(own)
     changes = {key: 0.5 * normal(*p.shape, seed=30 + n) for n, (key, p) in enumerate(own.items())}
     ours = run(network, FlippedNoise(placement, changes, RowStreams(1, 0, 3)), x)
@@ -320,7 +320,7 @@ def test_parts_of_a_bias_beside_whole_weights(names: tuple[str, ...], form: str)
     network = Cross().eval()
     inputs = {"query": normal(2, 1, 4), "key": normal(2, 1, 3, seed=1), "value": normal(2, 1, 3, seed=1)}
     own = dict(network.inner.named_parameters())
-    placement = place(survey(network, inputs), network, [f"inner.{n}" for n in names])
+    placement = assign_noise(survey(network, inputs), network, [f"inner.{n}" for n in names])
     assert placement.names == tuple(f"inner.{n}" for n in names)
     scales = {f"inner.{n}": scale_of(own[n], form, 10 * i) for i, n in enumerate(names)}
     noise = LocalNoise(placement, scales.__getitem__, RowStreams(3, 0, 2))

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 from dubito.distributions import tied_functions
-from dubito.weight_normals.scales import OwnScale, Scale, TiedScale, TruncatedScale
+from dubito.weight_normals.scales import OwnScale, TiedScale, TruncatedScale, WeightScale
 from dubito.weight_normals.terms import OwnTerm, Term, TiedTerm, summed
 
 PRIOR = 0.4
@@ -107,7 +107,7 @@ def test_many_terms_of_all_kinds_are_one_sum() -> None:
     assert_same(ours, expected, tensors)
 
 
-def scales() -> dict[str, tuple[Scale, list[Tensor]]]:
+def scales() -> dict[str, tuple[WeightScale, list[Tensor]]]:
     own, tied = parameters("own", (5, 7)), parameters("2-tied", (5, 7))
     u, v = normal(2, 5, seed=4).abs() + 0.1, normal(2, 7, seed=5).abs()
     return {

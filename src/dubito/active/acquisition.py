@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import seeds
 from ..errors import ConfigError, DataError, require_count
 from ..inference.laplace import LaplacePosterior
-from ..inputs import Inputs, Place, checked_inputs, rows_of
+from ..inputs import Inputs, TensorOptions, checked_inputs, rows_of
 from ..likelihoods import Gaussian, Likelihood
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import (
@@ -133,9 +133,9 @@ class Random(Acquisition):
     """No preference: what the others are measured against."""
 
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
-        place = Place.of(posterior.network)
-        stream = seeds.generator(seed, "random acquisition", device=place.device)
-        return torch.rand(rows_of(checked_inputs(inputs, place)), generator=stream, device=place.device)
+        like = TensorOptions.of(posterior.network)
+        stream = seeds.generator(seed, "random acquisition", device=like.device)
+        return torch.rand(rows_of(checked_inputs(inputs, like)), generator=stream, device=like.device)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import seeds, storage
 from ..errors import ConfigError, DataError, StorageError, require_count
-from ..inputs import Place, take
+from ..inputs import TensorOptions, take
 from ..likelihoods import Likelihood, settings_of
 from ..method import Method
 from ..networks import copied
@@ -93,8 +93,8 @@ class ActiveLearning:
         settings = {"num_samples": self.num_samples, "seed": seed, "max_rows": MAX_ROWS, **(options or {})}
         self.method.posterior_type.check_form(PredictionOptions(**settings), self.method)
         network = copied(net).eval()
-        place = Place.of(network)
-        source = as_source(pool, place, "pool")
+        like = TensorOptions.of(network)
+        source = as_source(pool, like, "pool")
         if not isinstance(source, TensorSource):
             raise DataError(f"pool must be a pair of tensors or arrays, got {type(pool).__name__}")
         rows, needed = source.num_data, self.initial + self.steps * self.selection.size
@@ -103,13 +103,13 @@ class ActiveLearning:
                 f"{self.initial} rows and {self.steps} steps of {self.selection.size} need a pool of at least {needed} "
                 f"rows, got {rows}"
             )
-        as_source(test, place, "test")  # what cannot be read is found before work starts
+        as_source(test, like, "test")  # what cannot be read is found before work starts
         state = _State.begun(self, source, network, likelihood, seed, options, checkpoint)
         bar = Bar(self.steps + 1, progress, "active learning", done=len(state.points))
         with bar.open():
             while len(state.points) <= self.steps:
                 own, began = seeds.derived(seed, "step", len(state.points)), time.process_time()
-                labelled = torch.tensor(state.labelled, device=place.device)
+                labelled = torch.tensor(state.labelled, device=like.device)
                 part = (take(source.batch.inputs, labelled), source.batch.targets[labelled])
                 posterior = self.method.fit(
                     net, part, likelihood, training=self.training, seed=own, progress=False

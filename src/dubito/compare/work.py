@@ -14,8 +14,8 @@ import torch
 
 from .. import jobs, models
 from ..errors import DubitoError, DubitoWarning, Interrupted, TrainingError
-from ..inference.point import MAP
-from ..inputs import Place
+from ..inference.map import MAP
+from ..inputs import TensorOptions
 from ..likelihoods import Gaussian
 from ..posterior import Posterior
 from ..prediction import Prediction
@@ -144,7 +144,7 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Seen
 
 def clock_of(network: torch.nn.Module) -> Callable[[], float]:
     """The clock of what a network costs: CPU time, which neighbours do not change, or the wall's on accelerators."""
-    alone = Place.of(network).device.type == "cpu" and torch.get_num_threads() == 1
+    alone = TensorOptions.of(network).device.type == "cpu" and torch.get_num_threads() == 1
     return time.process_time if alone else time.perf_counter
 
 

@@ -242,11 +242,11 @@ class ProductSums(Sums):
             self.gradients = mirrored(self.gradients)
         if self.order is None:
             return
-        place = self.order.argsort()
+        inverse = self.order.argsort()
         if self.inputs is not None:
-            self.inputs = self.inputs[:, place][:, :, place]
+            self.inputs = self.inputs[:, inverse][:, :, inverse]
         if self.diagonal is not None:
-            self.diagonal = self.diagonal[..., place]
+            self.diagonal = self.diagonal[..., inverse]
 
 
 def _positions(call: Call) -> int:

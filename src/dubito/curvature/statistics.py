@@ -248,7 +248,7 @@ def _add_batches(
     over: Pass, sums: list[DiagonalSums | ProductSums], watch: Callable[[Tensor, Tensor], None] | None
 ) -> int:
     """Add all batches of this process to the sums; returns the number of rows."""
-    step, noise, count = _Step(over.cover, sums), LabelNoise(over.seed), 0
+    step, noise, count = _SumsOfPass(over.cover, sums), LabelNoise(over.seed), 0
     with torch.enable_grad(), recorded(over.network, step.names, step.record) as shell:
         for first_row, batch in _batches(over.source, over.batch_size, over.processes):
             step.rows = rows_of(batch.inputs)
@@ -268,7 +268,7 @@ def _add_batches(
     return count
 
 
-class _Step:
+class _SumsOfPass:
     """Adds what calls saw to the sums: as soon as a gradient is there, so that it need not be kept.
 
     Args:

@@ -8,7 +8,7 @@ from .kronecker import EigenKroneckerNormal as EigenKroneckerNormal
 from .kronecker import KroneckerNormal as KroneckerNormal
 from .matrix_normal import MatrixNormal as MatrixNormal
 from .matrix_normal_inverse_wishart import MatrixNormalInverseWishart as MatrixNormalInverseWishart
-from .selection import Selection as Selection
+from .selection import EigenvalueSelection as EigenvalueSelection
 from .selection import select as select
 from .sparse_information import SparseInformationNormal as SparseInformationNormal
 from .structured import StructuredNormal as StructuredNormal

@@ -82,7 +82,9 @@ class GroupedNormal(Distribution):
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., G, m, n]: [..., G]."""
         values = value.unbind(-3)
-        return torch.stack([part.log_prob(each) for part, each in zip(self.parts, values, strict=True)], -1)
+        return torch.stack(
+            [part.log_prob(matrix) for part, matrix in zip(self.parts, values, strict=True)], -1
+        )
 
     def entropy(self) -> Tensor:
         """In nats, [G]."""

@@ -118,8 +118,8 @@ class MatrixNormalInverseWishart(Distribution):
         n, p = self.event_shape
         # H(Σ) + E H(W | Σ), the latter ½ (np (1 + log 2π) + p log|R| + n E log|Σ|)
         logs = p * self._unit.row_logdet + n * self.noise.mean_logdet
-        own = 0.5 * (n * p * (1 + math.log(2 * math.pi)) + logs)
-        return (self.noise.entropy() + own).expand(self.batch_shape)
+        conditional_entropy = 0.5 * (n * p * (1 + math.log(2 * math.pi)) + logs)
+        return (self.noise.entropy() + conditional_entropy).expand(self.batch_shape)
 
     def updated(self, xx: Tensor, xy: Tensor, yy: Tensor, num_data: float) -> "MatrixNormalInverseWishart":
         """The posterior after data whose sums of products are given; Eq. 16 of BALI by one factorisation.

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from dubito.errors import ConfigError, DataError, require_count, unknown_name
 
-Method = Literal["algorithm1", "rectangle"]
+Rule = Literal["algorithm1", "rectangle"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Selection:
+class EigenvalueSelection:
     """Rows and columns of Λ that are kept, and how much of it they hold.
 
     Attributes:
@@ -37,8 +37,8 @@ class Selection:
 
 
 def select(
-    eigenvalues: Tensor, rank: int | float, *, method: Method = "algorithm1", max_size: int | None = None
-) -> Selection:
+    eigenvalues: Tensor, rank: int | float, *, method: Rule = "algorithm1", max_size: int | None = None
+) -> EigenvalueSelection:
     """Choose the eigenvectors of a layer to keep.
 
     `algorithm1` keeps every row and every column that holds one of the K largest eigenvalues (Algorithm 1 of
@@ -51,8 +51,8 @@ def select(
         method: how the rectangle is found.
         max_size: the largest L; K is lowered until the rectangle fits. No limit if not given.
     """
-    if method not in get_args(Method):
-        raise unknown_name("selection", method, get_args(Method))
+    if method not in get_args(Rule):
+        raise unknown_name("selection", method, get_args(Rule))
     if max_size is not None:
         require_count(max_size=max_size)
     if eigenvalues.ndim != 2 or eigenvalues.numel() == 0:
@@ -60,16 +60,16 @@ def select(
     if not bool((eigenvalues.isfinite() & (eigenvalues >= 0)).all()):
         raise DataError("eigenvalues must be finite and not negative; check the statistics of this layer")
     requested = resolve_rank(rank, eigenvalues.numel())
-    rows, columns, kept = _algorithm1(eigenvalues, requested, max_size or eigenvalues.numel())
+    rows, columns, leading = _algorithm1(eigenvalues, requested, max_size or eigenvalues.numel())
     if method == "rectangle":
         rows, columns = _best_rectangle(eigenvalues, rows, columns)
     total = float(eigenvalues.sum())
     captured = float(eigenvalues[rows][:, columns].sum()) / total if total > 0 else 1.0
-    return Selection(
+    return EigenvalueSelection(
         output_index=rows.sort().values,
         input_index=columns.sort().values,
         requested_rank=requested,
-        rank=kept,
+        rank=leading,
         captured_trace=min(captured, 1.0),
     )
 
@@ -91,8 +91,8 @@ def _algorithm1(eigenvalues: Tensor, rank: int, max_size: int) -> tuple[Tensor, 
     rows, columns = order // n, order % n
     # Rows and columns only ever join, so g·a grows along the order and the last K' that fits is its count.
     sizes = _seen_so_far(rows, m) * _seen_so_far(columns, n)
-    kept = int((sizes <= max_size).sum())
-    return rows[:kept].unique(), columns[:kept].unique(), kept
+    leading = int((sizes <= max_size).sum())
+    return rows[:leading].unique(), columns[:leading].unique(), leading
 
 
 def _seen_so_far(index: Tensor, size: int) -> Tensor:
@@ -110,7 +110,7 @@ def _best_rectangle(eigenvalues: Tensor, rows: Tensor, columns: Tensor) -> tuple
     starts += [(by_sum[:g], a) for g, a in _shapes(len(rows) * len(columns), m, n)]
     return max(
         (_alternate(eigenvalues, *start) for start in starts),
-        key=lambda found: float(eigenvalues[found[0]][:, found[1]].sum()),
+        key=lambda rectangle: float(eigenvalues[rectangle[0]][:, rectangle[1]].sum()),
     )
 
 

@@ -184,8 +184,10 @@ class SparseInformationNormal(StructuredNormal):
         taken = whitening.square() * pair_products.squared_norms(left, right, rows)
         variance = ((1 - taken) * root.square()).to(self._mean)
         # (P⁻¹)_ii is at least 1/P_ii
-        own = self.num_data * self.congruence.square() * self.eigen_diagonal + self.diagonal_precision
-        return torch.maximum(variance, 1 / own)
+        precision_diagonal = (
+            self.num_data * self.congruence.square() * self.eigen_diagonal + self.diagonal_precision
+        )
+        return torch.maximum(variance, 1 / precision_diagonal)
 
     def _compute_logdet(self) -> Tensor:
         # log|P| = Σ log d + 2 Σ log R_ii

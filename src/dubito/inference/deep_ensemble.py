@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import NetworkError, require_count, require_positive
 from ..fitting import Prepared
-from ..inputs import Place
+from ..inputs import TensorOptions
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method
 from ..posterior import Posterior, stored_tensors
 from ..training import Processes, Run, Training, current
-from .point import MAP, PointPosterior
+from .map import MAP, PointPosterior
 
 
 class DeepEnsemblePosterior(Posterior):
@@ -27,12 +27,14 @@ class DeepEnsemblePosterior(Posterior):
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Member `index` mod K: its parameters and its buffers."""
-        own = stored_tensors(self.network)
+        first = stored_tensors(self.network)
         member = index % self.num_components
         if member == 0:
-            return own
+            return first
         others = {**dict(self.group("members").items()), **dict(self.group("statistics").items())}
-        return {name: others[name][member - 1] if name in others else tensor for name, tensor in own.items()}
+        return {
+            name: others[name][member - 1] if name in others else tensor for name, tensor in first.items()
+        }
 
     def holds(self, name: str) -> str:
         return f"{self.num_components} members" if name in self.group("members") else "shared point"
@@ -61,18 +63,20 @@ class DeepEnsemble(Method):
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> DeepEnsemblePosterior:
         training = training or Training()
-        device = Place.of(prepared.network).device
+        device = TensorOptions.of(prepared.network).device
         # Members are whole runs: who has one less waits for the others longer than any step takes.
         processes = (prepared.run.processes or current(training.timeout, device)).patient()
         starts = [self._start(prepared, member) for member in range(self.members)]
         points: list[PointPosterior] = []
         for member, start in enumerate(starts):
-            own = replace(prepared, network=start, likelihood=copy.deepcopy(prepared.likelihood))
+            prepared_member = replace(prepared, network=start, likelihood=copy.deepcopy(prepared.likelihood))
             if member % processes.count == processes.rank:
-                own = replace(own, run=self._run(prepared.run, member, shown=processes.first))
-                points.append(self._member(own, training))
+                prepared_member = replace(
+                    prepared_member, run=self._run(prepared.run, member, shown=processes.first)
+                )
+                points.append(self._member(prepared_member, training))
             else:
-                points.append(PointPosterior(start, own.likelihood, method=self))
+                points.append(PointPosterior(start, prepared_member.likelihood, method=self))
         for member, point in enumerate(points):
             owner = member % processes.count
             processes.broadcast(list(point.stored().values()), owner)
@@ -102,7 +106,7 @@ class DeepEnsemble(Method):
 
     def _joined(self, points: list[PointPosterior], history: list[dict[str, float]]) -> DeepEnsemblePosterior:
         first, *others = points
-        kept = [stored_tensors(point.network) for point in others]
+        members = [stored_tensors(point.network) for point in others]
         parameters = first.weights()
         names = [name for name in parameters if name in first.trainable]
         buffers = [name for name in stored_tensors(first.network) if name not in parameters]
@@ -110,7 +114,7 @@ class DeepEnsemble(Method):
             first.network,
             joined_noise([point.likelihood for point in points]),
             method=self,
-            structure={"members": stacked(names, kept), "statistics": stacked(buffers, kept)},
+            tensors={"members": stacked(names, members), "statistics": stacked(buffers, members)},
             history=history,
             trainable=first.trainable,
         )
@@ -119,7 +123,11 @@ class DeepEnsemble(Method):
 
 def stacked(names: list[str], members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The named tensors of all members, along a new first axis."""
-    return {name: torch.stack([own[name].detach() for own in members]) for name in names} if members else {}
+    return (
+        {name: torch.stack([tensors[name].detach() for tensors in members]) for name in names}
+        if members
+        else {}
+    )
 
 
 def joined_noise(likelihoods: list[BuiltLikelihood]) -> BuiltLikelihood:
@@ -127,14 +135,14 @@ def joined_noise(likelihoods: list[BuiltLikelihood]) -> BuiltLikelihood:
     first = likelihoods[0]
     if len(likelihoods) == 1 or not isinstance(first, GaussianLikelihood) or first.raw_std is None:
         return first
-    learned = [each.std().detach() for each in likelihoods if isinstance(each, GaussianLikelihood)]
+    learned = [member.std().detach() for member in likelihoods if isinstance(member, GaussianLikelihood)]
     return first.with_noise(std=torch.stack(learned))
 
 
 def reinitialise(network: nn.Module, seed: int, member: int) -> None:
     """Give all trainable parameters a new start by their modules' own `reset_parameters`."""
     lacking = []
-    with seeds.forked(seed, "start", member, device=Place.of(network).device), torch.no_grad():
+    with seeds.forked(seed, "start", member, device=TensorOptions.of(network).device), torch.no_grad():
         for name, module in network.named_modules():
             if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
                 continue

@@ -80,7 +80,7 @@ class KTied(TrainedMethod):
                 subset=None if self.subset is None else names,
                 tied=None if self.tied is None else tuple(ranks),
             ),
-            structure={
+            tensors={
                 "raw_std": {n: initial_raw_std(w, *law, n) for n, w in weights.items() if n not in ranks},
                 "log_u": {name: log_u for name, (log_u, _) in factors.items()},
                 "log_v": {name: log_v for name, (_, log_v) in factors.items()},

@@ -57,7 +57,7 @@ class MeanField(TrainedMethod):
             start.network,
             start.likelihood,
             method=method,
-            structure={"raw_std": raw_std},
+            tensors={"raw_std": raw_std},
         )
         return NormalObjective(
             draft,

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds
-from ..inputs import Inputs, Place, call
-from .tree import Plan, Shell
+from ..inputs import Inputs, TensorOptions, call
+from .tree import Shell, TreePlan
 
 #: Graphs of one network that may wait for their backward pass, each with a shell.
 MOST_KEPT = 16
@@ -102,7 +102,7 @@ class _Pool:
     """What is kept beside a network: where its tensors stand, shells that wait, and what is known of its noise."""
 
     def __init__(self, network: nn.Module) -> None:
-        self.plan = Plan(network)
+        self.plan = TreePlan(network)
         self.idle: list[Shell] = []
         self.kept: list[weakref.ref[Lease]] = []
         #: Whether a pass draws from the global state, by the modes of the modules.
@@ -212,7 +212,7 @@ def seeded(
     noisy = pool.noisy.get(modes)
     if noisy is False:
         return nullcontext()
-    device = Place.of(network).device
+    device = TensorOptions.of(network).device
     if noisy:
         return seeds.forked(seed, *path, device=device)
     return _watched(pool.noisy, modes, seeds.forked(seed, *path, device=device), device)

@@ -34,7 +34,7 @@ def deep_copy(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> 
         ) from error
 
 
-class Plan:
+class TreePlan:
     """Where a network's modules and tensors stand; it holds no module, so that a network can be forgotten."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -90,7 +90,7 @@ class Plan:
 class Shell:
     """A copy of the module tree whose slots can be filled."""
 
-    def __init__(self, network: nn.Module, plan: Plan, modules: list[nn.Module]) -> None:
+    def __init__(self, network: nn.Module, plan: TreePlan, modules: list[nn.Module]) -> None:
         whole = deep_copy(
             network, {id(t): t for slots in plan.sources for t in slots.values() if t is not None}
         )

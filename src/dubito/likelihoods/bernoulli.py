@@ -61,7 +61,7 @@ class BernoulliLikelihood(BuiltLikelihood):
 
     def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
         yes = no = aleatoric = torch.empty(())
-        kept: list[Tensor] = []
+        stored: list[Tensor] = []
         count = 0
         for outputs in draws:
             logits = at_least_float(outputs)
@@ -70,9 +70,9 @@ class BernoulliLikelihood(BuiltLikelihood):
             yes = pair[..., 1] if count == 0 else torch.logaddexp(yes, pair[..., 1])
             aleatoric = entropy(pair, -1) + (aleatoric if count else 0)
             if logits.ndim > 2 or (logits.ndim == 2 and logits.shape[1] > 1):
-                kept.append(logits)
+                stored.append(logits)
             count += 1
         if count > 1:
             no, yes = torch.stack([no, yes]).log_softmax(0)  # Σ_s p_s + Σ_s (1 − p_s) = S: this divides by S
-        samples = torch.stack(kept) if kept else None
+        samples = torch.stack(stored) if stored else None
         return BernoulliPrediction(yes, aleatoric / count, no, samples)

@@ -91,17 +91,17 @@ class CategoricalLikelihood(BuiltLikelihood):
 
     def predictive(self, draws: Iterable[Tensor]) -> CategoricalPrediction:
         log_probs = aleatoric = torch.empty(())
-        kept: list[Tensor] = []
+        stored: list[Tensor] = []
         count, axis = 0, 1
         for outputs in draws:
             axis = self._axis(outputs)
-            one = at_least_float(outputs).log_softmax(axis)
-            log_probs = one if count == 0 else torch.logaddexp(log_probs, one)
-            aleatoric = entropy(one, axis) + (aleatoric if count else 0)
-            if one.ndim > 2:
-                kept.append(one)
+            draw_log_probs = at_least_float(outputs).log_softmax(axis)
+            log_probs = draw_log_probs if count == 0 else torch.logaddexp(log_probs, draw_log_probs)
+            aleatoric = entropy(draw_log_probs, axis) + (aleatoric if count else 0)
+            if draw_log_probs.ndim > 2:
+                stored.append(draw_log_probs)
             count += 1
-        samples = torch.stack(kept) if kept else None
+        samples = torch.stack(stored) if stored else None
         if count > 1:
             log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
         return CategoricalPrediction(log_probs, aleatoric / count, axis, samples)

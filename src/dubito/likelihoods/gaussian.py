@@ -153,18 +153,20 @@ class GaussianLikelihood(BuiltLikelihood):
 
     def predictive(self, draws: Iterable[Tensor]) -> RealPrediction:
         means = torch.stack([at_least_float(outputs) for outputs in draws])
-        each = range(min(self.num_components, len(means)))
-        times = -(-len(means) // len(each))
+        components = range(min(self.num_components, len(means)))
+        times = -(-len(means) // len(components))
 
         def per_draw(values: list[Tensor]) -> Tensor:  # [S or 1, 1, ...], draw s has noise s mod K
             stacked = torch.stack(values).to(means).unsqueeze(1)
             return stacked if len(values) == 1 else torch.cat([stacked] * times)[: len(means)]
 
         with torch.no_grad():
-            variances = per_draw([self._std_for(means[0], s).square().expand(means.shape[2:]) for s in each])
+            variances = per_draw(
+                [self._std_for(means[0], s).square().expand(means.shape[2:]) for s in components]
+            )
             full = None
             if self.scale_tril is not None:
-                trils = [self._of(self.scale_tril, draw) for draw in each]
+                trils = [self._of(self.scale_tril, draw) for draw in components]
                 full = per_draw([tril @ tril.mT for tril in trils])
         return RealPrediction(means, variances, full)
 

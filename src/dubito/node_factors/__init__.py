@@ -10,5 +10,5 @@ from .objective import halved as halved
 from .posterior import NodePosterior as NodePosterior
 from .posterior import Stds as Stds
 from .start import chosen_weights as chosen_weights
-from .start import structure_of as structure_of
 from .start import surveyed as surveyed
+from .start import tensors_of as tensors_of

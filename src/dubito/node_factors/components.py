@@ -16,7 +16,7 @@ from ..layers.declared import bias_names
 from ..layers.factors import NodeFactors
 from .objective import Drawn, NodeObjective, halved
 from .posterior import NodePosterior, Noise, Stds
-from .start import chosen_weights, structure_of, surveyed
+from .start import chosen_weights, surveyed, tensors_of
 
 #: No standard Normal number that a generator makes lies further out.
 NORMAL_REACH = 9.0
@@ -154,7 +154,7 @@ def component_objective(
     """
     facts = surveyed(start)
     uses = chosen_weights(start.network, method.subset, facts)
-    structure = structure_of(
+    tensors = tensors_of(
         start.network,
         uses,
         method.families,
@@ -166,7 +166,7 @@ def component_objective(
         seed=start.seed,
     )
     return ComponentObjective(
-        NodePosterior.draft(method, start.network, start.likelihood, uses, structure, facts),
+        NodePosterior.draft(method, start.network, start.likelihood, uses, tensors, facts),
         arrangement=method.arrangement,
         log_mixture=method.log_mixture,
         summed=summed,

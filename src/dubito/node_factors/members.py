@@ -41,19 +41,19 @@ def component(posterior: P, index: int) -> P:
     with torch.no_grad():
         for name, value in posterior.biases(index).items():
             parameters[name].copy_(value)
-    structure = {
+    tensors = {
         key: {
             name: (tensor if key == "statistics" else tensor[index : index + 1]).clone()
             for name, tensor in posterior.group(key).items()
         }
-        for key in posterior.structure
+        for key in posterior.tensors
         if key != "biases"
     }
     single = type(posterior)(
         network,
         duplicate(posterior.likelihood),
         method=replace(posterior.method, components=1),
-        structure=structure,
+        tensors=tensors,
         details=posterior.details,
         history=posterior.history,
         trainable=posterior.trainable,

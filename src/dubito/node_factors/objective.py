@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, NetworkError
-from ..inputs import Batch, Inputs, Place, map_tensors, rows_of, take
+from ..inputs import Batch, Inputs, TensorOptions, map_tensors, rows_of, take
 from ..layers import Layout, Survey, reasons, survey
 from ..layers.declared import points_of, shared_weights
 from ..layers.factors import Factors, NodeFactors
@@ -132,7 +132,7 @@ class NodeObjective(Objective):
         if rows_of(few) < 2:
             return False
         batch = Batch(few, torch.zeros(2))
-        stream = torch.Generator(Place.of(self.draft.network).device).manual_seed(0)
+        stream = torch.Generator(TensorOptions.of(self.draft.network).device).manual_seed(0)
         drawn = self.drawn(batch, stream)
         network = self.draft.network
         with seeded(network, 0, "parts late"):
@@ -150,11 +150,11 @@ class NodeObjective(Objective):
             return False
         if self.arrangement == "tile":
             return True
-        place, rows = Place.of(self.draft.network), self.passes * rows_of(batch.inputs)
-        size = rows * (torch.finfo(place.dtype).bits // 8)
-        if place.device.type == "cpu":
+        like, rows = TensorOptions.of(self.draft.network), self.passes * rows_of(batch.inputs)
+        size = rows * (torch.finfo(like.dtype).bits // 8)
+        if like.device.type == "cpu":
             return size * self.largest <= CPU_TENSOR_BYTES
-        return KEPT * size * self.row_size <= 0.5 * free_bytes(place.device)
+        return KEPT * size * self.row_size <= 0.5 * free_bytes(like.device)
 
     # -- passes --------------------------------------------------------------------------------------------
 

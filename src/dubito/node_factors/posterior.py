@@ -27,7 +27,7 @@ Stds = dict[tuple[str, str], Tensor]
 class NodePosterior(Posterior):
     """W ∘ r sᵀ (or W + r sᵀ) with factors s on the input and r on the output nodes, and biases per component.
 
-    `structure` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
+    `tensors` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
     `output_raw_std`) and the biases of the components after the first (`biases`, [K − 1, nodes]); the first
     component's are the network's own. The method tells `components`, the `families` of both sides (None where a
     side has no factors), the `bound` of random factors, and whether they are `additive`.
@@ -53,7 +53,7 @@ class NodePosterior(Posterior):
         network: nn.Module,
         likelihood: BuiltLikelihood,
         uses: Mapping[str, Use],
-        structure: dict[str, dict[str, Tensor]],
+        tensors: dict[str, dict[str, Tensor]],
         facts: Survey | None = None,
     ) -> Self:
         """A posterior to be trained, of a method that from now on knows its weights by name."""
@@ -62,7 +62,7 @@ class NodePosterior(Posterior):
             network,
             likelihood,
             method=method if method.subset is None else replace(method, subset=tuple(uses)),
-            structure=structure,
+            tensors=tensors,
             details={"uses": [use.to_json() for use in uses.values()], **known},
         )
 
@@ -141,7 +141,7 @@ class NodePosterior(Posterior):
     @property
     def other_biases(self) -> dict[str, Tensor]:
         """The biases of the components after the first, [K − 1, C] by name."""
-        return dict(self.group("biases").items()) if "biases" in self.structure else {}
+        return dict(self.group("biases").items()) if "biases" in self.tensors else {}
 
     @property
     def varied_biases(self) -> tuple[str, ...]:
@@ -191,7 +191,7 @@ class NodePosterior(Posterior):
         return f"{self.num_components} × {' and '.join(parts)}{together}"
 
     def _names(self, key: str) -> tuple[str, ...]:
-        return tuple(self.group(key).names) if key in self.structure else ()
+        return tuple(self.group(key).names) if key in self.tensors else ()
 
     # -- components, and a draw per row --------------------------------------------------------------------
 

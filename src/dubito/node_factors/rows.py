@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..fitting import read
-from ..inputs import Inputs, Place, call, checked_inputs, chunks, rows_of
+from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, rows_of
 from ..layers.factors import Factors, NodeFactors
 from ..layers.passes import asking
 from ..layers.shell import seeded
@@ -28,7 +28,7 @@ def per_example_prediction(
     """Averaged over draws of factors anew for each row; points have no others."""
     if posterior.num_atoms is not None:
         return posterior.sampled_prediction(inputs, options)
-    inputs = checked_inputs(inputs, Place.of(posterior.network))
+    inputs = checked_inputs(inputs, TensorOptions.of(posterior.network))
     samples = -(-options.num_samples // posterior.num_components) * posterior.num_components
     predictions, first = [], 0
     for piece in chunks(inputs, options.max_rows):

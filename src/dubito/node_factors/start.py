@@ -40,7 +40,7 @@ def chosen_weights(
     return chosen
 
 
-def structure_of(
+def tensors_of(
     network: nn.Module,
     uses: Mapping[str, Use],
     families: tuple[Family | None, Family | None],
@@ -54,11 +54,11 @@ def structure_of(
 ) -> dict[str, dict[str, Tensor]]:
     """Locations, raw scales and biases of all components."""
     weights = dict(network.named_parameters())
-    structure: dict[str, dict[str, Tensor]] = {}
+    tensors: dict[str, dict[str, Tensor]] = {}
     for side, family in zip(SIDES, families, strict=True):
         if family is None:
             continue
-        means = structure.setdefault(f"{side}_mean", {})
+        means = tensors.setdefault(f"{side}_mean", {})
         for name, use in uses.items():
             weight = weights[name]
             nodes = use.input_shape if side == "input" else use.output_shape
@@ -67,10 +67,10 @@ def structure_of(
             means[name] = start.to(weight)
             if family.random:
                 raw = inverse_softplus(torch.full_like(start, initial_std)).to(weight)
-                structure.setdefault(f"{side}_raw_std", {})[name] = raw
+                tensors.setdefault(f"{side}_raw_std", {})[name] = raw
     if components > 1 and biases is not None:
         others = {name: weights[name].detach().unsqueeze(0) for name in biases}
-        structure["biases"] = {
+        tensors["biases"] = {
             name: bias.repeat(components - 1, *(1 for _ in bias.shape[1:])) for name, bias in others.items()
         }
-    return structure
+    return tensors

@@ -96,7 +96,7 @@ class NoisyKFAC(NoisyOptimizer):
         """Cholesky factors of R⁻¹ = π √γ_in I + Ψ^xx and of Σ⁻¹ = √γ_in / π I + Ψ^gg (lines 10 and 11)."""
         state, root = self.state[p], damping(group) ** 0.5
         inputs, outputs = state["inputs"], state["outputs"]
-        traces = [each.diagonal(0, 1, 2).mean(-1) for each in (inputs, outputs)]
+        traces = [factor.diagonal(0, 1, 2).mean(-1) for factor in (inputs, outputs)]
         balance = (traces[0] / traces[1].clamp(min=torch.finfo(p.dtype).tiny)).sqrt()  # π
         balance = torch.where((traces[0] > 0) & (traces[1] > 0), balance, torch.ones_like(balance))
         first, second = inputs.clone(), outputs.clone()

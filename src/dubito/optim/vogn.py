@@ -80,9 +80,9 @@ class VOGN(NoisyOptimizer):
     def look(self) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                own = self.watch.squares(p)
-                if own is not None:
-                    self.add(p, squares=own, rows=own.new_tensor(float(self.watch.rows)))
+                squares = self.watch.squares(p)
+                if squares is not None:
+                    self.add(p, squares=squares, rows=squares.new_tensor(float(self.watch.rows)))
 
     def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[p], group["betas"]

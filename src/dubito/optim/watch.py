@@ -16,7 +16,7 @@ from ..layers.kinds import READERS, NoRule, Standin, plain
 from ..layers.record import BlockPart, Call
 
 
-class _Seen(Context):
+class _UseRecorder(Context):
     """Keeps what every use of a parameter sees, and the gradients that a backward pass brings to its outputs.
 
     Args:
@@ -51,7 +51,7 @@ class _Mode(TorchFunctionMode):
 
     def __init__(self, watch: "Watch") -> None:
         super().__init__()
-        self.watch, self.context = watch, _Seen(watch, {})
+        self.watch, self.context = watch, _UseRecorder(watch, {})
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -107,7 +107,7 @@ class Watch:
             rows: of the batch.
         """
         self.rows = rows
-        return _Seen(self, layouts)
+        return _UseRecorder(self, layouts)
 
     def seen(
         self, form: Form, x: Tensor, weight: Any, bias: Any, output: Tensor, layout: Layout = Layout.ROWS

@@ -95,7 +95,9 @@ class CategoricalPrediction(ClassPrediction):
         targets = torch.as_tensor(targets, device=self.log_probs.device)
         if self.sample_log_probs is None:
             return gathered(self.log_probs, targets, self.class_axis)
-        draws = torch.stack([gathered(one, targets, self.class_axis) for one in self.sample_log_probs])
+        draws = torch.stack(
+            [gathered(log_probs, targets, self.class_axis) for log_probs in self.sample_log_probs]
+        )
         return log_mean_exp(draws)  # log 1/S Σ_s Π_positions p_s
 
 

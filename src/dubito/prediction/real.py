@@ -21,14 +21,14 @@ class RealPrediction(Prediction):
         means: the network's outputs per draw, [S, B, ...].
         variances: noise variance, broadcastable to `means`; of a full covariance its diagonal.
         covariances: full noise covariance, broadcastable to [S, B, C, C], or None.
-        spreads: covariance of a component's mean itself where doubt about weights is not drawn but known in
+        mean_covariances: covariance of a component's mean itself where doubt about weights is not drawn but known in
             closed form, over a row's outputs read in order, [S, B, E, E], or None.
     """
 
     means: Tensor = rows_on(1)
     variances: Tensor = rows_on(1)
     covariances: Tensor | None = field(default=None, metadata={"rows": 1})
-    spreads: Tensor | None = field(default=None, metadata={"rows": 1})
+    mean_covariances: Tensor | None = field(default=None, metadata={"rows": 1})
 
     columns: ClassVar[tuple[str, ...]] = ("mean", "std", "aleatoric", "epistemic")
 
@@ -54,8 +54,8 @@ class RealPrediction(Prediction):
 
     @property
     def epistemic(self) -> Tensor:
-        """Variance of the draws' means (of the mixture itself, so divided by S), and their own spread."""
-        return self.means.var(0, unbiased=False) + self._spread_variances.mean(0)
+        """Variance of the draws' means (of the mixture itself, so divided by S), and the mean of their own."""
+        return self.means.var(0, unbiased=False) + self._mean_variances.mean(0)
 
     @property
     def std(self) -> Tensor:
@@ -64,24 +64,24 @@ class RealPrediction(Prediction):
 
     @property
     def component_variances(self) -> Tensor:
-        """Variance of each output under each component, noise and spread together, [S, B, ...]."""
-        return (self.variances + self._spread_variances).expand_as(self.means)
+        """Variance of each output under each component, noise and that of its mean together, [S, B, ...]."""
+        return (self.variances + self._mean_variances).expand_as(self.means)
 
     @property
-    def _spread_variances(self) -> Tensor:
-        if self.spreads is None:
+    def _mean_variances(self) -> Tensor:
+        if self.mean_covariances is None:
             return torch.zeros_like(self.variances)
-        return self.spreads.diagonal(dim1=-2, dim2=-1).reshape(self.means.shape)
+        return self.mean_covariances.diagonal(dim1=-2, dim2=-1).reshape(self.means.shape)
 
     def log_prob(self, targets: Tensor) -> Tensor:
         """Joint log-density of a row's outputs under the exact mixture, [B]."""
         errors = aligned(targets, self.means[0]) - self.means  # [S, B, ...]
-        if self.spreads is not None:
+        if self.mean_covariances is not None:
             flat = errors.reshape(*errors.shape[:2], -1)  # [S, B, E]
             noise = self.covariances
             if noise is None:
                 noise = self.variances.expand_as(self.means).reshape(flat.shape).diag_embed()
-            tril = torch.linalg.cholesky(noise + self.spreads)
+            tril = torch.linalg.cholesky(noise + self.mean_covariances)
             return log_mean_exp(normal_log_prob(flat, scale_tril=tril))
         if self.covariances is not None:
             return log_mean_exp(normal_log_prob(errors, scale_tril=torch.linalg.cholesky(self.covariances)))
@@ -96,13 +96,13 @@ class RealPrediction(Prediction):
             return torch.stack([self.quantile(level) for level in levels.unbind()])
         # The nearer tail keeps its digits: the q-quantile of y is minus the (1 - q)-quantile of -y.
         tail, sign = (float(levels), 1) if levels <= 0.5 else (float(1 - levels), -1)
-        means, std = sign * self.means, (self.variances + self._spread_variances).sqrt()
+        means, std = sign * self.means, (self.variances + self._mean_variances).sqrt()
         # Every component's own quantile brackets the mixture's: F(min) <= q <= F(max).
-        own = means + std * NormalDist().inv_cdf(tail)
-        low, high = own.amin(0), own.amax(0)
+        quantiles = means + std * NormalDist().inv_cdf(tail)
+        low, high = quantiles.amin(0), quantiles.amax(0)
         # A step gains one bit; those of the dtype are counted from the narrowest component on.
         width = (high - low) / std.amin(0)
-        bits = math.log2(float(width.max()) / torch.finfo(own.dtype).eps + 1) if width.numel() else 0
+        bits = math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
         for _ in range(math.ceil(bits)):
             middle = (low + high) / 2
             # F(y) = 1/S Σ_s Φ((y - mean_s) / std_s) with Φ(z) = ½ erfc(-z / √2), exact in the lower tail
@@ -121,11 +121,11 @@ class RealPrediction(Prediction):
         if not (scale > 0).all():
             raise ConfigError(f"scale must be above 0, got {scale.tolist()}")
         per_output = scale.expand(self.means.shape[2:]).reshape(-1)  # [E]
-        full, spreads = (
+        full, mean_covariances = (
             None if matrices is None else matrices * per_output[:, None] * per_output
-            for matrices in (self.covariances, self.spreads)
+            for matrices in (self.covariances, self.mean_covariances)
         )
-        return type(self)(self.means * scale + shift, self.variances * scale**2, full, spreads)
+        return type(self)(self.means * scale + shift, self.variances * scale**2, full, mean_covariances)
 
     def _per_output(self, name: str, value: Any) -> Tensor:
         """A finite number, or numbers that broadcast to a row's outputs and never to the rows themselves."""

@@ -81,11 +81,11 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], di
         found_kind, tensors_sha256, content = header["kind"], header["sha256"], header["content"]
     except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{path} is altered: its metadata cannot be read ({error})") from error
-    for what, sha256, found in (
+    for what, sha256, actual in (
         ("metadata", metadata_sha256, json_checksum(header)),
         ("tensors", tensors_sha256, checksum(tensors)),
     ):
-        if sha256 != found:
+        if sha256 != actual:
             raise StorageError(f"{path} is altered: its {what} have another sha256 than when it was written")
     if found_kind != kind:
         raise StorageError(f"{path} holds a {found_kind}, expected a {kind}")

@@ -48,14 +48,14 @@ def decode(value: Any, known: Mapping[str, type]) -> Any:
 
 def plain(states: Mapping[str, Any]) -> dict[str, Any]:
     """The extra states of modules that JSON gives back as they are; a warning names the others."""
-    kept, others = {}, []
+    plain_states, others = {}, []
     for name, state in states.items():
         try:
             same = bool(json.loads(json.dumps(state)) == state)
         except (TypeError, ValueError):
             same = False
         if same:
-            kept[name] = state
+            plain_states[name] = state
         else:
             others.append(f"{name or 'the network'} ({type(state).__name__})")
     if others:
@@ -65,4 +65,4 @@ def plain(states: Mapping[str, Any]) -> dict[str, Any]:
             DubitoWarning,
             stacklevel=4,
         )
-    return kept
+    return plain_states

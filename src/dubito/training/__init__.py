@@ -5,8 +5,8 @@ from ..processes import Processes as Processes
 from ..processes import current as current
 from .contract import Loss as Loss
 from .contract import ObjectiveLike as ObjectiveLike
-from .contract import Record as Record
 from .contract import Stepper as Stepper
+from .contract import StepRecord as StepRecord
 from .loop import train as train
 from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam

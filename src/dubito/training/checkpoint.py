@@ -88,9 +88,9 @@ def first_difference(was: Any, now: Any, name: str = "") -> tuple[str, Any, Any]
     if isinstance(was, dict) and isinstance(now, dict):
         for key in [*was, *(key for key in now if key not in was)]:
             inner = f"{name}.{key}" if name else key
-            found = first_difference(was.get(key, "absent"), now.get(key, "absent"), inner)
-            if found:
-                return found
+            difference = first_difference(was.get(key, "absent"), now.get(key, "absent"), inner)
+            if difference:
+                return difference
         return None
     return None if was == now else (name, was, now)
 
@@ -101,7 +101,7 @@ def part(tensors: Mapping[str, Tensor], key: str) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def put(own: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+def put(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
     """Copy values into tensors of the same names."""
-    for name, tensor in own.items():
+    for name, tensor in tensors.items():
         tensor.copy_(values[name])

@@ -31,7 +31,7 @@ class Loss:
 
 
 @dataclass(frozen=True)
-class Record:
+class StepRecord:
     """What one step saw: the terms of its loss, a mean over its rows, as [total, nll, kl].
 
     Attributes:
@@ -55,7 +55,7 @@ class Stepper(ABC):
     """A method's update rule; the loop around it is always the same."""
 
     @abstractmethod
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         """Make step `number` from its passes; None is a pass of which this process has no rows.
 
         Args:

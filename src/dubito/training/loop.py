@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from .. import seeds
 from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..fitting import Run
-from ..inputs import Batch, Place, map_tensors
+from ..inputs import Batch, TensorOptions, map_tensors
 from ..layers.shell import seeded
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
-from .contract import ObjectiveLike, Record
+from .contract import ObjectiveLike, StepRecord
 from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training
@@ -33,7 +33,7 @@ EXPLOSION = 1e3
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come: plain facts that a checkpoint keeps.
 
     Attributes:
@@ -75,11 +75,11 @@ class Loop:
 
     def __init__(self, objective: ObjectiveLike, source: Source, training: Training, run: Run) -> None:
         self.objective, self.source, self.training, self.run = objective, source, training, run
-        self.device = Place.of(objective.draft).device
+        self.device = TensorOptions.of(objective.draft).device
         self.processes = run.processes or current(training.timeout, self.device)
         self.plan = self._planned()
         self.stepper = objective.stepper(training, self.plan, self.processes, run.seed)
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.best_state: dict[str, Tensor] = {}
         self.norms: list[float] = []
         self.warned = self.interrupted = False
@@ -145,8 +145,8 @@ class Loop:
         order = torch.randperm(self.source.num_data, generator=stream)
         groups = [order[rows] for rows in self._slices()][done:]
         shares = [self.processes.share(len(group)) for group in groups]
-        own = self.source.read([group[a:b] for group, (a, b) in zip(groups, shares, strict=True)])
-        for batch, group, (first, _) in zip(own, groups, shares, strict=True):
+        batches = self.source.read([group[a:b] for group, (a, b) in zip(groups, shares, strict=True)])
+        for batch, group, (first, _) in zip(batches, groups, shares, strict=True):
             yield batch and batch._replace(first=first, total=len(group)), len(group)
 
     def _part(self, batch: Batch) -> Batch | None:
@@ -163,7 +163,7 @@ class Loop:
         whole = slices[-1].stop - slices[-1].start >= self.plan.batch_size
         return slices if whole or not self.source.drop_last or len(slices) == 1 else slices[:-1]
 
-    def _account(self, record: Record, passes: int, bar: Bar) -> None:
+    def _account(self, record: StepRecord, passes: int, bar: Bar) -> None:
         state = self.progress
         total, nll, kl = terms = record.terms.tolist()
         for name, value in zip(("nll", "kl", "loss"), (nll, kl, total), strict=True):
@@ -246,13 +246,13 @@ class Loop:
         return next((name for name, tensor in named if not tensor.isfinite().all()), None)
 
     def _diagnosis(self, term: str, value: float | str, step: int, lr: float | None = None) -> str:
-        kept = ""
+        note = ""
         if self.run.checkpoint is not None:
-            kept = f"; the last good checkpoint is kept at {self.run.checkpoint}"
+            note = f"; the last good checkpoint is kept at {self.run.checkpoint}"
         rate = f" (learning rate {lr:g})" if lr is not None else ""
         return (
             f"the {term} became {value} at step {step}{rate}; lower lr, add "
-            f"warmup or clip_norm, or standardise the data{kept}"
+            f"warmup or clip_norm, or standardise the data{note}"
         )
 
     def _interrupt(self) -> None:
@@ -293,8 +293,8 @@ class Loop:
         self.expected = checkpoint.fingerprint(
             self.objective, self.training, self.run.seed, self.source.digest(), validation
         )
-        found = checkpoint.load(self.run.checkpoint, self.expected) if self.processes.first else None
-        tensors, content = found or ({}, None)
+        stored = checkpoint.load(self.run.checkpoint, self.expected) if self.processes.first else None
+        tensors, content = stored or ({}, None)
         content = self.processes.broadcast_json(content, self.device)
         if content is None:
             self._save()
@@ -304,7 +304,7 @@ class Loop:
             value = tensors.get(name, torch.empty(shape, dtype=getattr(torch, dtype))).to(self.device)
             self.processes.broadcast([value])
             tensors[name] = value
-        self.progress = Progress(**content["progress"])
+        self.progress = RunProgress(**content["progress"])
         checkpoint.put(self.objective.draft.stored(), checkpoint.part(tensors, "draft"))
         self.stepper.restore(checkpoint.part(tensors, "stepper"), content["stepper"])
         self.best_state = checkpoint.part(tensors, "best")

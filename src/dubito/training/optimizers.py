@@ -50,15 +50,15 @@ class AdamW(Adam):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(OptimizerSettings):
-    """Stochastic gradient descent.
+    """Stochastic gradient descent; without settings plain, as PyTorch's.
 
     Args:
         momentum: 0 for none.
         nesterov: Nesterov's form of momentum.
     """
 
-    momentum: float = 0.9
-    nesterov: bool = True
+    momentum: float = 0.0
+    nesterov: bool = False
 
     def __post_init__(self) -> None:
         require_fraction(momentum=self.momentum)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..inputs import Batch, Place
+from ..inputs import Batch, TensorOptions
 from ..processes import Processes
-from .contract import ObjectiveLike, Record, Stepper
+from .contract import ObjectiveLike, Stepper, StepRecord
 from .plan import Plan
 from .settings import Training
 
@@ -43,10 +43,10 @@ class GradientStepper(Stepper):
         ]
         self.optimizer = training.optimizer.make(groups)
         self.parameters = [p for group in groups for p in group["params"]]
-        self.device = Place.of(objective.draft).device
+        self.device = TensorOptions.of(objective.draft).device
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=training.precision == "fp16")
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         self.optimizer.zero_grad(set_to_none=True)
         weight = self.kl_weight(number)
         sums: list[Tensor] = []
@@ -68,7 +68,7 @@ class GradientStepper(Stepper):
         self.scaler.unscale_(self.optimizer)
         norm = self.norm(number)
         lr = self.descend(number)
-        return Record(number, total / rows, rows, lr, norm, stop)
+        return StepRecord(number, total / rows, rows, lr, norm, stop)
 
     def kl_weight(self, number: int) -> float:
         """The weight of the divergence at a step."""
@@ -89,11 +89,11 @@ class GradientStepper(Stepper):
             state.setdefault(int(index), {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        for parameter, kept in self.optimizer.state.items():
-            for key, value in kept.items():
+        for parameter, slots in self.optimizer.state.items():
+            for key, value in slots.items():
                 if isinstance(value, Tensor) and value.shape == parameter.shape:
                     # Fused kernels walk through memory: what belongs together must lie in the same order.
-                    kept[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                    slots[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         if facts["scaler"]:
             self.scaler.load_state_dict(dict(facts["scaler"]))
 

@@ -13,7 +13,7 @@ from ..layers.uses import Use
 from .calls import OutputNoise, check_rows
 from .kernels import SMALLEST, full_precision
 from .placement import Placement
-from .scales import Scale
+from .scales import WeightScale
 from .streams import RowStreams
 from .variances import half_variance, on_channels, with_noise
 
@@ -37,7 +37,7 @@ class LocalNoise(OutputNoise):
     def __init__(
         self,
         placement: Placement,
-        scales: Callable[[str], Scale],
+        scales: Callable[[str], WeightScale],
         streams: RowStreams,
         moments: Moments | None = None,
     ) -> None:
@@ -56,10 +56,10 @@ class LocalNoise(OutputNoise):
         *,
         active: Tensor | None = None,
     ) -> Tensor:
-        place = self.find(form, x, weight, bias)
-        if place is None:
+        match = self.find(form, x, weight, bias)
+        if match is None:
             return super().use(form, x, weight, bias)
-        use, stream, number = place
+        use, stream, number = match
         assert isinstance(form, Product) and weight is not None
         scale, bias_scale = self._scale(weight), self._scale(bias)
         if self.moments is not None and use.reads_input:
@@ -72,7 +72,7 @@ class LocalNoise(OutputNoise):
             noise = self._noise(use, stream, number, mean, weight.dtype)
             return with_noise(form, scale, bias_scale, x, mean, noise).to(mean.dtype)
 
-    def _scale(self, parameter: Tensor | None) -> Scale | None:
+    def _scale(self, parameter: Tensor | None) -> WeightScale | None:
         if not isinstance(parameter, Standin):
             return None
         return self.scales(parameter.parameter).chunk(parameter.part, parameter.parts)
@@ -83,8 +83,8 @@ class LocalNoise(OutputNoise):
         form: Product,
         x: Tensor,
         means: tuple[Tensor, Tensor | None],
-        scale: Scale | None,
-        bias: Scale | None,
+        scale: WeightScale | None,
+        bias: WeightScale | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert self.moments is not None
         if key not in self.moments or not _same(self.moments[key][0], x):
@@ -131,10 +131,10 @@ class FlippedNoise(OutputNoise):
         *,
         active: Tensor | None = None,
     ) -> Tensor:
-        place = self.find(form, x, weight, bias)
-        if place is None:
+        match = self.find(form, x, weight, bias)
+        if match is None:
             return super().use(form, x, weight, bias)
-        use, stream, _ = place
+        use, stream, _ = match
         assert isinstance(form, Product) and weight is not None
         name, axis = name_of(weight) or name_of(bias) or "", form.channel_axis
         # The first axis of a weight has the signs "out", the second "in"; outputs are on the second if it is turned.

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..priors import prior_std_of
 from .kernels import full_precision
-from .scales import Scale, TrainedScale
+from .scales import TrainedScale, WeightScale
 from .terms import summed
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ class Normals:
         self._posterior = posterior
         self.means = posterior.weights()
         self.device = next(iter(self.means.values())).device
-        self._scales: dict[str, Scale] = {}
+        self._scales: dict[str, WeightScale] = {}
         self._kls: list[Tensor] = []
         self._counted: set[str] = set()
 
-    def scale(self, name: str) -> Scale:
+    def scale(self, name: str) -> WeightScale:
         """The standard deviations of one parameter."""
         scale = self._scales.get(name)
         if scale is None:

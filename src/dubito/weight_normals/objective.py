@@ -17,7 +17,7 @@ from ..posterior import Posterior
 from .estimators import Estimator, LocalReparameterised, Reparameterised
 from .noise import FlippedNoise, LocalNoise
 from .normals import Normals
-from .placement import Placement, place
+from .placement import Placement, assign_noise
 from .posterior import NormalPosterior
 from .streams import RowStreams
 from .ties import limit_std
@@ -64,7 +64,7 @@ class NormalObjective(Objective):
         if isinstance(estimator, Reparameterised):
             self.placement = Placement((), dict.fromkeys(draft.random, ""), ())
             return
-        self.placement = place(learned, draft.network, draft.random, estimator.layers)
+        self.placement = assign_noise(learned, draft.network, draft.random, estimator.layers)
         words = WORDS[type(estimator).__name__]
         drawn = {name: f"reparameterised ({why})" for name, why in self.placement.drawn.items()}
         draft.details["in_training"] = {name: drawn.get(name, words) for name in draft.random}
@@ -103,10 +103,8 @@ class NormalObjective(Objective):
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
     ) -> list[dict[str, Any]]:
         groups = super().parameter_groups(lr, variational_lr=variational_lr, weight_decay=weight_decay)
-        structure = self.draft.structure
-        factors = {
-            id(t) for key in ("log_u", "log_v") if key in structure for t in structure[key].parameters()
-        }
+        tensors = self.draft.tensors
+        factors = {id(t) for key in ("log_u", "log_v") if key in tensors for t in tensors[key].parameters()}
         if self.factor_rate == 1.0 or not factors:
             return groups
         *others, beside = groups
@@ -126,10 +124,10 @@ class NormalObjective(Objective):
         if self.max_std is None:
             return
         draft = self.draft
-        if "raw_std" in draft.structure:
+        if "raw_std" in draft.tensors:
             for _, raw_std in draft.group("raw_std").items():
                 raw_std.clamp_(max=float(inverse_softplus(torch.tensor(self.max_std, dtype=torch.float64))))
-        if "log_u" in draft.structure:
+        if "log_u" in draft.tensors:
             for name, log_u in draft.group("log_u").items():
                 limit_std(log_u, draft.group("log_v")[name], self.max_std)
 

@@ -64,7 +64,7 @@ def stream_name(parameter: str) -> str:
     return layer if last in ("weight", "bias") else parameter
 
 
-def place(
+def assign_noise(
     survey: Survey, network: nn.Module, parameters: Sequence[str], wanted: Sequence[str] | None = None
 ) -> Placement:
     """Where the noise of `parameters` goes.

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
 from ..fitting import read
-from ..inputs import Inputs, Place, call, checked_inputs, chunks, rows_of
+from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, rows_of
 from ..layers.passes import asking
 from ..layers.shell import seeded
 from ..networks import Subset, duplicate, run
@@ -20,8 +20,8 @@ from ..prediction import Prediction, PredictionOptions
 from ..seeds import derived
 from .noise import LocalNoise, Moments
 from .normals import Normals
-from .placement import Placement, place
-from .scales import OwnScale, Scale, TiedScale, TruncatedScale
+from .placement import Placement, assign_noise
+from .scales import OwnScale, TiedScale, TruncatedScale, WeightScale
 from .streams import RowStreams
 from .ties import matrix_shape, tied_ranks
 
@@ -39,13 +39,13 @@ class NormalPosterior(Posterior):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        keys = [key for key in ("raw_std", "log_u", "u") if key in self.structure]
+        keys = [key for key in ("raw_std", "log_u", "u") if key in self.tensors]
         self._forms = {name: key for key in keys for name in self.group(key).names}
         self.random = tuple(name for name in self.weights() if name in self._forms)
 
     # -- the distribution ----------------------------------------------------------------------------------
 
-    def scale(self, name: str, shape: torch.Size | None = None) -> Scale:
+    def scale(self, name: str, shape: torch.Size | None = None) -> WeightScale:
         """The standard deviations of one parameter, in the form they are kept in.
 
         Args:
@@ -96,8 +96,8 @@ class NormalPosterior(Posterior):
     @torch.no_grad()
     def marginal_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
         """Averaged over draws of the outputs of layers, anew for each row."""
-        inputs = checked_inputs(inputs, Place.of(self.network))
-        placement = place(self.survey(inputs), self.network, self.random)
+        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
+        placement = assign_noise(self.survey(inputs), self.network, self.random)
         normals = Normals(self)
         predictions, first, total = [], 0, rows_of(inputs)
         for piece in chunks(inputs, options.max_rows):
@@ -160,21 +160,21 @@ class NormalPosterior(Posterior):
         require_count(rank=rank)
         require_positive(floor=floor)
         weights = self.weights()
-        own = {name: weights[name] for name in self.random}
-        ranks = tied_ranks(own, subset, rank, self.network, stacklevel=3)
+        random_weights = {name: weights[name] for name in self.random}
+        ranks = tied_ranks(random_weights, subset, rank, self.network, stacklevel=3)
         factors = {name: truncate(self.scale(name).std.flatten(1), k) for name, k in ranks.items()}
-        structure = {
+        tensors = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
-            for key in self.structure
+            for key in self.tensors
         }
         for key, side in (("u", 0), ("v", 1)):
-            structure[key] = structure.get(key, {}) | {name: pair[side] for name, pair in factors.items()}
+            tensors[key] = tensors.get(key, {}) | {name: pair[side] for name, pair in factors.items()}
         floors = {**self.details.get("floors", {}), **dict.fromkeys(ranks, floor)}
         return NormalPosterior(
             duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,
-            structure=structure,
+            tensors=tensors,
             details={**self.details, "floors": floors},
             history=self.history,
             trainable=self.trainable,

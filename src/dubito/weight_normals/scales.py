@@ -17,7 +17,7 @@ def standard_noise(like: Tensor, generator: torch.Generator | None) -> Tensor:
     return torch.randn(like.shape, generator=generator, dtype=like.dtype, device=like.device)
 
 
-class Scale(ABC):
+class WeightScale(ABC):
     """Standard deviations σ of one weight tensor; a kernel is read as outputs × (inputs · positions)."""
 
     @property
@@ -36,16 +36,16 @@ class Scale(ABC):
         """The divergence from N(0, prior_std²)."""
         return StdTerm(mean, self.std, prior_std=prior_std)
 
-    def formed(self) -> "Scale":
+    def formed(self) -> "WeightScale":
         """Itself, with all computed that is kept between uses."""
         return self
 
-    def chunk(self, part: int, parts: int) -> "Scale":
+    def chunk(self, part: int, parts: int) -> "WeightScale":
         """Those of one of the weight's equal parts along its first axis."""
         return self if parts == 1 else FormedScale(self.std.chunk(parts)[part])
 
 
-class FormedScale(Scale):
+class FormedScale(WeightScale):
     """σ as it is.
 
     Args:
@@ -60,7 +60,7 @@ class FormedScale(Scale):
         return self._std
 
 
-class OwnScale(Scale):
+class OwnScale(WeightScale):
     """One σ = softplus(raw_std) per weight, computed once however often it is asked for.
 
     Args:
@@ -75,7 +75,7 @@ class OwnScale(Scale):
         """σ in the shape of the weight."""
         return F.softplus(self.raw_std)
 
-    def formed(self) -> Scale:
+    def formed(self) -> WeightScale:
         with full_precision(self.raw_std.device):
             _ = self.std
         return self
@@ -88,7 +88,7 @@ class OwnScale(Scale):
         return OwnTerm(mean, self.raw_std, prior_std=prior_std, noise=noise, centred=centred)
 
 
-class TiedScale(Scale):
+class TiedScale(WeightScale):
     """σ = U Vᵀ of positive factors [k-tied Normal, Eq. 8].
 
     Args:
@@ -118,7 +118,7 @@ class TiedScale(Scale):
         with torch.no_grad():
             return self.log_u.exp(), self.log_v.exp()
 
-    def chunk(self, part: int, parts: int) -> Scale:
+    def chunk(self, part: int, parts: int) -> WeightScale:
         if parts == 1:
             return self
         log_u = self.log_u.chunk(parts, 1)[part]
@@ -135,7 +135,7 @@ class TiedScale(Scale):
         return TiedTerm(mean, self.log_u, self.log_v, prior_std=prior_std, noise=noise, centred=centred)
 
 
-class TruncatedScale(Scale):
+class TruncatedScale(WeightScale):
     """σ = max(U Vᵀ, floor) of factors of any sign: what a truncated singular value decomposition leaves.
 
     Args:

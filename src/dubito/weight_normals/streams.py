@@ -43,8 +43,8 @@ class RowStreams:
         block = block_rows(self.total, size)
         words = ceil(block * size / 32)  # whose bits give a sign each: generators make no less at a time
         drawn = [
-            torch.randint(-(2**31), 2**31, (words,), generator=each, device=like.device, dtype=torch.int32)
-            for each in self._generators(path, block, like)
+            torch.randint(-(2**31), 2**31, (words,), generator=stream, device=like.device, dtype=torch.int32)
+            for stream in self._generators(path, block, like)
         ]
         table = byte_signs(like.dtype, like.device)
         signs = table.index_select(0, torch.cat(drawn).view(torch.uint8).int()).view(len(drawn), -1)

@@ -138,10 +138,10 @@ class _Summed(torch.autograd.Function):
     def forward(ctx: Any, terms: Sequence[Term], *_: Tensor) -> tuple[Tensor, ...]:
         kls, draws, saved, ctx.counts = [], [], [], []
         for term in terms:
-            kl, draw, kept = term.forward()
+            kl, draw, tensors = term.forward()
             kls.append(kl)
-            saved.extend(kept)
-            ctx.counts.append((len(kept), draw is not None))
+            saved.extend(tensors)
+            ctx.counts.append((len(tensors), draw is not None))
             if draw is not None:
                 draws.append(draw)
             term.tensors, term.noise = (), None  # what the way back needs is kept by the node
@@ -153,9 +153,11 @@ class _Summed(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *gradients: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         d_kl, *d_draws = gradients
-        found: list[Tensor | None] = [None]
+        input_gradients: list[Tensor | None] = [None]
         start, saved, draws = 0, ctx.saved_tensors, iter(d_draws)
         for term, (count, drawn) in zip(ctx.terms, ctx.counts, strict=True):
-            found += term.backward(saved[start : start + count], d_kl, next(draws) if drawn else None)
+            input_gradients += term.backward(
+                saved[start : start + count], d_kl, next(draws) if drawn else None
+            )
             start += count
-        return tuple(found)
+        return tuple(input_gradients)

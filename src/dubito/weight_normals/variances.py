@@ -8,13 +8,13 @@ from ..layers.convolution import Convolution
 from ..layers.form import Form, Product
 from ..layers.linear import Dense
 from .kernels import AddNoise, OwnLinearNoise, TiedLinearNoise
-from .scales import Scale, TiedScale
+from .scales import TiedScale, WeightScale
 
 _POINTWISE = (F.conv1d, F.conv2d, F.conv3d)
 
 
 def with_noise(
-    form: Product, scale: Scale | None, bias: Scale | None, x: Tensor, mean: Tensor, noise: Tensor
+    form: Product, scale: WeightScale | None, bias: WeightScale | None, x: Tensor, mean: Tensor, noise: Tensor
 ) -> Tensor:
     """The sum of mean and sqrt(variance) · noise, which may overwrite both."""
     x, mean = x.to(noise.dtype), mean.to(noise.dtype)
@@ -28,7 +28,9 @@ def with_noise(
     return OwnLinearNoise.apply(mean, x, std, bias_variance, noise)  # pyright: ignore
 
 
-def half_variance(form: Product, scale: Scale | None, bias: Scale | None, x: Tensor, mean: Tensor) -> Tensor:
+def half_variance(
+    form: Product, scale: WeightScale | None, bias: WeightScale | None, x: Tensor, mean: Tensor
+) -> Tensor:
     """½ (Σ_i x_i² σ_i² + σ_bias²) of each output, in the shape of its mean."""
     bias_variance = None if bias is None else 0.5 * bias.std.square()
     if scale is None:

@@ -68,8 +68,10 @@ def split_rows(source: Source, seed: int) -> Split | None:
     if not isinstance(source, OrderedSource) or source.num_data < LEAST_ROWS:
         return None
     order = torch.randperm(source.num_data, generator=seeds.generator(seed, "judging rows"))
-    kept = min(MOST_ROWS, math.ceil(PART * source.num_data))
-    return Split(SomeRows(source, order[kept:].sort().values), SomeRows(source, order[:kept].sort().values))
+    held_out = min(MOST_ROWS, math.ceil(PART * source.num_data))
+    return Split(
+        SomeRows(source, order[held_out:].sort().values), SomeRows(source, order[:held_out].sort().values)
+    )
 
 
 def started(method: "BALI", num_data: int) -> "BALI":
@@ -117,10 +119,10 @@ def chosen(
     if method.effective_data is None:
         counts = [count for count in (share * num_data for share in SHARES) if near(count, run_data)]
         tried = [replace(best, effective_data=count) for count in counts]
-        best = [best, *tried][preferred(scores(best), [scores(each) for each in tried])]
+        best = [best, *tried][preferred(scores(best), [scores(settings) for settings in tried])]
     if method.output_floor is None and objective.last is not None:
         tried = [replace(best, output_floor=floor) for floor in FLOORS if floor != best.output_floor]
-        best = [best, *tried][preferred(scores(best), [scores(each) for each in tried])]
+        best = [best, *tried][preferred(scores(best), [scores(settings) for settings in tried])]
     return best
 
 
@@ -129,21 +131,21 @@ def near(count: float, run_data: float) -> bool:
     return count != run_data and run_data / REACH <= count <= run_data * REACH
 
 
-def preferred(own: Tensor, others: Sequence[Tensor]) -> int:
-    """0 for the run's own scores by row, or the place of the best others, from 1, that are surely lower.
+def preferred(present: Tensor, others: Sequence[Tensor]) -> int:
+    """0 for the run's own scores by row, or the number of the best others, from 1, that are surely lower.
 
     Args:
-        own: negative log-likelihoods of the judging rows under the run's own settings.
+        present: negative log-likelihoods of the judging rows under the run's own settings.
         others: under those that are tried, of the same rows.
     """
-    found, lowest = 0, float(own.mean())
-    for place, scores in enumerate(others, 1):
-        gain = own - scores
+    best, lowest = 0, float(present.mean())
+    for number, scores in enumerate(others, 1):
+        gain = present - scores
         error = float(gain.std()) / math.sqrt(len(gain))
         unsure = float(gain.mean()) <= error  # never so where rows are infinite
         if not unsure and float(scores.mean()) < lowest:
-            found, lowest = place, float(scores.mean())
-    return found
+            best, lowest = number, float(scores.mean())
+    return best
 
 
 def _scores(
@@ -158,15 +160,17 @@ def _scores(
     for name, layer in layers.items():
         floor = layer.prior.floor
         if name == objective.last:
-            assert objective.spread is not None and candidate.output_floor is not None
-            floor = (candidate.output_floor * objective.spread.square()).to(floor).expand_as(floor)
+            assert objective.target_std is not None and candidate.output_floor is not None
+            floor = (candidate.output_floor * objective.target_std.square()).to(floor).expand_as(floor)
         assert candidate.effective_data is not None
         data = torch.full_like(layer.prior.data, candidate.effective_data)
         layer.prior = Prior(precision=layer.prior.precision, floor=floor, data=data)
         layer.infer(correction, 0)
     objective.commit(layers)
-    found = [
+    losses = [
         -objective.draft.predict(batch.inputs, NUM_SAMPLES, seed=seed).log_prob(batch.targets)
         for batch in judge.batches(1024)
     ]
-    return torch.cat([each.reshape(-1) for each in found]).cpu().nan_to_num(nan=math.inf, posinf=math.inf)
+    return (
+        torch.cat([values.reshape(-1) for values in losses]).cpu().nan_to_num(nan=math.inf, posinf=math.inf)
+    )

@@ -22,9 +22,9 @@ from .layer import Layer
 from .objective import BALIObjective, prior_of
 from .posterior import BALIPosterior
 from .replicas import fit_many as fit_replicas
-from .setup import Layers, check_training, find_layers, initial_weights, suffixed
+from .setup import Topology, check_training, find_layers, initial_weights, suffixed
 
-#: Rows that tell the spread of the targets where a source must be read to know them.
+#: Rows that tell the standard deviation of the targets where a source must be read to know them.
 TOLD_ROWS = 4096
 
 
@@ -89,30 +89,30 @@ class BALI(Method):
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> BALIPosterior:
         training = training or Training()
         check_training(training)
-        found = find_layers(prepared.network, prepared.example.inputs, self.subset)
-        method = self.resolved(found)
-        if method.open(prepared.likelihood, found):
-            method = method._chosen(prepared, found, training)
+        topology = find_layers(prepared.network, prepared.example.inputs, self.subset)
+        method = self.resolved(topology)
+        if method.open(prepared.likelihood, topology):
+            method = method._chosen(prepared, topology, training)
         method = started(method, prepared.num_data)
-        return method._run(prepared, found, training, prepared.source, prepared.run)[0]
+        return method._run(prepared, topology, training, prepared.source, prepared.run)[0]
 
-    def resolved(self, found: Layers) -> "BALI":
+    def resolved(self, topology: Topology) -> "BALI":
         """The same with its subset as names."""
         if self.subset is None:
             return self
-        return replace(self, subset=tuple(name for block in found.blocks for name in block.parameters))
+        return replace(self, subset=tuple(name for block in topology.blocks for name in block.parameters))
 
-    def open(self, likelihood: BuiltLikelihood, found: Layers) -> bool:
+    def open(self, likelihood: BuiltLikelihood, topology: Topology) -> bool:
         """Whether some setting is to be chosen."""
-        noisy = isinstance(likelihood, GaussianLikelihood) and found.last is not None
+        noisy = isinstance(likelihood, GaussianLikelihood) and topology.last is not None
         return self.effective_data is None or (self.output_floor is None and noisy)
 
-    def _chosen(self, prepared: Prepared, found: Layers, training: Training) -> "BALI":
+    def _chosen(self, prepared: Prepared, topology: Topology, training: Training) -> "BALI":
         run = prepared.run
         split = split_rows(prepared.source, run.seed)
         if split is None:
             return self
-        own = replace(
+        trial = replace(
             prepared,
             network=copy.deepcopy(prepared.network),
             likelihood=copy.deepcopy(prepared.likelihood),
@@ -121,14 +121,14 @@ class BALI(Method):
         method = started(self, split.train.num_data)
         beside = replace(run, checkpoint=suffixed(run.checkpoint, "choice"), validation=None)
         training = replace(training, early_stopping=None)
-        _, objective, layers, correction = method._run(own, found, training, split.train, beside)
+        _, objective, layers, correction = method._run(trial, topology, training, split.train, beside)
         return chosen(self, objective, layers, correction, split.judge, prepared.num_data, run.seed)
 
     def _run(
-        self, prepared: Prepared, found: Layers, training: Training, source: Source, run: Run
+        self, prepared: Prepared, topology: Topology, training: Training, source: Source, run: Run
     ) -> tuple[BALIPosterior, BALIObjective, dict[str, Layer], float]:
         """Train with settings that are all numbers."""
-        objective = self.objective(prepared, found, source, run.seed)
+        objective = self.objective(prepared, topology, source, run.seed)
         history = train(objective, source, training, run)
         stepper = objective.final
         assert stepper is not None
@@ -138,45 +138,45 @@ class BALI(Method):
         assert isinstance(posterior, BALIPosterior)
         return posterior, objective, stepper.layers, stepper.correction
 
-    def objective(self, prepared: Prepared, found: Layers, source: Source, seed: int) -> BALIObjective:
+    def objective(self, prepared: Prepared, topology: Topology, source: Source, seed: int) -> BALIObjective:
         """The objective around a prepared network."""
         network, likelihood = prepared.network, prepared.likelihood
         weights: dict[str, Tensor] = dict(network.named_parameters())
         if self.initial_std is not None:
-            put(weights, self.first_weights(found, weights, seed))
-        spread = target_spread(likelihood, found, source)
-        structure: dict[str, dict[str, Tensor]] = {"input_tril": {}, "output_tril": {}}
-        for block in found.blocks:
-            own = spread if block.name == found.last else None
+            put(weights, self.first_weights(topology, weights, seed))
+        std = target_std(likelihood, topology, source)
+        tensors: dict[str, dict[str, Tensor]] = {"input_tril": {}, "output_tril": {}}
+        for block in topology.blocks:
+            block_std = std if block.name == topology.last else None
             mean = block.matrix(weights).detach()
-            start = Layer.start(block.name, prior_of(self, found, block, own, mean), mean)
-            structure["input_tril"][block.weight] = start.input_tril
-            structure["output_tril"][block.weight] = start.output_tril
-        built, inferred = with_inferred_noise(likelihood, spread)
+            start = Layer.start(block.name, prior_of(self, topology, block, block_std, mean), mean)
+            tensors["input_tril"][block.weight] = start.input_tril
+            tensors["output_tril"][block.weight] = start.output_tril
+        built, inferred = with_inferred_noise(likelihood, std)
         assert self.effective_data is not None
         details = {
-            "survey": found.cover.survey.to_json(),
-            "points": dict(found.points),
-            "blocks": [block.to_json() for block in found.blocks],
-            "effective_data": {block.weight: float(self.effective_data) for block in found.blocks},
-            "last": found.last if spread is not None else None,
+            "survey": topology.cover.survey.to_json(),
+            "points": dict(topology.points),
+            "blocks": [block.to_json() for block in topology.blocks],
+            "effective_data": {block.weight: float(self.effective_data) for block in topology.blocks},
+            "last": topology.last if std is not None else None,
         }
-        draft = BALIPosterior(network, built, method=self, structure=structure, details=details)
+        draft = BALIPosterior(network, built, method=self, tensors=tensors, details=details)
         return BALIObjective(
             draft,
-            found,
-            spread=spread,
+            topology,
+            target_std=std,
             inferred_noise=inferred,
             num_data=prepared.num_data,
             modes=prepared.modes,
         )
 
-    def first_weights(self, found: Layers, weights: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
+    def first_weights(self, topology: Topology, weights: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
         """Drawn first weights by parameter name."""
         assert self.initial_std is not None
-        scales = {b.name: 1.0 if b.name in found.first else b.columns**-0.5 for b in found.blocks}
-        like = weights[found.blocks[0].weight]
-        return initial_weights(found.blocks, scales, self.initial_std, like, seed)
+        scales = {b.name: 1.0 if b.name in topology.first else b.columns**-0.5 for b in topology.blocks}
+        like = weights[topology.blocks[0].weight]
+        return initial_weights(topology.blocks, scales, self.initial_std, like, seed)
 
     # -- many fits ---------------------------------------------------------------------------------------------
 
@@ -221,9 +221,9 @@ class BALI(Method):
         )
 
 
-def target_spread(likelihood: BuiltLikelihood, found: Layers, source: Source) -> Tensor | None:
+def target_std(likelihood: BuiltLikelihood, topology: Topology, source: Source) -> Tensor | None:
     """The targets' standard deviation per output where the last layer learns from them; else None."""
-    if not isinstance(likelihood, GaussianLikelihood) or found.last is None:
+    if not isinstance(likelihood, GaussianLikelihood) or topology.last is None:
         return None
     if isinstance(source, TensorSource):
         targets = source.batch.targets
@@ -236,22 +236,24 @@ def target_spread(likelihood: BuiltLikelihood, found: Layers, source: Source) ->
                 break
         targets = torch.cat(parts)
     flat = targets.reshape(len(targets), -1)
-    spread = flat.std(0, unbiased=False)
-    return torch.where(spread > 0, spread, torch.ones_like(spread))
+    std = flat.std(0, unbiased=False)
+    return torch.where(std > 0, std, torch.ones_like(std))
 
 
-def with_inferred_noise(likelihood: BuiltLikelihood, spread: Tensor | None) -> tuple[BuiltLikelihood, bool]:
+def with_inferred_noise(
+    likelihood: BuiltLikelihood, target_std: Tensor | None
+) -> tuple[BuiltLikelihood, bool]:
     """The likelihood with noise to be inferred in place of learned noise, and whether it was so."""
-    if spread is None or not isinstance(likelihood, GaussianLikelihood) or likelihood.raw_std is None:
+    if target_std is None or not isinstance(likelihood, GaussianLikelihood) or likelihood.raw_std is None:
         return likelihood, False
     std = likelihood.std().detach()
-    if spread.numel() == 1:
-        return likelihood.with_noise(std=spread.reshape(std.shape).to(std)), True
-    return likelihood.with_noise(covariance=spread.to(std).square().diag()), True
+    if target_std.numel() == 1:
+        return likelihood.with_noise(std=target_std.reshape(std.shape).to(std)), True
+    return likelihood.with_noise(covariance=target_std.to(std).square().diag()), True
 
 
 @torch.no_grad()
-def put(own: dict[str, Tensor], values: dict[str, Tensor]) -> None:
+def put(parameters: dict[str, Tensor], values: dict[str, Tensor]) -> None:
     """Copy values into tensors of the same names."""
     for name, value in values.items():
-        own[name].copy_(value)
+        parameters[name].copy_(value)

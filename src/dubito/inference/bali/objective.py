@@ -13,7 +13,7 @@ from ...objective import Objective
 from ...training import Plan, Processes, Training
 from .layer import Layer, Prior
 from .posterior import BALIPosterior
-from .setup import Layers
+from .setup import Topology
 from .stepper import BALIStepper
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class BALIObjective(Objective):
 
     Args:
         draft: the posterior under training.
-        found: its layers.
-        spread: of the targets, per output, where the last layer learns from them; else None.
+        topology: its layers.
+        target_std: of the targets, per output, where the last layer learns from them; else None.
         inferred_noise: whether the likelihood's noise is the last layer's Σ.
         num_data: the number of training rows.
         modes: modules by name that stay in evaluation mode while training.
@@ -38,32 +38,32 @@ class BALIObjective(Objective):
     def __init__(
         self,
         draft: BALIPosterior,
-        found: Layers,
+        topology: Topology,
         *,
-        spread: Tensor | None,
+        target_std: Tensor | None,
         inferred_noise: bool,
         num_data: int,
         modes: Mapping[str, bool] | None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
-        self.found, self.spread, self.inferred_noise = found, spread, inferred_noise
+        self.topology, self.target_std, self.inferred_noise = topology, target_std, inferred_noise
         self.final: BALIStepper | None = None
-        draft.structure.requires_grad_(False)
-        for block in found.blocks:
+        draft.tensors.requires_grad_(False)
+        for block in topology.blocks:
             for name in block.parameters:
                 draft.network.get_parameter(name).requires_grad_(False)
 
     @property
     def last(self) -> str | None:
         """Name of the block that learns from the targets themselves."""
-        return self.found.last if self.spread is not None else None
+        return self.topology.last if self.target_std is not None else None
 
     def layer(self, block: Block) -> Layer:
         """What is known of a block at the start; its factors are the posterior's own tensors."""
         draft = self.draft
-        spread = self.spread if block.name == self.last else None
+        target_std = self.target_std if block.name == self.last else None
         mean = block.matrix(draft.weights()).detach()
-        layer = Layer.start(block.name, prior_of(draft.method, self.found, block, spread, mean), mean)
+        layer = Layer.start(block.name, prior_of(draft.method, self.topology, block, target_std, mean), mean)
         layer.input_tril = draft.group("input_tril")[block.weight].data
         layer.output_tril = draft.group("output_tril")[block.weight].data
         return layer
@@ -82,20 +82,22 @@ class BALIObjective(Objective):
     @torch.no_grad()
     def commit(self, layers: Mapping[str, Layer]) -> None:
         """Put the layers' means into the network, and the last one's noise into the likelihood."""
-        for block in self.found.blocks:
+        for block in self.topology.blocks:
             for name, value in block.tensors(layers[block.name].mean).items():
                 self.draft.network.get_parameter(name).copy_(value)
         if self.inferred_noise and self.last is not None:
             put_noise(self.draft.likelihood, layers[self.last].output_tril[0])
 
 
-def prior_of(method: "BALI", found: Layers, block: Block, spread: Tensor | None, like: Tensor) -> Prior:
+def prior_of(
+    method: "BALI", topology: Topology, block: Block, target_std: Tensor | None, like: Tensor
+) -> Prior:
     """The prior of a block: scaled inputs but for first layers, and U_0 in units of the targets' variance."""
-    scale = 1.0 if block.name in found.first else block.columns**-0.5  # s of Eq. 12
+    scale = 1.0 if block.name in topology.first else block.columns**-0.5  # s of Eq. 12
     assert method.effective_data is not None and method.output_floor is not None
     floor = like.new_full((block.groups, block.rows), method.hidden_floor)
-    if spread is not None:
-        floor = (method.output_floor * spread.square()).to(like).expand(block.groups, block.rows)
+    if target_std is not None:
+        floor = (method.output_floor * target_std.square()).to(like).expand(block.groups, block.rows)
     return Prior(
         precision=1 / (scale**2 * method.prior_scale),
         floor=floor,

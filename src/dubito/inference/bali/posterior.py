@@ -15,14 +15,14 @@ from .layer import placed
 class BALIPosterior(Posterior):
     """W ~ MN(M, R, Σ) for each layer, the means being the network's own weights.
 
-    The structure holds L with L Lᵀ = R⁻¹ ("input_tril") and C with C Cᵀ = Σ ("output_tril") under the weight's
+    The tensors are L with L Lᵀ = R⁻¹ ("input_tril") and C with C Cᵀ = Σ ("output_tril") under the weight's
     name, for the layer's G groups of matrices, bias column included. Parameters of other kinds are points.
     """
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The layers, as matrices."""
-        return tuple(Block.from_json(each) for each in self.details["blocks"])
+        return tuple(Block.from_json(stored) for stored in self.details["blocks"])
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         weights = self.weights()

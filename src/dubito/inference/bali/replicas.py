@@ -20,8 +20,8 @@ from .choose import chosen, split_rows, started
 from .layer import Layer
 from .objective import BALIObjective
 from .posterior import BALIPosterior
-from .setup import Layers, check_training, find_layers, suffixed
-from .stack import Stack, StackedSource
+from .setup import Topology, check_training, find_layers, suffixed
+from .stack import ReplicaObjective, StackedSource
 from .stacked_pass import StackedPass
 
 if TYPE_CHECKING:
@@ -44,23 +44,25 @@ def fit_many(
     check_training(training)
     if not isinstance(data, Sequence) or isinstance(data, str | bytes) or not data:
         raise DataError(f"fit_many takes a list of data sets, one for each fit, got {type(data).__name__}")
-    own = list(seeds_of_fits or (seeds.derived(seed, "fit", number) for number in range(len(data))))
-    if len(own) != len(data):
-        raise ConfigError(f"seeds_of_fits must hold one seed for each of {len(data)} fits, got {len(own)}")
+    fit_seeds = list(seeds_of_fits or (seeds.derived(seed, "fit", number) for number in range(len(data))))
+    if len(fit_seeds) != len(data):
+        raise ConfigError(
+            f"seeds_of_fits must hold one seed for each of {len(data)} fits, got {len(fit_seeds)}"
+        )
     if training.early_stopping is not None:
         raise ConfigError("early_stopping ends each run by itself: use fit, or leave it out of fit_many")
     with torch.inference_mode(False):
-        each = [
-            prepare(net, one, likelihood, seed=own[number], progress=progress)
-            for number, one in enumerate(data)
+        fits = [
+            prepare(net, rows, likelihood, seed=fit_seeds[number], progress=progress)
+            for number, rows in enumerate(data)
         ]
         groups: dict[Any, list[int]] = {}
-        for number, prepared in enumerate(each):
+        for number, prepared in enumerate(fits):
             groups.setdefault(_form(prepared), []).append(number)
         fitted: dict[int, BALIPosterior] = {}
-        for place, numbers in enumerate(groups.values()):
-            run = Run(seed=seed, progress=progress, checkpoint=suffixed(checkpoint, f"group-{place}"))
-            group = [each[number] for number in numbers]
+        for index, numbers in enumerate(groups.values()):
+            run = Run(seed=seed, progress=progress, checkpoint=suffixed(checkpoint, f"group-{index}"))
+            group = [fits[number] for number in numbers]
             with undisturbed(replace(group[0], run=run), "fit"):
                 posteriors = _fit_group(method, group, training, run)
             fitted |= dict(zip(numbers, posteriors, strict=True))
@@ -77,49 +79,57 @@ def _form(prepared: Prepared) -> Any:
 
 
 def _fit_group(method: "BALI", group: list[Prepared], training: Training, run: Run) -> list[BALIPosterior]:
-    found = find_layers(group[0].network, group[0].example.inputs, method.subset)  # alike in all copies
-    if not _stackable(method, group[0], found):
+    topology = find_layers(group[0].network, group[0].example.inputs, method.subset)  # alike in all copies
+    if not _stackable(method, group[0], topology):
         return [
             method.fit_prepared(
-                replace(one, run=replace(one.run, checkpoint=suffixed(run.checkpoint, f"fit-{i}"))), training
+                replace(prepared, run=replace(prepared.run, checkpoint=suffixed(run.checkpoint, f"fit-{i}"))),
+                training,
             )
-            for i, one in enumerate(group)
+            for i, prepared in enumerate(group)
         ]
-    method = method.resolved(found)
-    methods = [started(method, one.num_data) for one in group]
-    if method.open(group[0].likelihood, found):
-        splits = [split_rows(one.source, one.run.seed) for one in group]
+    method = method.resolved(topology)
+    methods = [started(method, prepared.num_data) for prepared in group]
+    if method.open(group[0].likelihood, topology):
+        splits = [split_rows(prepared.source, prepared.run.seed) for prepared in group]
         if all(split is not None for split in splits):
             parts = [split.train for split in splits if split is not None]
             beside = replace(run, checkpoint=suffixed(run.checkpoint, "choice"))
-            own = [
-                replace(one, network=copy.deepcopy(one.network), likelihood=copy.deepcopy(one.likelihood))
-                for one in group
+            trials = [
+                replace(
+                    prepared,
+                    network=copy.deepcopy(prepared.network),
+                    likelihood=copy.deepcopy(prepared.likelihood),
+                )
+                for prepared in group
             ]
             starts = [started(method, part.num_data) for part in parts]
-            stack = _train(starts, own, found, parts, training, beside)
+            stack = _train(starts, trials, topology, parts, training, beside)
             methods = [
-                chosen(method, objective, stack.layers_of(number), stack.correction, split.judge, one.num_data,
-                       one.run.seed)
-                for number, (objective, split, one) in enumerate(zip(stack.objectives, splits, group, strict=True))
+                chosen(method, objective, stack.layers_of(number), stack.correction, split.judge, prepared.num_data,
+                       prepared.run.seed)
+                for number, (objective, split, prepared) in enumerate(zip(stack.objectives, splits, group, strict=True))
                 if split is not None
             ]  # fmt: skip
-    stack = _train(methods, group, found, [one.source for one in group], training, run)
+    stack = _train(methods, group, topology, [prepared.source for prepared in group], training, run)
     return stack.posteriors()
 
 
-def _stackable(method: "BALI", prepared: Prepared, found: Layers) -> bool:
+def _stackable(method: "BALI", prepared: Prepared, topology: Topology) -> bool:
     """Whether replicas can be trained as one."""
     network = prepared.network
-    if method.sampling == "local" or found.points or not isinstance(prepared.source, TensorSource):
+    if method.sampling == "local" or topology.points or not isinstance(prepared.source, TensorSource):
         return False
-    if any(True for _ in network.buffers()) or not all(found.plain(block) for block in found.blocks):
+    if any(True for _ in network.buffers()) or not all(topology.plain(block) for block in topology.blocks):
         return False
-    if any(parameter.requires_grad for parameter in prepared.likelihood.parameters()) and found.last is None:
+    if (
+        any(parameter.requires_grad for parameter in prepared.likelihood.parameters())
+        and topology.last is None
+    ):
         return False
     try:  # what `vmap` cannot run is run one after the other
-        pass_ = StackedPass(network, prepared.likelihood, found)
-        weights = {b.name: b.matrix(dict(network.named_parameters())).detach()[None] for b in found.blocks}
+        pass_ = StackedPass(network, prepared.likelihood, topology)
+        weights = {b.name: b.matrix(dict(network.named_parameters())).detach()[None] for b in topology.blocks}
         batch = prepared.example
         inputs = map_tensors(lambda t: t.unsqueeze(1), batch.inputs)
         noise = {name: tensor.detach()[None] for name, tensor in pass_.noise_tensors().items()}
@@ -151,15 +161,15 @@ class Trained:
 
     def layers_of(self, number: int) -> dict[str, Layer]:
         """What one replica learned, its factors being its posterior's own tensors."""
-        own = {}
+        layers = {}
         objective = self.objectives[number]
-        for block in objective.found.blocks:
+        for block in objective.topology.blocks:
             part = slice(number * self.groups[block.name], (number + 1) * self.groups[block.name])
             whole, layer = self.layers[block.name], objective.layer(block)
             for key in ("sums", "squares", "mean", "before", "input_tril", "output_tril"):
                 getattr(layer, key).copy_(getattr(whole, key)[part])
-            own[block.name] = layer
-        return own
+            layers[block.name] = layer
+        return layers
 
     def posteriors(self) -> list[BALIPosterior]:
         """The posterior of each replica."""
@@ -177,18 +187,18 @@ class Trained:
 def _train(
     methods: list["BALI"],
     group: list[Prepared],
-    found: Layers,
+    topology: Topology,
     sources: Sequence[Any],
     training: Training,
     run: Run,
 ) -> Trained:
     objectives = [
-        method.objective(replace(one, num_data=source.num_data), found, source, one.run.seed)
-        for method, one, source in zip(methods, group, sources, strict=True)
+        method.objective(replace(prepared, num_data=source.num_data), topology, source, prepared.run.seed)
+        for method, prepared, source in zip(methods, group, sources, strict=True)
     ]
-    stack = Stack(objectives, [one.run.seed for one in group])
+    stack = ReplicaObjective(objectives, [prepared.run.seed for prepared in group])
     history = train(stack, StackedSource(sources), training, run)
     stepper = stack.final
     assert stepper is not None
-    groups = {block.name: block.groups for block in found.blocks}
+    groups = {block.name: block.groups for block in topology.blocks}
     return Trained(objectives, stepper.layers, groups, stepper.correction, history, stepper.jitters())

@@ -19,7 +19,7 @@ from ...training import Training
 
 
 @dataclass(frozen=True, eq=False)
-class Layers:
+class Topology:
     """The layers of a network.
 
     Attributes:
@@ -45,7 +45,7 @@ class Layers:
         return len(uses) == 1 and not uses[0].steps and uses[0].layout is Layout.ROWS
 
 
-def find_layers(network: nn.Module, inputs: Inputs, subset: Subset) -> Layers:
+def find_layers(network: nn.Module, inputs: Inputs, subset: Subset) -> Topology:
     """The layers whose weights multiply their inputs, and the points.
 
     Args:
@@ -82,7 +82,7 @@ def find_layers(network: nn.Module, inputs: Inputs, subset: Subset) -> Layers:
         if any(use.reads_input for use in surveyed.of(block.weight))
     )
     last = next((name for name, block in layers.blocks.items() if block.weight == surveyed.last), None)
-    return Layers(layers, reading, last, points)
+    return Topology(layers, reading, last, points)
 
 
 def initial_weights(

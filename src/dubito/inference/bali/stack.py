@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 
 from ... import seeds
-from ...inputs import Batch, Inputs, Place, map_tensors, named_tensors
+from ...inputs import Batch, Inputs, TensorOptions, map_tensors, named_tensors
 from ...objective import Objective
 from ...posterior import Posterior
 from ...sources import OrderedSource
-from ...training import Plan, Processes, Record, Training
+from ...training import Plan, Processes, StepRecord, Training
 from .layer import Layer, placed
 from .objective import BALIObjective
 from .posterior import sampled_root
 from .stacked_pass import StackedPass
-from .stepper import LayerwiseStepper, Seen
+from .stepper import LayerwiseStepper, StepSums
 
 
 class StackedSource(OrderedSource):
@@ -55,7 +55,7 @@ class StackedSource(OrderedSource):
 def stacked(trees: Sequence[Inputs]) -> Inputs:
     """Trees of the same form as one, their tensors along a new first axis."""
     leaves = [iter([tensor for _, tensor in named_tensors(tree)]) for tree in trees]
-    return map_tensors(lambda _: torch.stack([next(each) for each in leaves]), trees[0])
+    return map_tensors(lambda _: torch.stack([next(tensors) for tensors in leaves]), trees[0])
 
 
 class StackPosterior(Posterior):
@@ -65,7 +65,7 @@ class StackPosterior(Posterior):
         raise NotImplementedError("a stack is not a posterior: take those of its replicas")
 
 
-class Stack(Objective):
+class ReplicaObjective(Objective):
     """Replicas under training.
 
     Args:
@@ -84,11 +84,11 @@ class Stack(Objective):
             first.draft.network,
             first.draft.likelihood,
             method=first.draft.method,
-            structure=groups,
+            tensors=groups,
             trainable=first.draft.trainable,
         )
         super().__init__(draft, num_data=first.num_data, modes=first.modes)
-        draft.structure.requires_grad_(False)
+        draft.tensors.requires_grad_(False)
         for name, layer in self_layers.items():
             for key in groups:
                 setattr(layer, key, draft.group(key)[name].data)
@@ -105,14 +105,14 @@ class Stack(Objective):
 
 def _stacked_layers(objectives: list[BALIObjective]) -> dict[str, Layer]:
     layers = {}
-    for block in objectives[0].found.blocks:
-        each = [objective.layer(block) for objective in objectives]
+    for block in objectives[0].topology.blocks:
+        replicas = [objective.layer(block) for objective in objectives]
         prior = replace(
-            each[0].prior,
-            floor=torch.cat([layer.prior.floor for layer in each]),
-            data=torch.cat([layer.prior.data for layer in each]),
+            replicas[0].prior,
+            floor=torch.cat([layer.prior.floor for layer in replicas]),
+            data=torch.cat([layer.prior.data for layer in replicas]),
         )
-        layers[block.name] = Layer.start(block.name, prior, torch.cat([layer.mean for layer in each]))
+        layers[block.name] = Layer.start(block.name, prior, torch.cat([layer.mean for layer in replicas]))
     return layers
 
 
@@ -125,24 +125,24 @@ class StackedStepper(LayerwiseStepper):
         processes: who share it.
     """
 
-    def __init__(self, stack: Stack, plan: Plan, processes: Processes) -> None:
+    def __init__(self, stack: ReplicaObjective, plan: Plan, processes: Processes) -> None:
         first = stack.objectives[0]
         super().__init__(stack.layers, first.draft.method, first.last, plan, processes)
         self.stack, self.first = stack, first
-        self.blocks = first.found.blocks
+        self.blocks = first.topology.blocks
         self.count = len(stack.objectives)
         self.pass_ = StackedPass(
-            first.draft.network, first.draft.likelihood, first.found, first.last, first.modes
+            first.draft.network, first.draft.likelihood, first.topology, first.last, first.modes
         )
-        self.device = Place.of(first.draft.network).device
+        self.device = TensorOptions.of(first.draft.network).device
         self.noise = {
             name: torch.stack([dict(o.draft.likelihood.named_buffers())[name] for o in stack.objectives])
             for name in self.pass_.noise_tensors()
         }
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         weights = self.weights(number)
-        seen = Seen(torch.zeros((), dtype=next(iter(weights.values())).dtype, device=self.device), {}, {})
+        seen = StepSums(torch.zeros((), dtype=next(iter(weights.values())).dtype, device=self.device), {}, {})
         shaped = {b.name: weights[b.name].unflatten(0, (self.count, b.groups)) for b in self.blocks}
         for batch in passes:
             if batch is None:
@@ -154,7 +154,7 @@ class StackedStepper(LayerwiseStepper):
         stop = self.combine(seen, [], stop)
         rate = self.learn(number, seen, weights)
         nll = seen.nll / (rows * self.count)
-        return Record(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, None, stop)
+        return StepRecord(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, None, stop)
 
     @torch.no_grad()
     def weights(self, number: int) -> dict[str, Tensor]:
@@ -174,8 +174,15 @@ class StackedStepper(LayerwiseStepper):
             layer = self.layers[block.name]
             root = layer.output_tril
             if self.method.covariance == "sampled":
-                each = zip(root.split(block.groups), layer.prior.data[:: block.groups], streams, strict=True)
-                root = torch.cat([sampled_root(own, float(data), stream) for own, data, stream in each])
+                replicas = zip(
+                    root.split(block.groups), layer.prior.data[:: block.groups], streams, strict=True
+                )
+                root = torch.cat(
+                    [
+                        sampled_root(replica_root, float(data), stream)
+                        for replica_root, data, stream in replicas
+                    ]
+                )
             weights[block.name] = placed(layer.mean, layer.input_tril, root, unit.reshape(layer.mean.shape))
         return weights
 

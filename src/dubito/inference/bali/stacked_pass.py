@@ -12,7 +12,7 @@ from ...layers.context import name_of
 from ...layers.passes import asking
 from ...layers.shell import leased
 from ...likelihoods import BuiltLikelihood
-from .setup import Layers
+from .setup import Topology
 
 
 class _Judged(nn.Module):
@@ -65,7 +65,7 @@ class StackedPass:
     Args:
         network: of one of them; weights are put in.
         likelihood: of one of them; noise is put in.
-        found: the layers, all plain.
+        topology: the layers, all plain.
         last: name of the block that learns from the targets, or None.
         modes: modules by name that stay in evaluation mode while training.
     """
@@ -74,15 +74,15 @@ class StackedPass:
         self,
         network: nn.Module,
         likelihood: BuiltLikelihood,
-        found: Layers,
+        topology: Topology,
         last: str | None = None,
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         self.modes = modes or {}
-        self.network, self.judged, self.blocks = network, _Judged(likelihood), found.blocks
-        self.last = next((block.weight for block in found.blocks if block.name == last), None)
-        self.parts = {block.name: found.cover.parts[block.name][0] for block in found.blocks}
-        self.weights = [block.weight for block in found.blocks]
+        self.network, self.judged, self.blocks = network, _Judged(likelihood), topology.blocks
+        self.last = next((block.weight for block in topology.blocks if block.name == last), None)
+        self.parts = {block.name: topology.cover.parts[block.name][0] for block in topology.blocks}
+        self.weights = [block.weight for block in topology.blocks]
         #: Zeros by the names of weights.
         self.anchors: dict[str, Tensor] = {}
         self._all = vmap(self._one, in_dims=(0, 0, 1, 1, 0), randomness="different")

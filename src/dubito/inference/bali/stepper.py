@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import ConfigError, DubitoWarning
-from ...inputs import Batch, Place, call, rows_of
+from ...inputs import Batch, TensorOptions, call, rows_of
 from ...layers.passes import asking
-from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
+from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
 from .layer import Layer, placed
 from .local import LayerNoise
 from .posterior import sampled_root
@@ -28,7 +28,7 @@ KEPT = ("sums", "squares", "before")
 
 
 @dataclass(eq=False)
-class Seen:
+class StepSums:
     """What all passes of a step saw.
 
     Attributes:
@@ -100,7 +100,7 @@ class LayerwiseStepper(Stepper):
         return 1 - self.remainder
 
     @torch.no_grad()
-    def learn(self, number: int, seen: Seen, weights: Mapping[str, Tensor]) -> float:
+    def learn(self, number: int, seen: StepSums, weights: Mapping[str, Tensor]) -> float:
         """Take in what a step saw and infer all layers; returns the rate."""
         rate, method = self.rate(number), self.method
         self.remainder *= 1 - rate
@@ -121,7 +121,7 @@ class LayerwiseStepper(Stepper):
         self.commit()
         return rate
 
-    def combine(self, seen: Seen, extra: list[Tensor], stop: bool) -> bool:
+    def combine(self, seen: StepSums, extra: list[Tensor], stop: bool) -> bool:
         """Sum over processes, in one message; one without rows takes part with zeros."""
         if self.processes.count == 1:
             return stop
@@ -153,16 +153,16 @@ class LayerwiseStepper(Stepper):
 
     def jitters(self) -> dict[str, int]:
         """How often a factorisation needed a jitter, by block; a warning says so where any did."""
-        found = {name: layer.jitters for name, layer in self.layers.items() if layer.jitters}
-        if found:
-            each = ", ".join(f"{name} {count} times" for name, count in found.items())
+        counts = {name: layer.jitters for name, layer in self.layers.items() if layer.jitters}
+        if counts:
+            listed = ", ".join(f"{name} {count} times" for name, count in counts.items())
             warnings.warn(
-                f"factorisations needed a jitter on the diagonal: {each}; raise hidden_floor or output_floor, "
+                f"factorisations needed a jitter on the diagonal: {listed}; raise hidden_floor or output_floor, "
                 "take a larger batch_size, or use double precision",
                 DubitoWarning,
                 stacklevel=5,
             )
-        return found
+        return counts
 
 
 class BALIStepper(LayerwiseStepper):
@@ -179,29 +179,31 @@ class BALIStepper(LayerwiseStepper):
     def __init__(
         self, objective: "BALIObjective", training: Training, plan: Plan, processes: Processes, seed: int
     ) -> None:
-        found, method = objective.found, objective.draft.method
-        layers = {block.name: objective.layer(block) for block in found.blocks}
+        topology, method = objective.topology, objective.draft.method
+        layers = {block.name: objective.layer(block) for block in topology.blocks}
         super().__init__(layers, method, objective.last, plan, processes)
-        self.objective, self.found, self.seed = objective, found, seed
-        self.draft, self.device = objective.draft, Place.of(objective.draft.network).device
+        self.objective, self.topology, self.seed = objective, topology, seed
+        self.draft, self.device = objective.draft, TensorOptions.of(objective.draft.network).device
         self.points = (
             GradientStepper(objective, training, plan, processes, seed) if objective.beside() else None
         )
         #: The blocks whose outputs get the noise, instead of their weights.
         self.local = {
-            block.name: block for block in found.blocks if method.sampling == "local" and found.plain(block)
+            block.name: block
+            for block in topology.blocks
+            if method.sampling == "local" and topology.plain(block)
         }
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         weights = self.weights(number)
-        seen = Seen(torch.zeros((), dtype=self.dtype, device=self.device), {}, {})
-        own = [] if self.points is None else self.points.parameters
-        for parameter in own:
+        seen = StepSums(torch.zeros((), dtype=self.dtype, device=self.device), {}, {})
+        point_parameters = [] if self.points is None else self.points.parameters
+        for parameter in point_parameters:
             parameter.grad = torch.zeros_like(parameter)
         for index, batch in enumerate(passes):
             if batch is not None:
                 self.look(batch, weights, seen, number, index)
-        slopes = [parameter.grad for parameter in own if parameter.grad is not None]
+        slopes = [parameter.grad for parameter in point_parameters if parameter.grad is not None]
         for slope in slopes:
             slope.div_(-rows)  # from the sum of the log-likelihood to its negative mean
         stop = self.combine(seen, slopes, stop)
@@ -211,7 +213,7 @@ class BALIStepper(LayerwiseStepper):
             norm = self.points.norm(number)
             self.points.descend(number)
         nll = seen.nll / rows
-        return Record(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, norm, stop)
+        return StepRecord(number, torch.stack([nll, nll, torch.zeros_like(nll)]), rows, rate, norm, stop)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -231,24 +233,26 @@ class BALIStepper(LayerwiseStepper):
             for (name, layer), unit in zip(self.layers.items(), noise, strict=True)
         }
 
-    def look(self, batch: Batch, weights: Mapping[str, Tensor], seen: Seen, number: int, index: int) -> None:
+    def look(
+        self, batch: Batch, weights: Mapping[str, Tensor], seen: StepSums, number: int, index: int
+    ) -> None:
         """A forward and a backward pass over some rows, and the sums of products they give."""
         network, rows = self.draft.network, rows_of(batch.inputs)
-        tensors: dict[str, Tensor] = {name: network.get_parameter(name) for name in self.found.points}
-        for block in self.found.blocks:
+        tensors: dict[str, Tensor] = {name: network.get_parameter(name) for name in self.topology.points}
+        for block in self.topology.blocks:
             tensors |= block.tensors(weights[block.name])
         stream = seeds.generator(self.seed, "noise", number, index, "rows", device=self.device)
         local = {
             block.weight: (self.layers[name], block.bias is not None) for name, block in self.local.items()
         }
         noise = LayerNoise(local, batch, stream, silent=number == 0) if local else None
-        record = self.found.cover.record(inner=noise)
+        record = self.topology.cover.record(inner=noise)
         with (
             torch.enable_grad(),
             asking(
                 network,
                 record,
-                self.found.cover.parameters,
+                self.topology.cover.parameters,
                 tensors,
                 detached=True,
                 training=self.objective.modes,
@@ -258,12 +262,12 @@ class BALIStepper(LayerwiseStepper):
             total.backward()
         with torch.no_grad():
             seen.nll -= total
-            for block in self.found.blocks:
+            for block in self.topology.blocks:
                 targets = batch.targets if block.name == self.last else None
                 added = noise.added(block.weight) if noise is not None and block.name in self.local else None
                 if targets is not None:
                     added = None  # true targets need no forward pass of their own layer
-                parts = self.found.cover.parts[block.name]
+                parts = self.topology.cover.parts[block.name]
                 seen.add(block.name, *gram(parts, record, rows, targets, added))
 
     def width(self, name: str) -> int:
@@ -276,17 +280,19 @@ class BALIStepper(LayerwiseStepper):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, facts = super().state()
         if self.points is not None:
-            own, facts["points"] = self.points.state()
-            tensors |= {f"points:{name}": tensor for name, tensor in own.items()}
+            point_tensors, facts["points"] = self.points.state()
+            tensors |= {f"points:{name}": tensor for name, tensor in point_tensors.items()}
         return tensors, facts
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         super().restore(tensors, facts)
-        for block in self.found.blocks:  # the checkpoint's means came back into the network
+        for block in self.topology.blocks:  # the checkpoint's means came back into the network
             self.layers[block.name].mean.copy_(block.matrix(self.draft.weights()))
         if self.points is not None:
-            own = {name[7:]: tensor for name, tensor in tensors.items() if name.startswith("points:")}
-            self.points.restore(own, facts["points"])
+            point_tensors = {
+                name[7:]: tensor for name, tensor in tensors.items() if name.startswith("points:")
+            }
+            self.points.restore(point_tensors, facts["points"])
 
 
 def drawn(layer: Layer, method: "BALI", unit: Tensor, stream: torch.Generator) -> Tensor:

@@ -39,16 +39,16 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
 
     def keep() -> None:
         if path is not None:
-            tensors = {f"chain/{number}": own for number, own in enumerate(draws)}
+            tensors = {f"chain/{number}": chain_draws for number, chain_draws in enumerate(draws)}
             checkpoint.save(path, tensors, {"fingerprint": expected, "divergent": divergent})
 
-    found = None if path is None else checkpoint.load(path, expected)
-    if found is None:
+    stored = None if path is None else checkpoint.load(path, expected)
+    if stored is None:
         keep()  # what cannot be written is found before work starts
     else:
-        tensors, content = found
+        tensors, content = stored
         divergent += content["divergent"]
-        draws += [tensors[f"chain/{number}"].to(target.place.device) for number in range(len(divergent))]
+        draws += [tensors[f"chain/{number}"].to(target.like.device) for number in range(len(divergent))]
     length = method.warmup + method.num_samples
     bar = Bar(method.chains * length, prepared.run.progress, "HMC", done=len(draws) * length)
     with bar.open():
@@ -58,8 +58,8 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
             def told(done: int, first: int = number * length, chain: int = number + 1) -> None:
                 bar.show(first + done, math.nan, f"chain {chain} of {method.chains}")
 
-            own, bad = run_chain(method, target, number, seed, told)
-            draws.append(own)
+            chain_draws, bad = run_chain(method, target, number, seed, told)
+            draws.append(chain_draws)
             divergent.append(bad)
             keep()
     return torch.stack(draws), sum(divergent)
@@ -97,7 +97,7 @@ def run_chain(
         if method.trajectory is None
         else PyroHMC(potential_fn=potential, trajectory_length=method.trajectory, **options)
     )
-    device = target.place.device
+    device = target.like.device
     start = target.start(seeds.generator(seed, "start", number, device=device))
     with seeds.forked(seed, "chain", number, device=device):  # Pyro draws from the global state
         chain = MCMC(
@@ -109,9 +109,9 @@ def run_chain(
             disable_progbar=True,
         )
         chain.run()
-    found = chain.diagnostics().get("divergences", {})
+    divergences = chain.diagnostics().get("divergences", {})
     draws = chain.get_samples()["weights"].detach()
-    return draws.to(target.place.dtype), sum(len(own) for own in found.values())
+    return draws.to(target.like.dtype), sum(len(numbers) for numbers in divergences.values())
 
 
 def diagnostics(values: Tensor) -> tuple[float, float]:

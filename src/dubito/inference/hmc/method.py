@@ -63,11 +63,11 @@ class HMC(Method):
             raise ConfigError("HMC draws from the posterior and trains nothing; leave training= out")
         target = Target(prepared, self.prior_std)
         chains, divergent = finished_chains(self, target, prepared)
-        kept = chains[:, :: self.thin]  # [chains, S, P]
-        r_hat, worth = diagnostics(target.answers(kept.flatten(0, 1)).unflatten(0, kept.shape[:2]))
+        thinned = chains[:, :: self.thin]  # [chains, S, P]
+        r_hat, worth = diagnostics(target.answers(thinned.flatten(0, 1)).unflatten(0, thinned.shape[:2]))
         posterior = self._posterior(
             target,
-            kept.transpose(0, 1).flatten(0, 1),  # the chains in turn
+            thinned.transpose(0, 1).flatten(0, 1),  # the chains in turn
             prepared,
             {"r_hat": _written(r_hat), "effective_sample_size": _written(worth), "divergent": divergent},
         )
@@ -81,7 +81,7 @@ class HMC(Method):
         return posterior
 
     def _posterior(
-        self, target: Target, draws: Tensor, prepared: Prepared, found: dict[str, float | None]
+        self, target: Target, draws: Tensor, prepared: Prepared, diagnosed: dict[str, float | None]
     ) -> HMCPosterior:
         """The posterior of the draws [S, P], around the likeliest of them."""
         with torch.no_grad():
@@ -92,8 +92,8 @@ class HMC(Method):
             prepared.network,
             prepared.likelihood,
             method=self,
-            structure={"draws": {name: own.clone() for name, own in target.named(draws).items()}},
-            details={"draws": len(draws), "chains": self.chains, **found},
+            tensors={"draws": {name: values.clone() for name, values in target.named(draws).items()}},
+            details={"draws": len(draws), "chains": self.chains, **diagnosed},
         )
         return posterior.finished()
 

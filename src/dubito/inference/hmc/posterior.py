@@ -28,8 +28,8 @@ class HMCPosterior(Posterior):
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         assert self.num_atoms is not None
-        kept = self.group("draws")
-        return self.weights() | {name: draws[index % self.num_atoms] for name, draws in kept.items()}
+        stored = self.group("draws")
+        return self.weights() | {name: draws[index % self.num_atoms] for name, draws in stored.items()}
 
     @property
     def r_hat(self) -> float:
@@ -48,29 +48,29 @@ class HMCPosterior(Posterior):
 
     def reference(self) -> "HMCPosterior":
         """This posterior, to be taken for the truth; refused where its chains have not converged."""
-        found = self.complaints()
-        if found:
+        complaints = self.complaints()
+        if complaints:
             raise TrainingError(
-                f"these chains are no reference: {'; '.join(found)}; give more warmup and num_samples, several "
+                f"these chains are no reference: {'; '.join(complaints)}; give more warmup and num_samples, several "
                 "chains, or a smaller network"
             )
         return self
 
     def complaints(self) -> list[str]:
         """Why the chains are no reference; nothing where they are one."""
-        found = []
+        complaints = []
         if self.details["chains"] < 2:
-            found.append("a single chain cannot show that it has converged")
+            complaints.append("a single chain cannot show that it has converged")
         if not self.r_hat <= MOST_R_HAT:
-            found.append(f"R-hat is {self.r_hat:.3g}, at most {MOST_R_HAT:g} is needed")
+            complaints.append(f"R-hat is {self.r_hat:.3g}, at most {MOST_R_HAT:g} is needed")
         if not self.effective_sample_size >= LEAST_DRAWS:
-            found.append(
+            complaints.append(
                 f"the effective sample size is {self.effective_sample_size:.3g}, at least {LEAST_DRAWS:g} is needed"
             )
         divergent, made = self.details["divergent"], self.details["chains"] * self.method.num_samples
         if divergent > MOST_DIVERGENT * made:
-            found.append(f"{divergent} of {made} transitions diverged, at most {MOST_DIVERGENT:.0%} may")
-        return found
+            complaints.append(f"{divergent} of {made} transitions diverged, at most {MOST_DIVERGENT:.0%} may")
+        return complaints
 
     def holds(self, name: str) -> str:
         if name not in self.group("draws"):

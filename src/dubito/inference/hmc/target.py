@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ...fitting import Prepared
-from ...inputs import Inputs, Place, map_tensors, take
+from ...inputs import Inputs, TensorOptions, map_tensors, take
 from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from ...networks import resolve, run, trainable
 from ...priors import PriorStd, prior_std_of
@@ -25,7 +25,7 @@ class Target:
         if isinstance(self.likelihood, GaussianLikelihood) and self.likelihood.raw_std is not None:
             raise ConfigError("HMC needs known noise; give it as Gaussian(std=...)")
         self.parameters: dict[str, nn.Parameter] = trainable(self.network)
-        self.place = Place.of(self.network)
+        self.like = TensorOptions.of(self.network)
         self.sizes = [parameter.numel() for parameter in self.parameters.values()]
         if sum(self.sizes) > MOST_WEIGHTS:
             raise ConfigError(
@@ -44,7 +44,7 @@ class Target:
     def start(self, generator: torch.Generator) -> Tensor:
         """A draw from the prior."""
         return self.prior_std * torch.randn(
-            self.prior_std.shape, generator=generator, dtype=self.place.dtype, device=self.place.device
+            self.prior_std.shape, generator=generator, dtype=self.like.dtype, device=self.like.device
         )
 
     def named(self, weights: Tensor) -> dict[str, Tensor]:
@@ -84,9 +84,9 @@ def _joined(pieces: list[Inputs]) -> Inputs:
         return pieces[0]
     collected: list[list[Tensor]] = []
     for piece in pieces:
-        own: list[Tensor] = []
-        map_tensors(_kept_in(own), piece)
-        collected.append(own)
+        leaves: list[Tensor] = []
+        map_tensors(_kept_in(leaves), piece)
+        collected.append(leaves)
     whole = iter([torch.cat(parts) for parts in zip(*collected, strict=True)])
     return map_tensors(lambda _: next(whole), pieces[0])
 

@@ -17,8 +17,8 @@ from ...node_factors import (
     Arrangement,
     check_arrangement,
     chosen_weights,
-    structure_of,
     surveyed,
+    tensors_of,
 )
 from ...node_factors.laws import NearOne, Normal
 from .objective import ROWS, ImplicitObjective
@@ -84,7 +84,7 @@ class Implicit(TrainedMethod):
         network, seed = start.network, start.seed
         facts = surveyed(start)
         uses = chosen_weights(network, self.subset, facts, embeddings=False)
-        structure = structure_of(
+        tensors = tensors_of(
             network,
             uses,
             self.families,
@@ -93,23 +93,21 @@ class Implicit(TrainedMethod):
             initial_std=self.initial_std,
             seed=seed,
         )
-        for name, raw in structure["input_raw_std"].items():
-            structure["input_raw_std"][name] = self._raw_std(raw, seed, name)
+        for name, raw in tensors["input_raw_std"].items():
+            tensors["input_raw_std"][name] = self._raw_std(raw, seed, name)
         if self.bias_factors:
             weights = dict(network.named_parameters())
             means = {
                 name: 1 + self.mean_std * noise(weights[name].new_empty(self.components), seed, "bias", name)
                 for name in bias_names(network, uses, facts)
             }
-            structure["bias_mean"] = means
-            structure["bias_raw_std"] = {
-                name: self._raw_std(mean, seed, name) for name, mean in means.items()
-            }
-        structure["statistics"] = {
+            tensors["bias_mean"] = means
+            tensors["bias_raw_std"] = {name: self._raw_std(mean, seed, name) for name, mean in means.items()}
+        tensors["statistics"] = {
             ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
         }
         return ImplicitObjective(
-            ImplicitPosterior.draft(self, network, start.likelihood, uses, structure, facts),
+            ImplicitPosterior.draft(self, network, start.likelihood, uses, tensors, facts),
             noise_samples=self.noise_samples,
             mixture_mean=self.kl == "mixture-mean",
             arrangement=self.arrangement,

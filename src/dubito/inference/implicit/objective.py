@@ -13,7 +13,7 @@ from ...layers.factors import Factor, Factors, NodeFactors
 from ...layers.passes import asked
 from ...node_factors import Arrangement, Drawn, NodeObjective, Stds, halved
 from ...node_factors.laws import Normal
-from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
+from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
 from .posterior import ImplicitPosterior
 
 #: The rows seen in training, among what a posterior stores.
@@ -40,7 +40,7 @@ class CountingStepper(GradientStepper):
 
     objective: "ImplicitObjective"
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         seen = self.objective.draft.group("statistics")[ROWS]
         before = int(seen)
         record = super().step(number, passes, rows, stop)

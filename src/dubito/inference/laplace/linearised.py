@@ -20,7 +20,7 @@ from ...layers.record import BlockPart, Call, Record, by_row, recorded
 from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, at_least_float
 from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
-from .spread import CHUNK, dense_spread, spreads
+from .covariance import CHUNK, dense_covariance, output_covariances
 
 #: Numbers that the inputs and gradients of all layers may hold at once.
 BUDGET = 1 << 26
@@ -28,7 +28,7 @@ BUDGET = 1 << 26
 MOST_OUTPUTS = 1024
 
 #: From a block's name to the distributions of its matrices.
-Normals = Callable[[str], Sequence[StructuredNormal]]
+BlockNormals = Callable[[str], Sequence[StructuredNormal]]
 #: Gradients at a call's outputs, one for each output of the network; None where that does not depend on them.
 Caught = dict[Call, list[Tensor | None]]
 
@@ -46,7 +46,7 @@ class Linearised:
         self.step = 32  # the first rows tell how many fit into the budget
 
     def __call__(
-        self, inputs: Inputs, posteriors: Sequence[Normals], max_rows: int
+        self, inputs: Inputs, posteriors: Sequence[BlockNormals], max_rows: int
     ) -> tuple[Tensor, list[Tensor]]:
         """Outputs [B, ...] and, under each of some posteriors, their covariances [B, E, E].
 
@@ -97,7 +97,7 @@ class Linearised:
         return outputs.detach(), caught
 
     def _covariances(
-        self, record: Record, caught: Caught, rows: int, posteriors: Sequence[Normals]
+        self, record: Record, caught: Caught, rows: int, posteriors: Sequence[BlockNormals]
     ) -> list[Tensor]:
         """J P⁻¹ Jᵀ of some rows, [b, E, E], under each posterior."""
         totals: list[Tensor | int] = [0 for _ in posteriors]
@@ -118,14 +118,14 @@ class Linearised:
     ) -> list[Tensor]:
         """The share of a weight that multiplies its layer's inputs."""
         like, parts = normals[0][0].mean, self.cover.parts[block.name]
-        by_group = list(zip(*(_grouped(each, block) for each in normals), strict=True))  # [G][posterior]
+        by_group = list(zip(*(_grouped(normal, block) for normal in normals), strict=True))  # [G][posterior]
         count = block.groups // len(parts)
         totals: list[Tensor | int] = [0 for _ in normals]
         for part in parts:
             inputs, gradients = _matrices(part, record, caught, rows, like.dtype)
             for group in range(count):
                 chosen = by_group[part.part * count + group]
-                shares = spreads(chosen, inputs[:, group], gradients[:, :, group])
+                shares = output_covariances(chosen, inputs[:, group], gradients[:, :, group])
                 totals = [total + share for total, share in zip(totals, shares, strict=True)]
         return totals  # pyright: ignore[reportReturnType]
 
@@ -151,7 +151,7 @@ class Linearised:
                 columns.append(torch.cat(gradients, 1))
             jacobians = torch.stack(columns, 1).unflatten(2, (block.rows, block.columns))
             for pieces, (normal,) in zip(shares, normals, strict=True):
-                pieces.append(dense_spread(normal, jacobians))
+                pieces.append(dense_covariance(normal, jacobians))
         return [torch.cat(pieces) for pieces in shares]
 
 
@@ -221,7 +221,7 @@ def predictive(likelihood: BuiltLikelihood, outputs: Tensor, covariance: Tensor)
     outputs = at_least_float(outputs)
     point = likelihood.predictive([outputs])
     if isinstance(point, RealPrediction):
-        return dataclasses.replace(point, spreads=covariance.unsqueeze(0))
+        return dataclasses.replace(point, mean_covariances=covariance.unsqueeze(0))
     variance = covariance.diagonal(dim1=1, dim2=2).clamp(min=0).reshape(outputs.shape)
     # E[Φ(λ f)] = Φ(λ μ / √(1 + λ² v)), with λ² = π/8 for the sigmoid  [MacKay 1992]
     shrunk = likelihood.predictive([outputs / (1 + math.pi / 8 * variance).sqrt()])

@@ -11,14 +11,14 @@ from ...curvature import Block, Cover, Curvature, Fisher, Statistics, cover, sta
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
 from ...fitting import Prepared, probe
-from ...inputs import Inputs, Place, take
+from ...inputs import Inputs, TensorOptions, take
 from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method
 from ...networks import Subset, resolve, with_flags
 from ...training import Training, current
-from ..point import MAP
-from .point import Look, Point
+from ..map import MAP
+from .data_fit import DataFit, DataFitSums
 from .posterior import LaplacePosterior, by_kind
 from .structures import INF, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
@@ -98,9 +98,9 @@ class Laplace(Method):
             surveyed = survey(network, inputs)  # of the network that was trained
             covered = cover(network, surveyed, names)
         blocks = list(covered.blocks.values())
-        look = Look(prepared.likelihood, outputs, targets)
-        curvatures, point = self._measured(prepared, covered, look, training)
-        point.warn_if_constant()
+        fit_sums = DataFitSums(prepared.likelihood, outputs, targets)
+        curvatures, data_fit = self._measured(prepared, covered, fit_sums, training)
+        data_fit.warn_if_constant()
         structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
         facts, stored = {}, {}
         for block in blocks:
@@ -110,9 +110,9 @@ class Laplace(Method):
             facts[block.name] = {**chosen, **structure.facts(block, stored[block.weight])}
         return LaplacePosterior(
             prepared.network,
-            point.likelihood,
+            data_fit.likelihood,
             method=self if self.subset is None else replace(self, subset=names),
-            structure=by_kind(stored),
+            tensors=by_kind(stored),
             details={
                 "survey": surveyed.to_json(),
                 "points": dict(covered.left_out),
@@ -122,7 +122,7 @@ class Laplace(Method):
                 "data_scale": float(prepared.num_data),
                 "noise_factor": 1.0,
                 "prior_precision": float(self.prior_precision or own_precision(prepared.network, blocks)),
-                **point.details(prepared.num_data),
+                **data_fit.details(prepared.num_data),
             },
             history=history,
         ).finished()
@@ -135,19 +135,19 @@ class Laplace(Method):
         return outputs, targets
 
     def _measured(
-        self, prepared: Prepared, covered: Cover, look: Look, training: Training | None
-    ) -> tuple[dict[str, Statistics], Point]:
+        self, prepared: Prepared, covered: Cover, fit_sums: DataFitSums, training: Training | None
+    ) -> tuple[dict[str, Statistics], DataFit]:
         """The curvature of all blocks, and what the network says about the data."""
         network, likelihood, source = prepared.network, prepared.likelihood, prepared.source
         batch_size = self.batch_size or source.batch_size or 128
-        device = Place.of(network).device
+        device = TensorOptions.of(network).device
         processes = prepared.run.processes or current((training or Training()).timeout, device)
         # The curvature depends on the noise, so residuals are looked at before; anything else on the way.
         learned = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None
         residual = learned and training is None
         if residual:
-            look.read(network, source, batch_size)
-            likelihood = look.point(residual_noise=True).likelihood
+            fit_sums.read(network, source, batch_size)
+            likelihood = fit_sums.result(residual_noise=True).likelihood
         curvatures = statistics(
             network,
             covered,
@@ -158,11 +158,11 @@ class Laplace(Method):
             batch_size=batch_size,
             seed=prepared.seed,
             processes=processes,
-            watch=None if residual else look.add,
+            watch=None if residual else fit_sums.add,
         )
         if not residual:
-            look.join(processes, device)
-        return curvatures, look.point(residual_noise=residual)
+            fit_sums.join(processes, device)
+        return curvatures, fit_sums.result(residual_noise=residual)
 
     def _names(self, network: nn.Module, surveyed: Survey, inputs: Inputs) -> tuple[str, ...]:
         if self.subset is last_layer:

@@ -14,13 +14,13 @@ from ...curvature import Block, Cover, cover
 from ...distributions import GroupedNormal, StructuredNormal
 from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
 from ...fitting import read
-from ...inputs import Inputs, Place, checked_inputs, map_tensors, take
+from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors, take
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...networks import run
 from ...posterior import MAX_ROWS, NamedTensors, Posterior
 from ...prediction import Prediction, PredictionOptions
 from .linearised import Linearised, predictive
-from .structures import Diagonal, Kept, Structure, one_group
+from .structures import BlockTensors, Diagonal, Structure, one_group
 from .tuning import Evidence, best_prior, best_scale
 from .update import updated
 
@@ -49,13 +49,13 @@ class LaplacePosterior(Posterior):
     # -- the distribution ----------------------------------------------------------------------------------
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        own = self.weights()
-        weights = dict(own)
+        centre = self.weights()
+        weights = dict(centre)
         for block in self.blocks.values():
-            parts = self.normals(block.name, own)
+            parts = self.normals(block.name, centre)
             matrices = torch.stack([part.rsample(generator=generator) for part in parts])
             shape = (block.groups, block.rows, block.columns)
-            weights |= block.tensors(matrices.reshape(shape).to(own[block.weight].dtype))
+            weights |= block.tensors(matrices.reshape(shape).to(centre[block.weight].dtype))
         return weights
 
     def block(self, name: str) -> Distribution:
@@ -72,8 +72,10 @@ class LaplacePosterior(Posterior):
     def normals(self, name: str, weights: Mapping[str, Tensor] | None = None) -> tuple[StructuredNormal, ...]:
         """The distributions of one block's matrices, built on first use and after the posterior was moved."""
         block = self.blocks[name]
-        own = self.weights() if weights is None else weights
-        state = tuple((own[key].dtype, own[key].device, own[key].data_ptr()) for key in block.parameters)
+        centre = self.weights() if weights is None else weights
+        state = tuple(
+            (centre[key].dtype, centre[key].device, centre[key].data_ptr()) for key in block.parameters
+        )
         if name not in self._built or self._built[name][0] != state:  # moved since
             with torch.no_grad():
                 self._built[name] = state, self._normals(block)
@@ -81,24 +83,24 @@ class LaplacePosterior(Posterior):
 
     def _normals(self, block: Block) -> tuple[StructuredNormal, ...]:
         mean = at_least_float(block.matrix(self.weights()))
-        kept = {kind: tensor.to(mean) for kind, tensor in self.kept(block).items()}
+        tensors = {kind: tensor.to(mean) for kind, tensor in self.block_tensors(block).items()}
         structure, groups = self.structure_of(block), block.groups
         if isinstance(structure, Diagonal):  # groups are independent anyway: one tall matrix
             mean, groups = mean.flatten(0, 1)[None], 1
-            kept = {kind: tensor.flatten(0, 1)[None] for kind, tensor in kept.items()}
+            tensors = {kind: tensor.flatten(0, 1)[None] for kind, tensor in tensors.items()}
         return tuple(
             structure.normal(
                 mean[group],
-                one_group(kept, group),
+                one_group(tensors, group),
                 num_data=self.data_scale / self.details["noise_factor"],
                 prior_precision=self.prior_precisions[block.name],
             )
             for group in range(groups)
         )
 
-    def kept(self, block: Block) -> Kept:
+    def block_tensors(self, block: Block) -> BlockTensors:
         """The stored tensors of a block, by kind."""
-        groups = {kind: self.group(kind) for kind in self.structure}
+        groups = {kind: self.group(kind) for kind in self.tensors}
         return {kind: group[block.weight] for kind, group in groups.items() if block.weight in group}
 
     def structure_of(self, block: Block) -> Structure:
@@ -134,8 +136,8 @@ class LaplacePosterior(Posterior):
     @property
     def prior_precisions(self) -> dict[str, float]:
         """τ of every block."""
-        own = self.prior_precision
-        return own if isinstance(own, dict) else dict.fromkeys(self.blocks, own)
+        precision = self.prior_precision
+        return precision if isinstance(precision, dict) else dict.fromkeys(self.blocks, precision)
 
     def holds(self, name: str) -> str:
         if name in self._of_bias:
@@ -192,7 +194,7 @@ class LaplacePosterior(Posterior):
 
     def readable(self, inputs: Inputs) -> Inputs:
         """The inputs, checked, of which the network can read the first row, and fit for gradients."""
-        inputs = checked_inputs(inputs, Place.of(self.network))
+        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
         inputs = map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
         with torch.no_grad():
             read(partial(run, self.network, {}), take(inputs, slice(1)))
@@ -255,10 +257,10 @@ class LaplacePosterior(Posterior):
             raise ConfigError("tuned(prior=False) leaves nothing to choose; give noise=True or validation=")
         with torch.inference_mode(False):
             changes = best_prior(self, prior=prior, per_layer=per_layer, noise=noise)
-            found = self._with(data_scale=self.num_data, **changes)
+            tuned = self._with(data_scale=self.num_data, **changes)
             if validation is None:
-                return found
-            return found._with(data_scale=best_scale(found, self, validation, scales, max_rows))
+                return tuned
+            return tuned._with(data_scale=best_scale(tuned, self, validation, scales, max_rows))
 
     def update(self, data: Any, *, num_data: int | None = None, seed: int = 0) -> "LaplacePosterior":
         """The posterior after more data, around the same weights and under the same prior.
@@ -273,11 +275,11 @@ class LaplacePosterior(Posterior):
         """
         return updated(self, data, num_data, seed)
 
-    def replaced(self, kept: Mapping[str, Kept], **details: Any) -> "LaplacePosterior":
+    def replaced(self, tensors: Mapping[str, BlockTensors], **details: Any) -> "LaplacePosterior":
         """A posterior with other stored tensors, by weight, and other details; the weights are shared."""
         other = self._with(**details)
-        groups = {kind: NamedTensors(group) for kind, group in by_kind(kept).items()}
-        other.structure = nn.ModuleDict(groups)
+        groups = {kind: NamedTensors(group) for kind, group in by_kind(tensors).items()}
+        other.tensors = nn.ModuleDict(groups)
         return other.finished()
 
     def _with(self, **details: Any) -> "LaplacePosterior":
@@ -294,7 +296,9 @@ class LaplacePosterior(Posterior):
         return other
 
 
-def by_kind(kept: Mapping[str, Kept]) -> dict[str, dict[str, Tensor]]:
+def by_kind(tensors: Mapping[str, BlockTensors]) -> dict[str, dict[str, Tensor]]:
     """Stored tensors of all blocks, from weight and kind to kind and weight."""
-    kinds = dict.fromkeys(kind for own in kept.values() for kind in own)
-    return {kind: {weight: own[kind] for weight, own in kept.items() if kind in own} for kind in kinds}
+    kinds = dict.fromkeys(kind for group in tensors.values() for kind in group)
+    return {
+        kind: {weight: group[kind] for weight, group in tensors.items() if kind in group} for kind in kinds
+    }

@@ -22,8 +22,8 @@ from ...distributions import (
     select,
 )
 from ...distributions.linalg import eigh
-from ...distributions.selection import Method as SelectionMethod
-from ...distributions.selection import Selection, resolve_rank
+from ...distributions.selection import EigenvalueSelection, resolve_rank
+from ...distributions.selection import Rule as SelectionMethod
 from ...distributions.sparse_information import Guard
 from ...errors import require_count, unknown_name
 
@@ -31,7 +31,7 @@ from ...errors import require_count, unknown_name
 DEFAULT_RANK = 100
 
 #: Tensors of a block by kind, each with a leading axis of groups.
-Kept = dict[str, Tensor]
+BlockTensors = dict[str, Tensor]
 
 
 class Needs(TypedDict):
@@ -50,7 +50,7 @@ class Structure(ABC):
     needs: ClassVar[Needs]
 
     @abstractmethod
-    def keep(self, block: Block, statistics: Statistics) -> Kept:
+    def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         """What is stored of a block's statistics."""
 
     def chosen(self, block: Block, statistics: Statistics) -> dict[str, Any]:
@@ -59,22 +59,24 @@ class Structure(ABC):
 
     @abstractmethod
     def normal(
-        self, mean: Tensor, kept: Kept, *, num_data: float, prior_precision: float
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> StructuredNormal:
         """The distribution of one m × n matrix from its stored tensors, without the axis of groups."""
 
     @abstractmethod
-    def joined(self, block: Block, kept: Kept, weight: float, statistics: Statistics) -> Kept:
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
         """What is stored after more data: `weight` times the old means and the rest of the new ones.
 
         `statistics` are in the basis that `basis` gave.
         """
 
-    def basis(self, kept: Kept) -> Statistics | None:
+    def basis(self, tensors: BlockTensors) -> Statistics | None:
         """The frozen eigenvectors in which statistics of more data are needed, where there are any."""
         return None
 
-    def facts(self, block: Block, kept: Kept) -> dict[str, Any]:
+    def facts(self, block: Block, tensors: BlockTensors) -> dict[str, Any]:
         """Plain facts of what is stored of a block, for `summary`."""
         return {}
 
@@ -86,14 +88,18 @@ class Diagonal(Structure):
     title = "diagonal"
     needs = Needs(kronecker=False, eigenvalues=False, diagonal=True)
 
-    def keep(self, block: Block, statistics: Statistics) -> Kept:
+    def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {"diagonal": present(statistics.diagonal)}
 
-    def normal(self, mean: Tensor, kept: Kept, *, num_data: float, prior_precision: float) -> DiagonalNormal:
-        return DiagonalNormal(mean, kept["diagonal"], num_data=num_data, prior_precision=prior_precision)
+    def normal(
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
+    ) -> DiagonalNormal:
+        return DiagonalNormal(mean, tensors["diagonal"], num_data=num_data, prior_precision=prior_precision)
 
-    def joined(self, block: Block, kept: Kept, weight: float, statistics: Statistics) -> Kept:
-        return {"diagonal": mixed(kept["diagonal"], statistics.diagonal, weight)}
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
+        return {"diagonal": mixed(tensors["diagonal"], statistics.diagonal, weight)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +109,7 @@ class KFAC(Structure):
     title = "KFAC"
     needs = Needs(kronecker=True, eigenvalues=False, diagonal=False)
 
-    def keep(self, block: Block, statistics: Statistics) -> Kept:
+    def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {
             "output_vectors": present(statistics.gradient_vectors),
             "output_eigenvalues": present(statistics.gradient_eigenvalues),
@@ -111,27 +117,31 @@ class KFAC(Structure):
             "input_eigenvalues": present(statistics.input_eigenvalues),
         }
 
-    def normal(self, mean: Tensor, kept: Kept, *, num_data: float, prior_precision: float) -> KroneckerNormal:
+    def normal(
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
+    ) -> KroneckerNormal:
         return KroneckerNormal(
             mean,
-            kept["output_vectors"],
-            kept["output_eigenvalues"],
-            kept["input_vectors"],
-            kept["input_eigenvalues"],
+            tensors["output_vectors"],
+            tensors["output_eigenvalues"],
+            tensors["input_vectors"],
+            tensors["input_eigenvalues"],
             num_data=num_data,
             prior_precision=prior_precision,
         )
 
-    def joined(self, block: Block, kept: Kept, weight: float, statistics: Statistics) -> Kept:
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
         # The factors are means over data and can be had again, U diag(s) Uᵀ: no basis needs to be frozen.
-        found: Kept = {}
+        updated: BlockTensors = {}
         for side, new in (("output", statistics.gradients), ("input", statistics.inputs)):
-            vectors, values = kept[f"{side}_vectors"], kept[f"{side}_eigenvalues"]
+            vectors, values = tensors[f"{side}_vectors"], tensors[f"{side}_eigenvalues"]
             factors = mixed((vectors * values.unsqueeze(-2)) @ vectors.mT, new, weight)
             pairs = [eigh(factor, name=f"the {side} factor of {block.name!r}") for factor in factors]
-            found[f"{side}_vectors"] = torch.stack([own for _, own in pairs])
-            found[f"{side}_eigenvalues"] = torch.stack([own for own, _ in pairs])
-        return found
+            updated[f"{side}_vectors"] = torch.stack([basis for _, basis in pairs])
+            updated[f"{side}_eigenvalues"] = torch.stack([spectrum for spectrum, _ in pairs])
+        return updated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +151,7 @@ class EFB(Structure):
     title = "EFB"
     needs = Needs(kronecker=True, eigenvalues=True, diagonal=False)
 
-    def keep(self, block: Block, statistics: Statistics) -> Kept:
+    def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {
             "output_vectors": present(statistics.gradient_vectors),
             "input_vectors": present(statistics.input_vectors),
@@ -149,22 +159,24 @@ class EFB(Structure):
         }
 
     def normal(
-        self, mean: Tensor, kept: Kept, *, num_data: float, prior_precision: float
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> EigenKroneckerNormal:
         return EigenKroneckerNormal(
             mean,
-            kept["output_vectors"],
-            kept["input_vectors"],
-            kept["eigenvalues"],
+            tensors["output_vectors"],
+            tensors["input_vectors"],
+            tensors["eigenvalues"],
             num_data=num_data,
             prior_precision=prior_precision,
         )
 
-    def joined(self, block: Block, kept: Kept, weight: float, statistics: Statistics) -> Kept:
-        return {**kept, "eigenvalues": mixed(kept["eigenvalues"], statistics.eigenvalues, weight)}
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
+        return {**tensors, "eigenvalues": mixed(tensors["eigenvalues"], statistics.eigenvalues, weight)}
 
-    def basis(self, kept: Kept) -> Statistics:
-        return frozen_basis(kept)
+    def basis(self, tensors: BlockTensors) -> Statistics:
+        return frozen_basis(tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +209,7 @@ class INF(Structure):
         if self.selection not in get_args(SelectionMethod):
             raise unknown_name("selection", self.selection, get_args(SelectionMethod))
 
-    def keep(self, block: Block, statistics: Statistics) -> Kept:
+    def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         eigenvalues, selected = present(statistics.eigenvalues), self._selected(statistics)
         rows, columns = selected.output_index, selected.input_index
         return {
@@ -208,30 +220,32 @@ class INF(Structure):
         }
 
     def normal(
-        self, mean: Tensor, kept: Kept, *, num_data: float, prior_precision: float
+        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> SparseInformationNormal:
         return SparseInformationNormal(
             mean,
-            kept["output_vectors"],
-            kept["input_vectors"],
-            kept["eigenvalues"],
-            kept["diagonal"],
+            tensors["output_vectors"],
+            tensors["input_vectors"],
+            tensors["eigenvalues"],
+            tensors["diagonal"],
             num_data=num_data,
             prior_precision=prior_precision,
             guard=self.guard,
         )
 
-    def joined(self, block: Block, kept: Kept, weight: float, statistics: Statistics) -> Kept:
+    def joined(
+        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
+    ) -> BlockTensors:
         return {
-            **kept,
-            "eigenvalues": mixed(kept["eigenvalues"], statistics.eigenvalues, weight),
-            "diagonal": mixed(kept["diagonal"], statistics.diagonal, weight),
+            **tensors,
+            "eigenvalues": mixed(tensors["eigenvalues"], statistics.eigenvalues, weight),
+            "diagonal": mixed(tensors["diagonal"], statistics.diagonal, weight),
         }
 
-    def basis(self, kept: Kept) -> Statistics:
-        return frozen_basis(kept)
+    def basis(self, tensors: BlockTensors) -> Statistics:
+        return frozen_basis(tensors)
 
-    def _selected(self, statistics: Statistics) -> Selection:
+    def _selected(self, statistics: Statistics) -> EigenvalueSelection:
         # Eigenvectors ascend in every group, so groups share one rectangle, chosen by their mean.
         mean = present(statistics.eigenvalues).mean(0)
         rank = DEFAULT_RANK if self.rank is None else self.rank
@@ -242,17 +256,17 @@ class INF(Structure):
         selected = self._selected(statistics)
         return {"requested_rank": selected.requested_rank, "rank": selected.rank}
 
-    def facts(self, block: Block, kept: Kept) -> dict[str, Any]:
+    def facts(self, block: Block, tensors: BlockTensors) -> dict[str, Any]:
         """L, the share of the trace inside the rectangle, and the share of negative corrections."""
-        zero = torch.zeros_like(kept["diagonal"][0])
+        zero = torch.zeros_like(tensors["diagonal"][0])
         normals = [
-            self.normal(zero, one_group(kept, group), num_data=1.0, prior_precision=1.0)
+            self.normal(zero, one_group(tensors, group), num_data=1.0, prior_precision=1.0)
             for group in range(block.groups)
         ]
-        whole = kept["diagonal"].sum()  # tr Φ is tr Λ over all eigenvectors, from the same gradients
+        whole = tensors["diagonal"].sum()  # tr Φ is tr Λ over all eigenvectors, from the same gradients
         return {
-            "size": kept["eigenvalues"][0].numel(),
-            "captured": float(kept["eigenvalues"].sum() / whole) if whole > 0 else 1.0,
+            "size": tensors["eigenvalues"][0].numel(),
+            "captured": float(tensors["eigenvalues"].sum() / whole) if whole > 0 else 1.0,
             "negative": sum(normal.negative_share for normal in normals) / len(normals),
         }
 
@@ -268,11 +282,11 @@ def mixed(old: Tensor, new: Tensor | None, weight: float) -> Tensor:
     return torch.lerp(present(new).to(old), old, weight)
 
 
-def frozen_basis(kept: Kept) -> Statistics:
+def frozen_basis(tensors: BlockTensors) -> Statistics:
     """The stored eigenvectors as a basis for the statistics of more data."""
-    return Statistics(input_vectors=kept["input_vectors"], gradient_vectors=kept["output_vectors"])
+    return Statistics(input_vectors=tensors["input_vectors"], gradient_vectors=tensors["output_vectors"])
 
 
-def one_group(kept: Mapping[str, Tensor], group: int) -> Kept:
+def one_group(tensors: Mapping[str, Tensor], group: int) -> BlockTensors:
     """The tensors of one group."""
-    return {kind: tensor[group] for kind, tensor in kept.items()}
+    return {kind: tensor[group] for kind, tensor in tensors.items()}

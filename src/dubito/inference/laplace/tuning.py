@@ -44,12 +44,12 @@ class Evidence:
 
     def log_occam(self, prior_precision: Mapping[str, float]) -> float:
         """What the weights cost: log p(w*) − ½ log|P| + P/2 log 2π, which is −½ Σ (τ |w|² + log|P/τ|)."""
-        each = (
+        terms = (
             precision * squared_norm(normal) + float(self._at(normal, precision).relative_logdet)
             for name, precision in prior_precision.items()
             for normal in self.normals[name]
         )
-        return -0.5 * sum(each)
+        return -0.5 * sum(terms)
 
     def num_determined(self, prior_precision: Mapping[str, float]) -> float:
         """γ over all blocks."""
@@ -74,8 +74,8 @@ class Evidence:
             determined = self.num_determined(dict.fromkeys(names, precision))
             return safe_log(determined) - safe_log(precision * norm)
 
-        found = falling_root(surplus, math.log(start), math.log(LOWEST), math.log(HIGHEST))
-        return math.exp(found)
+        root = falling_root(surplus, math.log(start), math.log(LOWEST), math.log(HIGHEST))
+        return math.exp(root)
 
     def _at(self, normal: StructuredNormal, precision: float) -> StructuredNormal:
         return normal.rescaled(num_data=self.num_data, prior_precision=precision)
@@ -97,18 +97,18 @@ def best_prior(posterior: "LaplacePosterior", *, prior: bool, per_layer: bool, n
             "noise=True scales the noise that Gaussian() learns, whose curvature is that of Fisher() or GGN(), got "
             f"{posterior.likelihood.settings!r} and {posterior.method.curvature!r}"
         )
-    found: Mapping[str, float] = posterior.prior_precisions
+    precisions: Mapping[str, float] = posterior.prior_precisions
     for _ in range(MOST_TURNS if noise else 1):  # each turn raises the marginal likelihood
         before = factor
         if prior:
-            found = best_precisions(posterior.evidence(factor), found, per_layer=per_layer)
+            precisions = best_precisions(posterior.evidence(factor), precisions, per_layer=per_layer)
         if noise:
-            factor = best_noise(errors, values, partial(_determined, posterior, found), factor)
+            factor = best_noise(errors, values, partial(_determined, posterior, precisions), factor)
         if abs(math.log(factor / before)) < 10 * CLOSE:
             break
     changes: dict[str, Any] = {"noise_factor": factor}
     if prior:
-        changes["prior_precision"] = dict(found) if per_layer else next(iter(found.values()))
+        changes["prior_precision"] = dict(precisions) if per_layer else next(iter(precisions.values()))
     return changes
 
 
@@ -121,20 +121,20 @@ def best_precisions(evidence: Evidence, start: Mapping[str, float], *, per_layer
     """The prior precisions of the largest marginal likelihood, by block: each its own, or all the same."""
     names = list(start)
     if per_layer:
-        found = {name: evidence.best_precision([name], start[name]) for name in names}
+        precisions = {name: evidence.best_precision([name], start[name]) for name in names}
     else:
-        found = dict.fromkeys(names, evidence.best_precision(names, start[names[0]]))
-    ends = [name for name in names if not LOWEST * 1.01 < found[name] < HIGHEST / 1.01]
+        precisions = dict.fromkeys(names, evidence.best_precision(names, start[names[0]]))
+    ends = [name for name in names if not LOWEST * 1.01 < precisions[name] < HIGHEST / 1.01]
     if ends:
         where = ", ".join(ends) if per_layer else "all layers"
         warnings.warn(
             f"the marginal likelihood has no maximum in the prior precision of {where}, which stays at "
-            f"{found[ends[0]]:g}: the data say nothing about these weights, or all of them are 0; leave them out "
+            f"{precisions[ends[0]]:g}: the data say nothing about these weights, or all of them are 0; leave them out "
             "with subset= or give prior_precision=",
             DubitoWarning,
             stacklevel=4,
         )
-    return found
+    return precisions
 
 
 def best_noise(
@@ -233,17 +233,17 @@ def best_scale(
         rows += len(batch.targets)
         for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):
             nll[index] -= float(total(predictive(judge, outputs, covariance).log_prob(batch.targets)))
-    *found, present = nll
-    if present < min(found):
+    *scores, present = nll
+    if present < min(scores):
         warnings.warn(
             f"the validation rows speak against the prior precision of the marginal likelihood: their negative "
-            f"log-likelihood is {min(found) / rows:.4g} a row at the best data scale, and {present / rows:.4g} without "
-            "tuning; of a network that fits its data too well it asks too wide a prior, and tuned(prior=False, "
+            f"log-likelihood is {min(scores) / rows:.4g} a row at the best data scale, and {present / rows:.4g} "
+            "without tuning; of a network that fits its data too well it asks too wide a prior, and tuned(prior=False, "
             "validation=...) keeps the present one",
             DubitoWarning,
             stacklevel=3,
         )
-    return candidates[found.index(min(found))].data_scale
+    return candidates[scores.index(min(scores))].data_scale
 
 
 class _Rescaled:
@@ -258,8 +258,10 @@ class _Rescaled:
             return self._kept[name]
         num_data = self.data_scale / self.posterior.details["noise_factor"]
         prior_precision = self.posterior.prior_precisions[name]
-        own = self.posterior.normals(name)
-        normals = tuple(each.rescaled(num_data=num_data, prior_precision=prior_precision) for each in own)
+        unscaled = self.posterior.normals(name)
+        normals = tuple(
+            normal.rescaled(num_data=num_data, prior_precision=prior_precision) for normal in unscaled
+        )
         if isinstance(normals[0], SparseInformationNormal):
             self._kept[name] = normals
         return normals

@@ -7,11 +7,11 @@ import torch
 from ... import seeds
 from ...curvature import statistics
 from ...fitting import prepare_more, probe
-from ...inputs import Place
+from ...inputs import TensorOptions
 from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...sources import reading
-from .point import Look
+from .data_fit import DataFitSums
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -25,12 +25,12 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         more = prepare_more(network, data, likelihood, num_data=num_data, seed=seed)
     with (
         torch.inference_mode(False),
-        reading(more.source, seed, "update", device=Place.of(network).device),
+        reading(more.source, seed, "update", device=TensorOptions.of(network).device),
         seeded(network, seed, "update"),
     ):
-        look = Look(likelihood, probe(network, more.example.inputs), more.example.targets)
+        fit_sums = DataFitSums(likelihood, probe(network, more.example.inputs), more.example.targets)
         bases = {
-            name: posterior.structure_of(block).basis(posterior.kept(block))
+            name: posterior.structure_of(block).basis(posterior.block_tensors(block))
             for name, block in posterior.blocks.items()
         }
         frozen = {name: basis for name, basis in bases.items() if basis is not None}
@@ -46,25 +46,25 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
             batch_size=method.batch_size or more.source.batch_size or 128,
             seed=seeds.derived(seed, "update", str(posterior.num_data)),  # labels of their own
             basis=frozen or None,
-            watch=look.add,
+            watch=fit_sums.add,
         )
     total = posterior.num_data + more.num_data
-    kept = {
+    tensors = {
         block.weight: posterior.structure_of(block).joined(
-            block, posterior.kept(block), posterior.num_data / total, new[name]
+            block, posterior.block_tensors(block), posterior.num_data / total, new[name]
         )
         for name, block in posterior.blocks.items()
     }
     facts = {
-        name: {**details["facts"][name], **posterior.structure_of(block).facts(block, kept[block.weight])}
+        name: {**details["facts"][name], **posterior.structure_of(block).facts(block, tensors[block.weight])}
         for name, block in posterior.blocks.items()
     }
     sums = {
         key: None if value is None else details[key] + value
-        for key, value in look.point().details(more.num_data).items()
+        for key, value in fit_sums.result().details(more.num_data).items()
     }
     return posterior.replaced(
-        kept,
+        tensors,
         num_data=total,
         data_scale=posterior.data_scale * total / posterior.num_data,
         facts=facts,

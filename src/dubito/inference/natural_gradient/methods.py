@@ -51,7 +51,7 @@ class NaturalGradient(Method):
             network,
             prepared.likelihood,
             method=self,
-            structure=initial_tensors(trainable(network), blocks),
+            tensors=initial_tensors(trainable(network), blocks),
             details=details,
         )
         objective = NaturalObjective(

@@ -8,13 +8,13 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import ConfigError
-from ...inputs import Batch, Place, rows_of
+from ...inputs import Batch, TensorOptions, rows_of
 from ...layers import Layout
 from ...layers.passes import asked
 from ...networks import trainable
 from ...objective import PlainObjective
 from ...optim import NoisyKFAC, NoisyOptimizer
-from ...training import GradientStepper, Plan, Processes, Record, Stepper, Training
+from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
 from .posterior import NaturalPosterior
 
 
@@ -41,7 +41,7 @@ class NaturalObjective(PlainObjective):
         modes: Mapping[str, bool],
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
-        draft.structure.requires_grad_(False)
+        draft.tensors.requires_grad_(False)
         self.names, self.layouts = list(trainable(draft.network)), layouts
         self.optimizer = make([draft.network.get_parameter(name) for name in self.names], num_data)
         self.asks = self.optimizer.watches
@@ -67,7 +67,7 @@ class NaturalObjective(PlainObjective):
 
     @torch.no_grad()
     def commit(self) -> None:
-        """Put the optimiser's spreads where the posterior keeps them."""
+        """Put the optimiser's standard deviations where the posterior keeps them."""
         optimizer, draft = self.optimizer, self.draft
         (group,) = optimizer.param_groups
         for name, std in draft.group("std").items():
@@ -105,13 +105,13 @@ class NaturalStepper(Stepper):
         learned = objective.parameter_groups(1.0)
         self.beside = GradientStepper(objective, training, plan, processes, seed) if learned else None
         self.parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self.device = Place.of(objective.draft.network).device
+        self.device = TensorOptions.of(objective.draft.network).device
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
-        own = self.parameters + ([] if self.beside is None else self.beside.parameters)
-        for parameter in own:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
+        parameters = self.parameters + ([] if self.beside is None else self.beside.parameters)
+        for parameter in parameters:
             parameter.grad = torch.zeros_like(parameter)
-        total = torch.zeros((), device=self.device, dtype=own[0].dtype)
+        total = torch.zeros((), device=self.device, dtype=parameters[0].dtype)
         for index, batch in enumerate(passes):
             stream = seeds.generator(self.seed, "noise", number, index, device=self.device)
             with self.optimizer.sampled(stream, watched=False):
@@ -121,7 +121,7 @@ class NaturalStepper(Stepper):
                 (loss.nll * (len(batch.targets) / rows)).backward()
             total += loss.nll.detach() * (len(batch.targets) / rows)
             del loss  # and with its graph the lease on a shell, which the next pass takes again
-        stop = self._combine(total, own, stop)
+        stop = self._combine(total, parameters, stop)
         norm = None
         if self.training.clip_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
@@ -130,9 +130,9 @@ class NaturalStepper(Stepper):
         if self.beside is not None:
             self.beside.descend(number)
         self.objective.commit()
-        return Record(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)
+        return StepRecord(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)
 
-    def _combine(self, total: Tensor, own: list[Tensor], stop: bool) -> bool:
+    def _combine(self, total: Tensor, parameters: list[Tensor], stop: bool) -> bool:
         if self.processes.count == 1:
             return stop
         states = [self.optimizer.state[p] for p in self.parameters]
@@ -145,7 +145,7 @@ class NaturalStepper(Stepper):
             for key in self.optimizer.sums:
                 if next(wanted) and key not in state:  # seen by other processes alone
                     state[key] = parameter.new_zeros(self._shape(name, parameter, key))
-        gradients = [parameter.grad for parameter in own if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         self.processes.sum([*gradients, *self.optimizer.pending(), total])
         return stop
 
@@ -165,28 +165,28 @@ class NaturalStepper(Stepper):
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         held = self.optimizer.state_dict()
-        entries = {f"{i}.{key}": value for i, own in held["state"].items() for key, value in own.items()}
+        entries = {f"{i}.{key}": value for i, slots in held["state"].items() for key, value in slots.items()}
         tensors = {f"natural:{name}": value for name, value in entries.items() if isinstance(value, Tensor)}
         plain = {name: value for name, value in entries.items() if not isinstance(value, Tensor)}
         groups = [{k: v for k, v in group.items() if k != "params"} for group in held["param_groups"]]
         facts: dict[str, Any] = {"plain": plain, "groups": groups}
         if self.beside is not None:
-            own, facts["beside"] = self.beside.state()
-            tensors |= {f"beside:{name}": tensor for name, tensor in own.items()}
+            beside, facts["beside"] = self.beside.state()
+            tensors |= {f"beside:{name}": tensor for name, tensor in beside.items()}
         return tensors, facts
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         state: dict[int, dict[str, Any]] = {}
-        own = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("natural:")}
-        for name, value in {**facts["plain"], **own}.items():
+        natural = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("natural:")}
+        for name, value in {**facts["plain"], **natural}.items():
             index, _, key = name.partition(".")
             state.setdefault(int(index), {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
-        kept = [{**group, **was} for group, was in zip(groups, facts["groups"], strict=True)]
-        for group in kept:
+        restored = [{**group, **was} for group, was in zip(groups, facts["groups"], strict=True)]
+        for group in restored:
             if "betas" in group:
                 group["betas"] = tuple(group["betas"])
-        self.optimizer.load_state_dict({"state": state, "param_groups": kept})
+        self.optimizer.load_state_dict({"state": state, "param_groups": restored})
         if self.beside is not None:
             beside = {name[7:]: tensor for name, tensor in tensors.items() if name.startswith("beside:")}
             self.beside.restore(beside, facts["beside"])

@@ -12,7 +12,7 @@ from ...posterior import Posterior
 class NaturalPosterior(Posterior):
     """w ~ N(mean, std²) for each weight, and matrix normals for layers with Kronecker factors.
 
-    The structure holds standard deviations ("std") by parameter name; for a weight with factors, roots of R⁻¹ and of
+    The tensors are standard deviations ("std") by parameter name; for a weight with factors, roots of R⁻¹ and of
     Σ⁻¹ with N/λ in them ("input_tril", "output_tril") instead, its bias being their last column.
     """
 

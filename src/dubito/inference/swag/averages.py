@@ -11,8 +11,8 @@ from ...errors import ConfigError, require_count, require_fraction, require_posi
 from ...inputs import Batch
 from ...networks import duplicate
 from ...posterior import Posterior
-from ...training import GradientStepper, Plan, Processes, Record, Training
-from ..point import MAPObjective
+from ...training import GradientStepper, Plan, Processes, StepRecord, Training
+from ..map import MAPObjective
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,9 @@ class Averages:
     def state(self) -> dict[str, Tensor]:
         """All tensors, by kind and name."""
         kinds = {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}
-        return {f"{kind}/{name}": tensor for kind, own in kinds.items() for name, tensor in own.items()}
+        return {
+            f"{kind}/{name}": tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()
+        }
 
     def restore(self, count: int, tensors: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
@@ -171,7 +173,7 @@ class AveragingStepper(GradientStepper):
             )
         super().__init__(objective, training, plan, processes, seed)
 
-    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> Record:
+    def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         record = super().step(number, passes, rows, stop)
         total = self.plan.total or 1  # a stream that never told its length is gathered at every step
         if self.objective.averages.gathering.due(min(number + 1, total), total):
@@ -181,11 +183,11 @@ class AveragingStepper(GradientStepper):
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, facts = super().state()
         averages = self.objective.averages
-        own = {f"averages/{name}": tensor for name, tensor in averages.state().items()}
-        return {**tensors, **own}, {**facts, "snapshots": averages.count}
+        averaged = {f"averages/{name}": tensor for name, tensor in averages.state().items()}
+        return {**tensors, **averaged}, {**facts, "snapshots": averages.count}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         key = "averages/"
-        own = {name[len(key) :]: tensor for name, tensor in tensors.items() if name.startswith(key)}
-        self.objective.averages.restore(facts["snapshots"], own)
+        averaged = {name[len(key) :]: tensor for name, tensor in tensors.items() if name.startswith(key)}
+        self.objective.averages.restore(facts["snapshots"], averaged)
         super().restore({n: tensor for n, tensor in tensors.items() if not n.startswith(key)}, facts)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ... import seeds
-from ...inputs import Batch, Place, call
+from ...inputs import Batch, TensorOptions, call
 from ...layers.shell import leased, seeded
 from ...sources import OrderedSource, Source, reading, split
 
@@ -29,8 +29,11 @@ def normalising(network: nn.Module, frozen: Collection[str] = ()) -> dict[str, _
 
 def statistics_of(network: nn.Module, layers: Collection[str]) -> dict[str, Tensor]:
     """The statistics that these layers keep, by the names the network gives them."""
-    buffers, kept = dict(network.named_buffers()), ("running_mean", "running_var", "num_batches_tracked")
-    names = [f"{layer}.{name}" if layer else name for layer in layers for name in kept]
+    buffers, statistics = (
+        dict(network.named_buffers()),
+        ("running_mean", "running_var", "num_batches_tracked"),
+    )
+    names = [f"{layer}.{name}" if layer else name for layer in layers for name in statistics]
     return {name: buffers[name] for name in names if name in buffers}
 
 
@@ -55,7 +58,7 @@ def refresh(
     """
     if not layers:
         return
-    device = Place.of(network).device
+    device = TensorOptions.of(network).device
     with (
         leased(network, weights) as shell,
         _gathering({name: shell.get_submodule(name) for name in layers}),  # pyright: ignore[reportArgumentType]

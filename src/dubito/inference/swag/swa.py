@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import torch
 
 from ...fitting import Prepared, Start
-from ...inputs import Place
+from ...inputs import TensorOptions
 from ...method import TrainedMethod
 from ...networks import resolve
 from ...posterior import Posterior
 from ...training import Training, current
-from ..point import PointPosterior
+from ..map import PointPosterior
 from .averages import AveragedObjective, Gathering, check_gathering
 from .batch_norm import normalising, refresh
 
@@ -39,7 +39,7 @@ class Averaging(TrainedMethod):
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
         posterior = super().fit_prepared(prepared, training)
-        settings, device = training or Training(), Place.of(posterior.network).device
+        settings, device = training or Training(), TensorOptions.of(posterior.network).device
         layers = normalising(posterior.network, prepared.modes)
         batch_size = settings.batch_size or prepared.source.batch_size or 128
         refresh(

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import require_count, require_positive
-from ...inputs import Place
+from ...inputs import TensorOptions
 from ...networks import duplicate
 from ...posterior import Posterior
 from ...sources import as_source
@@ -40,10 +40,10 @@ class SWAGPosterior(Posterior):
         options: dict[str, Any] = {"generator": generator, "device": like.device}
         common = torch.randn(self.rank, dtype=like.dtype, **options)
         for name in names:
-            own = torch.randn(weights[name].shape, dtype=weights[name].dtype, **options)
-            weights[name] = weights[name] + self.deviation(name, own, common.to(weights[name].dtype))
+            noise = torch.randn(weights[name].shape, dtype=weights[name].dtype, **options)
+            weights[name] = weights[name] + self.deviation(name, noise, common.to(weights[name].dtype))
         if self.num_atoms is not None:
-            weights |= {name: kept[index] for name, kept in self.group("statistics").items()}
+            weights |= {name: values[index] for name, values in self.group("statistics").items()}
         return weights
 
     @property
@@ -51,17 +51,17 @@ class SWAGPosterior(Posterior):
         """K, the number of deviations that are kept."""
         return self.details["rank"]
 
-    def deviation(self, name: str, own: Tensor, common: Tensor) -> Tensor:
+    def deviation(self, name: str, noise: Tensor, common: Tensor) -> Tensor:
         """A parameter's deviation from its mean as a linear map of noise.
 
         w − w̄ = √(s/2) (σ ∘ z₁ + D z₂ / √(K − 1))   [Maddox et al. 2019, Section 3.3, with s = 1]
 
         Args:
             name: of the parameter.
-            own: z₁, in its shape.
+            noise: z₁, in its shape.
             common: z₂, [K], the same for all parameters.
         """
-        total = self.group("variance")[name].sqrt() * own
+        total = self.group("variance")[name].sqrt() * noise
         if self.rank > 1:
             total = total + torch.tensordot(common, self.group("deviations")[name], 1) / math.sqrt(
                 self.rank - 1
@@ -89,27 +89,27 @@ class SWAGPosterior(Posterior):
         layers = normalising(network)
         if not layers:
             return self
-        source = as_source(data, Place.of(network))
+        source = as_source(data, TensorOptions.of(network))
         infinite = SWAGPosterior(
             network,
             duplicate(self.likelihood),
             method=self.method,
-            structure=self._groups(),
+            tensors=self._groups(),
             details={key: value for key, value in self.details.items() if key not in ("atoms", "seed")},
             trainable=self.trainable,
         )
-        kept: dict[str, list[Tensor]] = {}
+        collected: dict[str, list[Tensor]] = {}
         for index in range(num_samples):
             weights = infinite.draw(index, infinite.generator(seed, index))
             refresh(network, weights, layers, source, batch_size, seed)
             for name, value in statistics_of(network, layers).items():
-                kept.setdefault(name, []).append(value.clone())
-        statistics = {name: torch.stack(values) for name, values in kept.items()}
+                collected.setdefault(name, []).append(value.clone())
+        statistics = {name: torch.stack(values) for name, values in collected.items()}
         return SWAGPosterior(
             duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,
-            structure={**self._groups(), "statistics": statistics},
+            tensors={**self._groups(), "statistics": statistics},
             details={**self.details, "atoms": num_samples, "seed": int(seed)},
             history=self.history,
             trainable=self.trainable,
@@ -119,7 +119,7 @@ class SWAGPosterior(Posterior):
         """Copies of the tensors of the Gaussian."""
         return {
             key: {name: tensor.detach().clone() for name, tensor in self.group(key).items()}
-            for key in self.structure
+            for key in self.tensors
             if key != "statistics"
         }
 
@@ -137,7 +137,7 @@ class SWAGObjective(AveragedObjective):
         rank = min(averages.count, averages.gathering.rank)
         key = "network."
         names = [name.removeprefix(key) for name in averages.mean if name.startswith(key)]
-        structure: Mapping[str, Mapping[str, Tensor]] = {
+        tensors: Mapping[str, Mapping[str, Tensor]] = {
             "variance": {name: averages.squares[key + name] / averages.count for name in names},
             "deviations": {name: averages.deviations[key + name][:rank].clone() for name in names}
             if rank
@@ -147,7 +147,7 @@ class SWAGObjective(AveragedObjective):
             draft.network,
             draft.likelihood,
             method=draft.method,
-            structure=structure,
+            tensors=tensors,
             details={"rank": rank, "snapshots": averages.count},
             trainable=draft.trainable,
         ).finished()

@@ -16,7 +16,7 @@ from ...sources import Source
 
 
 @dataclass(frozen=True)
-class Point:
+class DataFit:
     """The data under the network's own weights.
 
     Attributes:
@@ -57,7 +57,7 @@ class Point:
             )
 
 
-class Look:
+class DataFitSums:
     """Sums over the rows of what the network's answers say about them, filled batch by batch.
 
     Args:
@@ -69,7 +69,7 @@ class Look:
     def __init__(self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> None:
         self.likelihood = likelihood
         self.shift = per_output(targets).mean(1, keepdim=True) if self._real else None
-        self.sums = {name: torch.zeros_like(value) for name, value in self._found(outputs, targets).items()}
+        self.sums = {name: torch.zeros_like(value) for name, value in self._terms(outputs, targets).items()}
 
     @property
     def _real(self) -> bool:
@@ -78,7 +78,7 @@ class Look:
     @torch.no_grad()
     def add(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch of rows."""
-        for name, value in self._found(outputs, targets).items():
+        for name, value in self._terms(outputs, targets).items():
             self.sums[name] += value
 
     def read(self, network: nn.Module, source: Source, batch_size: int) -> None:
@@ -94,24 +94,24 @@ class Look:
             processes.sum(list(moved.values()))
             self.sums = {name: value.cpu() for name, value in moved.items()}
 
-    def _found(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _terms(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """What one batch adds."""
-        found = {
+        terms = {
             "rows": torch.tensor(len(outputs)),
             "log_likelihood": wide(self.likelihood.log_prob(outputs, targets)).sum(),
         }
         if self.shift is None:
-            found["counts"] = _counts(self.likelihood, outputs, targets)
+            terms["counts"] = _counts(self.likelihood, outputs, targets)
         else:  # per output: positions after the output axis count as more rows
             truth = per_output(targets)
-            found["errors"] = (truth - per_output(outputs)).square().sum(1)
-            found["sums"] = (truth - self.shift).sum(1)
-            found["squares"] = (truth - self.shift).square().sum(1)
-            found["count"] = torch.tensor(truth.shape[1])
-        return {name: wide(value) for name, value in found.items()}
+            terms["errors"] = (truth - per_output(outputs)).square().sum(1)
+            terms["sums"] = (truth - self.shift).sum(1)
+            terms["squares"] = (truth - self.shift).square().sum(1)
+            terms["count"] = torch.tensor(truth.shape[1])
+        return {name: wide(value) for name, value in terms.items()}
 
-    def point(self, *, residual_noise: bool = False) -> Point:
-        """What was found.
+    def result(self, *, residual_noise: bool = False) -> DataFit:
+        """What the sums tell.
 
         Args:
             residual_noise: whether a Gaussian's noise becomes that of the residuals, per output.
@@ -122,17 +122,19 @@ class Look:
         counts = self.sums["counts"]
         # The best constant says how often each class came: Σ_c n_c log(n_c / n)
         constant = float(torch.special.xlogy(counts, counts / counts.sum(-1, keepdim=True)).sum())
-        return Point(self.likelihood, rows, log_likelihood, constant)
+        return DataFit(self.likelihood, rows, log_likelihood, constant)
 
     def _of_reals(
         self, likelihood: GaussianLikelihood, rows: int, log_likelihood: float, residual_noise: bool
-    ) -> Point:
+    ) -> DataFit:
         errors, sums, squares = (self.sums[name] for name in ("errors", "sums", "squares"))
         count = int(self.sums["count"])
         if residual_noise:
             std = likelihood.std()
-            found = (errors / count).sqrt().to(std).reshape(std.shape)
-            likelihood = likelihood.with_noise(std=found.clamp(min=torch.finfo(found.dtype).eps))
+            residual_std = (errors / count).sqrt().to(std).reshape(std.shape)
+            likelihood = likelihood.with_noise(
+                std=residual_std.clamp(min=torch.finfo(residual_std.dtype).eps)
+            )
         std = wide(likelihood.std()).reshape(-1).expand_as(errors)
         chi_square, constant = (
             float((values / std.square()).sum()) for values in (errors, squares - sums.square() / count)
@@ -143,7 +145,7 @@ class Look:
                 (std.log() + 0.5 * math.log(2 * math.pi)).sum()
             )
         learned = likelihood.settings.std is None and likelihood.settings.covariance is None
-        return Point(
+        return DataFit(
             likelihood,
             rows,
             log_likelihood,

@@ -1,4 +1,4 @@
-"""J P⁻¹ Jᵀ of one weight matrix: what its distribution spreads at the network's outputs, for each row.
+"""J P⁻¹ Jᵀ of one weight matrix: the covariance that its distribution gives to the network's outputs, for each row.
 
 The Jacobian of a row's output c is J_c = Σ_t g_ct a_tᵀ over the positions t that its layer sees. With one position
 it stays factored; with several it is formed for as many rows, or rows of the weight, as fit into `CHUNK` numbers.
@@ -18,10 +18,12 @@ CHUNK = 1 << 20
 CANCELLED = 1e4
 
 #: Rows of the weight, and their part [b, C, i, n] of some examples' Jacobians.
-Part = tuple[slice, Tensor]
+JacobianRows = tuple[slice, Tensor]
 
 
-def spreads(normals: Sequence[StructuredNormal], inputs: Tensor, gradients: Tensor) -> list[Tensor]:
+def output_covariances(
+    normals: Sequence[StructuredNormal], inputs: Tensor, gradients: Tensor
+) -> list[Tensor]:
     """J P⁻¹ Jᵀ of every row, [B, C, C], under each of some distributions.
 
     Args:
@@ -35,35 +37,35 @@ def spreads(normals: Sequence[StructuredNormal], inputs: Tensor, gradients: Tens
         inputs = torch.einsum("btn,nk->btk", inputs, first.input_vectors)
         gradients = torch.einsum("bcmt,mk->bckt", gradients, first.output_vectors)
     kernels = [
-        _LowRank(normal, normal.cholesky)
+        _LowRankKernel(normal, normal.cholesky)
         if isinstance(normal, SparseInformationNormal)
-        else _Diagonal(normal)
+        else _DiagonalKernel(normal)
         for normal in normals
     ]
     if inputs.shape[1] == 1:
         return [kernel.factored(inputs[:, 0], gradients[..., 0]) for kernel in kernels]
     size = gradients.shape[1] * gradients.shape[2] * inputs.shape[2]
     step = max(1, CHUNK // size)
-    found: list[list[Tensor]] = [[] for _ in kernels]
+    by_kernel: list[list[Tensor]] = [[] for _ in kernels]
     for start in range(0, len(inputs), step):
         rows = slice(start, start + step)
         parts = _parts(inputs[rows], gradients[rows], size)
-        for kernel, kept in zip(kernels, found, strict=True):
-            kept.append(kernel.formed(parts))
-    return [torch.cat(kept) for kept in found]
+        for kernel, pieces in zip(kernels, by_kernel, strict=True):
+            pieces.append(kernel.formed(parts))
+    return [torch.cat(pieces) for pieces in by_kernel]
 
 
-def dense_spread(normal: StructuredNormal, jacobians: Tensor) -> Tensor:
+def dense_covariance(normal: StructuredNormal, jacobians: Tensor) -> Tensor:
     """The same for a diagonal precision, from the Jacobians [B, C, m, n] themselves."""
     return (normal.variance * jacobians).flatten(2) @ jacobians.flatten(2).mT
 
 
-def _parts(inputs: Tensor, gradients: Tensor, size: int) -> Callable[[], Iterable[Part]]:
+def _parts(inputs: Tensor, gradients: Tensor, size: int) -> Callable[[], Iterable[JacobianRows]]:
     """The Jacobians of some rows: formed once where they fit into `CHUNK`, else in parts, each time anew."""
     m = gradients.shape[2]
     height = m if size <= CHUNK else max(1, CHUNK * m // size)
 
-    def formed() -> Iterable[Part]:
+    def formed() -> Iterable[JacobianRows]:
         for first in range(0, m, height):
             part = slice(first, first + height)
             yield part, torch.einsum("bcit,btn->bcin", gradients[:, :, part], inputs)
@@ -74,7 +76,7 @@ def _parts(inputs: Tensor, gradients: Tensor, size: int) -> Callable[[], Iterabl
     return lambda: once
 
 
-class _Diagonal:
+class _DiagonalKernel:
     """P⁻¹ in a basis where it is diagonal."""
 
     def __init__(self, normal: StructuredNormal) -> None:
@@ -92,13 +94,13 @@ class _Diagonal:
         weight = inputs.square() @ self.variance().mT  # [b, m]
         return (gradients * weight.unsqueeze(1)) @ gradients.mT
 
-    def formed(self, parts: Callable[[], Iterable[Part]]) -> Tensor:
+    def formed(self, parts: Callable[[], Iterable[JacobianRows]]) -> Tensor:
         """J P⁻¹ Jᵀ for Jacobians that are written out."""
         variance = self.variance()
         return sum((variance[i] * j).flatten(2) @ j.flatten(2).mT for i, j in parts())  # pyright: ignore
 
 
-class _LowRank(_Diagonal):
+class _LowRankKernel(_DiagonalKernel):
     """P⁻¹ = diag(1/d) − d^-½ V_s (R Rᵀ)⁻¹ V_sᵀ d^-½, so J P⁻¹ Jᵀ = J diag(1/d) Jᵀ − Yᵀ Y, Y = R⁻¹ V_sᵀ d^-½ Jᵀ.
 
     Args:
@@ -125,8 +127,8 @@ class _LowRank(_Diagonal):
 
     def factored(self, inputs: Tensor, gradients: Tensor) -> Tensor:
         a, g = inputs.to(self.factor), gradients.to(self.factor)
-        found, weight = super().factored(a, g), self.weight()
-        first_term = found.diagonal(dim1=1, dim2=2).clone()
+        covariance, weight = super().factored(a, g), self.weight()
+        first_term = covariance.diagonal(dim1=1, dim2=2).clone()
         (m, height), (n, width), outputs = self.left.shape, self.right.shape, g.shape[1]
         left, right = self.left.mT.contiguous(), self.right.mT.contiguous()  # products of them stay in order
         step = max(1, CHUNK // max(width * n, outputs * height * m))
@@ -136,24 +138,24 @@ class _LowRank(_Diagonal):
             shared = (a[rows].unsqueeze(1) * right).flatten(0, 1) @ weight.mT  # [b·a, m]
             scaled = (g[rows].unsqueeze(2) * left).flatten(1, 2)  # [b, C·g, m]
             projected = scaled @ shared.view(-1, width, m).mT
-            found[rows] -= self._taken(projected.view(-1, outputs, height, width))
-        if self._is_lost(found, first_term):
-            return _LowRank(self.normal, self.normal.precise_cholesky).factored(inputs, gradients)
-        return found.to(inputs)
+            covariance[rows] -= self._taken(projected.view(-1, outputs, height, width))
+        if self._is_lost(covariance, first_term):
+            return _LowRankKernel(self.normal, self.normal.precise_cholesky).factored(inputs, gradients)
+        return covariance.to(inputs)
 
-    def formed(self, parts: Callable[[], Iterable[Part]]) -> Tensor:
+    def formed(self, parts: Callable[[], Iterable[JacobianRows]]) -> Tensor:
         variance, weight = self.variance(), self.weight()
-        found = projected = torch.zeros(()).to(self.factor)
+        covariance = projected = torch.zeros(()).to(self.factor)
         like = self.normal.mean
         for i, jacobian in parts():
             j = jacobian.to(self.factor)
-            found = found + (variance[i] * j).flatten(2) @ j.flatten(2).mT
+            covariance = covariance + (variance[i] * j).flatten(2) @ j.flatten(2).mT
             projected = projected + sandwich(self.left[i].mT, weight[i] * j, self.right)
-        first_term = found.diagonal(dim1=1, dim2=2)
-        found = found - self._taken(projected)
-        if self._is_lost(found, first_term):
-            return _LowRank(self.normal, self.normal.precise_cholesky).formed(parts)
-        return found.to(like)
+        first_term = covariance.diagonal(dim1=1, dim2=2)
+        covariance = covariance - self._taken(projected)
+        if self._is_lost(covariance, first_term):
+            return _LowRankKernel(self.normal, self.normal.precise_cholesky).formed(parts)
+        return covariance.to(like)
 
     def _taken(self, projected: Tensor) -> Tensor:
         """Yᵀ Y from U_gᵀ (s/d ∘ J) U_a of some rows, [b, C, g, a]."""
@@ -164,8 +166,8 @@ class _LowRank(_Diagonal):
         ).view(columns.shape)
         return solved @ solved.mT
 
-    def _is_lost(self, found: Tensor, first_term: Tensor) -> bool:
+    def _is_lost(self, covariance: Tensor, first_term: Tensor) -> bool:
         """Whether so little is left of the first term that rounding matters, and float64 can do better."""
         least = CANCELLED * torch.finfo(self.factor.dtype).eps * first_term
-        lost = (found.diagonal(dim1=1, dim2=2) < least).any()
+        lost = (covariance.diagonal(dim1=1, dim2=2) < least).any()
         return self.factor.dtype != torch.float64 and bool(lost)
