@@ -82,8 +82,8 @@ def section(name: str) -> str:
     call = "Laplace(structure=INF())" if isinstance(method, Laplace) else f"{type(method).__name__}()"
     rows = [f"| `{file}` | {files[file]} | {_says(file)} |" for file in sorted(files, key=_place)]
     return (
-        f"## {TITLE}\n\n{len(files)} files, {sum(files.values()):,} lines: all of `src/dubito` in which a function runs "
-        f"when `{call}` is fitted to an MLP and predicts, beside what all methods share (the [shell, survey, kinds and "
+        f"## {TITLE}\n\n{len(files)} files, {sum(files.values()):,} lines: all of `src/dubito` in which a function "
+        f"runs when `{call}` is fitted to an MLP and predicts, beside what all methods share (the [shell, survey, kinds and "
         "forms](../architecture.md), the training loop, likelihoods and predictions).\n\n"
         "| file | lines | what stands there |\n|---|---:|---|\n" + "\n".join(rows) + "\n"
     )
@@ -101,13 +101,14 @@ def _says(file: str) -> str:
 
 
 def main() -> None:
+    """Rewrite the section on each page, or put it before the defaults."""
     for name in METHODS:
         page = PAGES / f"{name}.md"
         text, fresh = page.read_text(), section(name)
         if f"## {TITLE}" in text:
-            text = re.sub(
-                rf"^## {TITLE}\n.*?(?=^## |\Z)", lambda _: f"{fresh}\n", text, flags=re.DOTALL | re.MULTILINE
-            )
+            before, _, rest = text.partition(f"## {TITLE}")
+            after = re.search(r"^## ", rest, re.MULTILINE)
+            text = f"{before}{fresh}\n{rest[after.start() :] if after else ''}"
         else:
             text = text.replace("## Defaults", f"{fresh}\n## Defaults", 1)
         page.write_text(text.rstrip() + "\n")

@@ -21,7 +21,7 @@ from dubito.layers.record import BlockPart, Record, recorded
 from dubito.layers.stack import Stack
 from dubito.weight_normals.kernels import SMALLEST
 from dubito.weight_normals.noise import LocalNoise
-from dubito.weight_normals.placement import place
+from dubito.weight_normals.placement import assign_noise
 from dubito.weight_normals.scales import FormedScale
 from dubito.weight_normals.streams import RowStreams
 
@@ -415,7 +415,7 @@ def layer_outputs(network: Network, inputs: Tensor, context: Context, names: lis
 
 def noise_of(network: Network, surveyed: Survey, streams: RowStreams) -> LocalNoise:
     stds = {key: 0.1 + 0.2 * normal(*p.shape, seed=len(key)).abs() for key, p in network.named_parameters()}
-    placement = place(surveyed, network, list(stds))
+    placement = assign_noise(surveyed, network, list(stds))
     assert set(placement.names) == set(stds)
     return LocalNoise(placement, lambda key: FormedScale(stds[key]), streams)
 

@@ -192,7 +192,7 @@ class Factors(Context):
     def _product(
         self, form: Nodes, x: Tensor, weight: Tensor, factors: NodeFactors, bias: Tensor | None
     ) -> Tensor:
-        """(W (x ∘ s)) ∘ r + b."""
+        """(W (x ∘ s)) ∘ r + b   [rank-1, Eq. 1]."""
         value, (inputs, outputs) = plain(weight), factors
         single = bias is None or bias.ndim == 1
         if self.passes == 1 and single and not factors.per_row and folding_is_cheaper(form, x, value):

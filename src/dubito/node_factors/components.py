@@ -136,7 +136,7 @@ class ComponentObjective(NodeObjective):
         }
 
     def divergence(self, stds: Stds) -> Tensor:
-        """Mean or sum over the components; the mean bounds the mixture's divergence from above."""
+        """KL terms of [rank-1, Eq. 2]: the mean over components that is meant, a bound of the mixture's, or the sum."""
         kl = self.draft.kl(stds)
         return kl if self.summed else kl / self.draft.num_components
 

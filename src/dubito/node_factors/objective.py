@@ -201,6 +201,7 @@ class NodeObjective(Objective):
         else:
             nll = self._nll((self.one_pass(p, batch, drawn) for p in range(self.passes)), batch, checked)
         kl = self.divergence(drawn.stds)
+        # L / N of [rank-1, Eq. 2], whose −log p(W) is the weight decay
         return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)
 
     def log_prob(self, outputs: Tensor, batch: Batch, index: int, checked: bool) -> Tensor:
@@ -216,6 +217,7 @@ class NodeObjective(Objective):
         stacked = torch.stack([self.log_prob(out, batch, p, checked) for p, out in enumerate(passes)])
         if not self.log_mixture:
             return -stacked.mean()
+        # −log 1/K Σ_k p(y | x, θ_k)
         return torch.tensor(float(self.passes)).log().to(stacked) - stacked.logsumexp(0).mean()
 
     def kl(self) -> Tensor:

@@ -164,7 +164,7 @@ class NodePosterior(Posterior):
         return fold(self.uses[name], weight, factors, additive=self.method.additive)
 
     def kl(self, stds: Stds | None = None) -> Tensor:
-        """Divergence of the factors from their priors in nats, summed over all components."""
+        """KL(q(r) ‖ p(r)) + KL(q(s) ‖ p(s)) in nats, summed over all components   [rank-1, Eq. 2]."""
         stds = self.stds() if stds is None else stds
         total = next(iter(self.weights().values())).new_zeros(())
         for side, family in self.families.items():
