@@ -44,7 +44,7 @@ from dubito import (
     Vadam,
 )
 from dubito.errors import ConfigError
-from dubito.node_factors.laws import (
+from dubito.factors import (
     Cauchy,
     HalfCauchy,
     InverseGamma,

@@ -25,7 +25,7 @@ CORE = (
     ("training", "optim"),
     ("objective",),
     ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
-    ("inference",),
+    ("inference", "factors"),
     ("registry",),
 )
 PUBLIC = ("dubito",)  # `__init__.py`, the public names: what `import dubito` runs ends here

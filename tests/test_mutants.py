@@ -15,6 +15,7 @@ PACKAGE = ROOT / "src" / "dubito"
 WITHOUT = {
     "allocator",
     "errors",
+    "factors",
     "jobs",
     "registry",
     "summary",

@@ -8,7 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from dubito import ConfigError, factors
-from dubito.node_factors.laws import (
+from dubito.factors import (
     Cauchy,
     HalfCauchy,
     InverseGamma,

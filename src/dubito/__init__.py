@@ -7,6 +7,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from . import factors as factors
 from . import optim as optim
 from .curvature import GGN as GGN
 from .curvature import Empirical as Empirical
@@ -46,7 +47,6 @@ from .inference.swag import SWAG as SWAG
 from .likelihoods import Bernoulli as Bernoulli
 from .likelihoods import Categorical as Categorical
 from .likelihoods import Gaussian as Gaussian
-from .node_factors import laws as factors
 from .priors import He as He
 from .registry import load as load
 from .registry import methods as methods

@@ -1,7 +1,10 @@
 """All methods by their command-line names, and loading of what they made."""
 
+import inspect
 import os
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import nn
@@ -13,12 +16,10 @@ from .calibration import (
     TemperedCategorical,
     TemperedCategoricalLikelihood,
 )
-from .curvature import GGN, Empirical, Fisher
 from .errors import StorageError, unknown_name
 from .inference.bali import BALI
 from .inference.batch_ensemble import BatchEnsemble
 from .inference.deep_ensemble import DeepEnsemble
-from .inference.hmc import HMC
 from .inference.implicit import Implicit
 from .inference.k_tied import KTied
 from .inference.laplace import EFB, INF, KFAC, Diagonal, Laplace
@@ -40,11 +41,7 @@ from .likelihoods import (
 )
 from .method import Method
 from .networks import copied, extra_states
-from .node_factors.laws import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
 from .posterior import Posterior, flagged, stored_tensors
-from .priors import He
-from .training import Constant, Cosine, Linear, Step
-from .weight_normals import Flipout, LocalReparameterised, Reparameterised
 
 
 class Methods(dict[str, Method]):
@@ -83,57 +80,6 @@ def methods() -> Methods:
     )
 
 
-#: The only classes a file can name: loading builds these and nothing else.
-SETTINGS: dict[str, type] = {
-    cls.__name__: cls
-    for cls in (
-        MAP,
-        MCDropout,
-        DeepEnsemble,
-        SWA,
-        SWAG,
-        HMC,
-        MeanField,
-        KTied,
-        BatchEnsemble,
-        Rank1,
-        Implicit,
-        Normal,
-        Cauchy,
-        LogNormal,
-        HalfCauchy,
-        InverseGamma,
-        Point,
-        NearOne,
-        Signs,
-        Reparameterised,
-        LocalReparameterised,
-        Flipout,
-        BALI,
-        NoisyAdam,
-        Vadam,
-        VOGN,
-        NoisyKFAC,
-        Step,
-        Constant,
-        Cosine,
-        Linear,
-        Laplace,
-        Diagonal,
-        KFAC,
-        EFB,
-        INF,
-        Fisher,
-        GGN,
-        Empirical,
-        He,
-        Categorical,
-        Bernoulli,
-        Gaussian,
-        TemperedCategorical,
-        TemperedBernoulli,
-    )
-}
 LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,
     Bernoulli: BernoulliLikelihood,
@@ -141,6 +87,47 @@ LIKELIHOODS: dict[type, Any] = {
     TemperedCategorical: TemperedCategoricalLikelihood,
     TemperedBernoulli: TemperedBernoulliLikelihood,
 }
+
+
+def known_settings() -> dict[str, type]:
+    """The only classes a file can name, by name: loading builds these and nothing else.
+
+    They are the methods, the likelihoods, and what the types of their fields name, with all their subclasses: a method
+    of the user's own is among them as soon as its module is imported.
+    """
+    known: dict[str, type] = {}
+    kinds: list[type] = [Method, *LIKELIHOODS]
+    for kind in kinds:  # grows on the way
+        named = kind.__subclasses__()
+        if is_dataclass(kind):
+            if not _is_base(kind):
+                known.setdefault(kind.__name__, kind)
+            named += [part for hint in _hints(kind) for part in _classes(hint)]
+        kinds += [part for part in dict.fromkeys(named) if part not in kinds]
+    return known
+
+
+def _is_base(kind: type) -> bool:
+    """Whether settings are there for others to build on alone."""
+    others = any(below.__module__.startswith("dubito.") for below in kind.__subclasses__())
+    return inspect.isabstract(kind) or (issubclass(kind, Method) and others)
+
+
+def _hints(kind: Any) -> list[Any]:
+    """The types of a dataclass's fields; none where it names what is imported for types alone."""
+    try:
+        hints = get_type_hints(kind)
+    except NameError:
+        return []
+    return [hints[item.name] for item in fields(kind)]
+
+
+def _classes(hint: Any) -> Iterator[type]:
+    """The classes that a type names, such as A, B and C in `A | tuple[B, C]`."""
+    if inspect.isclass(hint) and hint.__module__.startswith("dubito."):
+        yield hint
+    for part in get_args(hint):
+        yield from _classes(part)
 
 
 def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
@@ -153,10 +140,11 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
     tensors, content = storage.read(path, "posterior")
     network = copied(net).eval()
     try:
-        method = storage.decode(content["method"], SETTINGS)
-        settings = storage.decode(content["likelihood"], SETTINGS)
-        if not isinstance(method, Method) or not isinstance(settings, Likelihood):
-            raise StorageError(f"{path} is altered: {method!r} and {settings!r} are no method and likelihood")
+        known = known_settings()
+        method = storage.decode(content["method"], known)
+        chosen = storage.decode(content["likelihood"], known)
+        if not isinstance(method, Method) or not isinstance(chosen, Likelihood):
+            raise StorageError(f"{path} is altered: {method!r} and {chosen!r} are no method and likelihood")
         groups, details = content["structure"], content["details"]
         history, components = content["history"], content["num_noise_components"]
     except KeyError as error:
@@ -167,8 +155,8 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
     noise = {key: value.to(device) for key, value in _part(tensors, "likelihood").items()}
     if "raw_std" in noise:
         noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
-    extra = {"num_components": components} if settings.__class__ is Gaussian else {}
-    likelihood = LIKELIHOODS[type(settings)](settings, **noise, **extra)
+    extra = {"num_components": components} if chosen.__class__ is Gaussian else {}
+    likelihood = LIKELIHOODS[type(chosen)](chosen, **noise, **extra)
     stored = {
         key: {name: _required(tensors, f"{key}.{name}", path).to(device) for name in names}
         for key, names in groups.items()

@@ -14,9 +14,9 @@ from dubito import MAP, Categorical, ConfigError, DataError, Implicit, NetworkEr
 from dubito.fitting import Start
 from dubito.inference.implicit.objective import ROWS, in_turn
 from dubito.inputs import Batch
+from dubito.layers.declared import weights_with_nodes
 from dubito.models import resnet50, vgg16, wide_resnet
 from dubito.networks import run
-from dubito.node_factors import weights_with_nodes
 
 QUICK = Training(epochs=2, batch_size=8, lr=1e-2)
 K = 3

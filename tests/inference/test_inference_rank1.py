@@ -503,7 +503,7 @@ def normalised() -> nn.Sequential:
 
 def test_components_share_the_statistics_of_a_batch_as_they_share_running_ones(monkeypatch):
     """One after the other, each would be normalised by itself, as no prediction is: 0.27 became 0.40."""
-    monkeypatch.setattr("dubito.node_factors.memory.CPU_TENSOR_BYTES", 0)  # a tile would not fit
+    monkeypatch.setattr("dubito.node_factors.objective.CPU_TENSOR_BYTES", 0)  # a tile would not fit
     x = normal(256, 6)
     y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
     method = BatchEnsemble(components=4, initial=factors.NearOne(std=1.0))
@@ -520,7 +520,7 @@ def test_a_loop_with_batch_norm_warns():
 
 
 def test_frozen_batch_norm_leaves_the_choice_to_memory(monkeypatch):
-    monkeypatch.setattr("dubito.node_factors.memory.CPU_TENSOR_BYTES", 0)
+    monkeypatch.setattr("dubito.node_factors.objective.CPU_TENSOR_BYTES", 0)
     net = normalised()
     net[1].eval()
     data = normal(16, 6), labels(16)

@@ -12,19 +12,16 @@ from torch.func import functional_call, jacrev
 
 from contract import ROWS, Network, names_of, network_of, normal, rows_for
 from dubito.layers import Context, Form, Layout, Product, Survey, Use, survey
-from dubito.layers.factor import Factor, NodeFactors
-from dubito.layers.factors import Factors
-from dubito.layers.folding import fold
+from dubito.layers.declared import bias_names, shared_weights, weights_with_nodes
+from dubito.layers.factors import Factor, Factors, NodeFactors, fold
 from dubito.layers.grams import mirrored
 from dubito.layers.module import PassModule
 from dubito.layers.passes import asking
 from dubito.layers.record import BlockPart, Record, recorded
 from dubito.layers.stack import Stack
-from dubito.node_factors import shared_weights, weights_with_nodes
-from dubito.node_factors.weights import bias_names
 from dubito.weight_normals.kernels import SMALLEST
 from dubito.weight_normals.noise import LocalNoise
-from dubito.weight_normals.placement import place
+from dubito.weight_normals.placement import assign_noise
 from dubito.weight_normals.scales import FormedScale
 from dubito.weight_normals.streams import RowStreams
 
@@ -418,7 +415,7 @@ def layer_outputs(network: Network, inputs: Tensor, context: Context, names: lis
 
 def noise_of(network: Network, surveyed: Survey, streams: RowStreams) -> LocalNoise:
     stds = {key: 0.1 + 0.2 * normal(*p.shape, seed=len(key)).abs() for key, p in network.named_parameters()}
-    placement = place(surveyed, network, list(stds))
+    placement = assign_noise(surveyed, network, list(stds))
     assert set(placement.names) == set(stds)
     return LocalNoise(placement, lambda key: FormedScale(stds[key]), streams)
 

@@ -10,12 +10,10 @@ from torch.nn import functional as F
 from dubito.errors import NetworkError
 from dubito.inputs import call, take
 from dubito.layers import Use, kernels, survey
-from dubito.layers.factor import Factor, NodeFactors
-from dubito.layers.factors import Factors
-from dubito.layers.folding import fold
+from dubito.layers.declared import shared_weights, weights_with_nodes
+from dubito.layers.factors import Factor, Factors, NodeFactors, fold
 from dubito.layers.passes import asked, asking
 from dubito.networks import run
-from dubito.node_factors import shared_weights, weights_with_nodes
 
 PASSES, ROWS = 2, 3
 

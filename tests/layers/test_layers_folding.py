@@ -10,10 +10,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
 from dubito.layers import Layout, Survey, Use, survey
-from dubito.layers.declared import declared
-from dubito.layers.factor import Factor, NodeFactors
-from dubito.layers.folding import fold, use_of_site
-from dubito.node_factors import shared_weights, stored_uses, weights_with_nodes
+from dubito.layers.declared import declared, shared_weights, stored_uses, weights_with_nodes
+from dubito.layers.factors import Factor, NodeFactors, fold
+from dubito.layers.version_1 import use_of_site
 
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12}
 

@@ -12,8 +12,7 @@ from torch.func import functional_call
 
 import dubito
 from dubito.layers import Dense, NoRule, Product, kind, survey
-from dubito.layers.factor import Factor, NodeFactors
-from dubito.layers.factors import Factors
+from dubito.layers.factors import Factor, Factors, NodeFactors
 from dubito.layers.kinds import READERS
 from dubito.layers.passes import asking
 from dubito.layers.record import BlockPart, Record, recorded

@@ -59,14 +59,14 @@ MUTANTS = (
         "members after the first are permuted, and meet another's noise",
     ),
     mutant(
-        "node_factors/noise.py",
+        "node_factors/objective.py",
         "torch.cat([half, half * signs[-1]], axis)",
         "torch.cat([half, half], axis)",
         "inference/test_inference_noise.py::test_rows_halves_passes_and_components_are_uncorrelated",
         "both halves of a batch have the same noise",
     ),
     mutant(
-        "node_factors/noise.py",
+        "node_factors/objective.py",
         "rows.stop - rows.start), signs[:-1]",
         "rows.stop - rows.start), torch.ones_like(signs[:-1])",
         "inference/test_inference_noise.py::test_rows_halves_passes_and_components_are_uncorrelated",
@@ -201,7 +201,7 @@ MUTANTS = (
         "the divergence counts half of the columns' determinant",
     ),
     mutant(
-        "node_factors/laws.py",
+        "node_factors/other_laws.py",
         "self.law(2 * mean, 2 * std)",
         "self.law(2 * mean, std)",
         "test_node_factors_laws.py::test_divergence_and_draws_against_monte_carlo",
@@ -215,7 +215,7 @@ MUTANTS = (
         "the divergence's slope in σ is not that of the divergence",
     ),
     mutant(
-        "layers/factor.py",
+        "layers/factors.py",
         "return (None, log(self.bound)) if self.positive else (-self.bound, self.bound)",
         "return (None, log(self.bound)) if self.positive else (None, self.bound)",
         "inference/test_inference_rank1.py::test_bounded_draws_stay_within_their_bound",

@@ -12,7 +12,7 @@ import dubito
 from dubito import BALI, Gaussian, MeanField, Rank1, Training, active, training
 from dubito.errors import ConfigError
 from dubito.method import Method
-from dubito.registry import SETTINGS
+from dubito.registry import known_settings
 from dubito.storage import encode
 from papers import settings
 from papers.runner import tables
@@ -32,7 +32,8 @@ def test_every_field_is_named(kind):
 
 def test_every_method_and_every_setting_of_training_is_there():
     kinds = {type(method) for method in dubito.methods().values()}
-    kinds |= {kind for kind in SETTINGS.values() if not kind.__name__.startswith("Tempered")}
+    named = [kind for kind in known_settings().values() if kind.__module__.startswith("dubito.")]
+    kinds |= {kind for kind in named if not kind.__name__.startswith("Tempered")}
     for _, kind in inspect.getmembers(training, inspect.isclass):
         settles = is_dataclass(kind) and all(f.default is not dataclasses.MISSING for f in fields(kind))
         if settles and kind.__name__ != "Run":

@@ -108,8 +108,8 @@ class Statistics:
         gradient_vectors: U_G, those of G, [G, m, m].
         input_eigenvalues: s_a, the eigenvalues of A, [G, n].
         gradient_eigenvalues: s_g, those of G, [G, m].
-        eigenvalues: Λ = E[(U_Gᵀ δ U_A)^∘2], [G, m, n].
-        diagonal: Φ = E[δ^∘2], [G, m, n].
+        eigenvalues: Λ = E[(U_Gᵀ δ U_A)^∘2], [G, m, n]   [INF, Eq. 2].
+        diagonal: Φ = E[δ^∘2], [G, m, n]   [INF, Eq. 3].
     """
 
     inputs: Tensor | None = None

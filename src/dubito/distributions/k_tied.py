@@ -82,7 +82,7 @@ class KTiedNormal(Distribution):
 
     @property
     def stddev(self) -> Tensor:
-        """σ = U Vᵀ, [m, n]."""
+        """σ = U Vᵀ, [m, n]   [k-tied Normal, Eq. 7 and 8]."""
         return tied_std(self.log_u, self.log_v)
 
     @property
@@ -118,7 +118,7 @@ class KTiedNormal(Distribution):
             raise DataError(f"value must have shape [..., {m}, {n}], got {tuple(value.shape)}")
         if self._validate_args:
             self._validate_sample(value)
-        # log N = −½ Σ ((w − μ)/σ)² − Σ log σ − mn/2 log 2π
+        # log N = −½ Σ ((w − μ)/σ)² − Σ log σ − mn/2 log 2π   [k-tied Normal, Eq. 8]
         squares = ((value - self._mean) / self.stddev).square().sum((-2, -1))
         return -0.5 * (squares + self._mean.numel() * math.log(2 * math.pi)) - sum_log_std(
             self.log_u, self.log_v

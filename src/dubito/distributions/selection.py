@@ -42,7 +42,7 @@ def select(
     """Choose the eigenvectors of a layer to keep.
 
     `algorithm1` keeps every row and every column that holds one of the K largest eigenvalues (Algorithm 1 of
-    the paper). `rectangle` looks for the rectangle with the largest sum that is no larger than that one, by
+    INF). `rectangle` looks for the rectangle with the largest sum that is no larger than that one, by
     turns over rows and columns, and never captures less.
 
     Args:
@@ -87,7 +87,8 @@ def resolve_rank(rank: int | float, total: int) -> int:
 def _algorithm1(eigenvalues: Tensor, rank: int, max_size: int) -> tuple[Tensor, Tensor, int]:
     m, n = eigenvalues.shape
     order = eigenvalues.flatten().topk(rank).indices
-    # The paper's β = floor(i/m) + 1 is wrong at i = m; (i − 1) is meant, which counting from 0 gives.
+    # β = floor((i − 1)/m) + 1 is meant [INF, Algorithm 1 and Definition 2, which print floor(i/m) + 1, wrong at i = m]:
+    # counting from 0 gives it.
     rows, columns = order // n, order % n
     # Rows and columns only ever join, so g·a grows along the order and the last K' that fits is its count.
     sizes = _seen_so_far(rows, m) * _seen_so_far(columns, n)

@@ -20,8 +20,9 @@ Guard = Literal["congruence", "clamp"]
 
 
 class SparseInformationNormal(StructuredNormal):
-    """N(mean, P⁻¹) with P = N_s (S V Λ Vᵀ S + diag(D₊)) + diag(τ) and V = U_g ⊗ U_a.
+    """N(mean, P⁻¹) with P = N_s (S V Λ Vᵀ S + diag(D₊)) + diag(τ) and V = U_g ⊗ U_a   [INF, Eq. 4].
 
+    The paper writes U_a ⊗ U_g, as its vec stacks columns where ours stacks rows, and leaves N_s and τ out.
     The correction D = Φ − diag(V Λ Vᵀ) that would make the diagonal of the information exactly Φ is negative
     in places, and V Λ Vᵀ + D then need not be positive. Both guards keep D₊ = max(D, 0):
 
@@ -96,7 +97,7 @@ class SparseInformationNormal(StructuredNormal):
     @lazy_property
     def correction(self) -> Tensor:
         """What the diagonal lacks, D = Φ − ℓ with its sign, [m, n]."""
-        # Eq. 3 of the paper
+        # D_ii = E[δθ_i²] − Σ_j (v_ij √Λ_j)²   [INF, Eq. 3]
         return self.diagonal - self.eigen_diagonal
 
     @lazy_property
@@ -104,7 +105,7 @@ class SparseInformationNormal(StructuredNormal):
         """The scale s of each weight in the low-rank part, [m, n]; all ones under `clamp`."""
         if self.guard == "clamp":
             return torch.ones_like(self.diagonal)
-        # s = √(Φ/ℓ) where ℓ > Φ, else 1
+        # s = √(Φ/ℓ) where ℓ > Φ, else 1; not in the paper, whose Eq. 4 is indefinite there
         too_large = self.eigen_diagonal > self.diagonal
         ratio = self.diagonal / torch.where(too_large, self.eigen_diagonal, 1.0)
         return torch.where(too_large, ratio, 1.0).sqrt()
@@ -190,7 +191,7 @@ class SparseInformationNormal(StructuredNormal):
         return torch.maximum(variance, 1 / precision_diagonal)
 
     def _compute_logdet(self) -> Tensor:
-        # log|P| = Σ log d + 2 Σ log R_ii
+        # log|P| = Σ log d + 2 Σ log R_ii, by the lemma of determinants
         low_rank = 2 * self.cholesky.diagonal().log().sum()
         return self.diagonal_precision.log().sum() + low_rank.to(self._mean)
 
@@ -221,7 +222,8 @@ class SparseInformationNormal(StructuredNormal):
         return (self.event_shape, self.eigenvalues.shape)
 
     def _apply_root(self, *noise: Tensor) -> Tensor:
-        # x = d^-½ ∘ (e₁ − V_s R⁻ᵀ R⁻¹ (V_sᵀ e₁ − e₂))
+        # x = d^-½ ∘ (e₁ − V_s R⁻ᵀ R⁻¹ (V_sᵀ e₁ − e₂)), in place of F^c of [INF, Eq. 6]: as printed that is no factor of
+        # the covariance; with B_c = chol(A_cᵀ A_c + I) and the factor transposed that is meant, it is.
         unit, low_rank_unit = (part.to(self.cholesky) for part in noise)
         return self._downdate(unit, self._gather(unit) - low_rank_unit)
 
@@ -237,7 +239,7 @@ class SparseInformationNormal(StructuredNormal):
         return left, right, self.congruence.to(root) * root, self.root_eigenvalues.to(root), root
 
     def _gather(self, vectors: Tensor) -> Tensor:
-        """V_sᵀ x = l ∘ (U_gᵀ (s d^-½ ∘ x) U_a), [..., g, a]."""
+        """V_sᵀ x = l ∘ (U_gᵀ (s d^-½ ∘ x) U_a), [..., g, a]   [INF, V_s of Eq. 6]."""
         left, right, whitening, scale, _ = self._parts
         return scale * sandwich(left.mT, whitening * vectors, right)
 

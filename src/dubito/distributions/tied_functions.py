@@ -22,7 +22,7 @@ def tied_std(log_u: Tensor, log_v: Tensor) -> Tensor:
 
 @torch.no_grad()
 def draw_tied(mean: Tensor, u: Tensor, v: Tensor, noise: Tensor) -> None:
-    """Turn noise [m, n] into mean + σ ∘ noise in place, σ = U Vᵀ being formed in pieces of rows."""
+    """Turn noise [m, n] into mean + σ ∘ noise in place [k-tied Normal, Eq. 6 and 8], σ in pieces of rows."""
     step = _rows_at_once(v)
     pieces = zip(u.split(step, 1), mean.split(step), noise.split(step), strict=True)
     for rows, centre, part in pieces:

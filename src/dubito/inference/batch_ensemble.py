@@ -19,7 +19,7 @@ from ..node_factors.laws import NearOne, Point, Signs
 
 @dataclass(frozen=True, kw_only=True)
 class BatchEnsemble(TrainedMethod):
-    """Weights W ∘ r_k s_kᵀ for K members, with all of W, r and s learned as points, and biases per member.
+    """Weights W ∘ r_k s_kᵀ for K members [rank-1, Eq. 1], with W, r and s learned as points, and biases per member.
 
     Args:
         components: K, the number of members.

@@ -25,7 +25,7 @@ from ..weight_normals import (
 
 @dataclass(frozen=True, kw_only=True)
 class KTied(TrainedMethod):
-    """Variational inference with w ~ N(mean, σ²) and σ = U Vᵀ of rank k per weight matrix.
+    """Variational inference with w ~ N(mean, σ²) and σ = U Vᵀ of rank k per weight matrix   [k-tied Normal, Eq. 8].
 
     Kernels are read as outputs × (inputs · positions). Weights that are not tied are mean field.
 

@@ -11,15 +11,14 @@ from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
 from ..inputs import Batch, Inputs, call, rows_of
 from ..layers import Layout, Use, reasons, survey
+from ..layers.declared import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
 from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
-from ..layers.factor import Factor, NodeFactors
-from ..layers.factors import Factors
-from ..layers.folding import fold_values
+from ..layers.factors import Factor, Factors, NodeFactors
+from ..layers.kernels import fold_values
 from ..layers.passes import asked
 from ..layers.shell import leased
 from ..method import TrainedMethod
 from ..networks import resolve, trainable, with_flags
-from ..node_factors import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
 from ..objective import Objective
 from ..posterior import Posterior
 from ..priors import normal_penalty

@@ -22,7 +22,7 @@ from ..node_factors.laws import Family, NearOne, Normal, Point, Signs
 
 @dataclass(frozen=True, kw_only=True)
 class Rank1(TrainedMethod):
-    """Weights W ∘ r sᵀ with a point estimate W and K components of distributions over r and s.
+    """Weights W ∘ r sᵀ with a point estimate W and K components of distributions over r and s   [rank-1, Section 3.1].
 
     Args:
         components: K, the size of the mixture.

@@ -1,7 +1,9 @@
-"""Passes in which layers answer with factors on their input and output nodes."""
+"""Factors on the nodes of weights: what they are, and passes in which layers answer with them."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from math import log
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,12 +11,119 @@ from torch import Tensor
 from ..errors import NetworkError
 from .context import Applied, Context
 from .embedding import Lookup
-from .factor import Factor, NodeFactors
-from .folding import fold_values, folding_is_cheaper
 from .form import Form, Nodes
-from .kernels import Patches, first_convolution, is_first
+from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding_is_cheaper
 from .kinds import NoRule, Standin, plain
-from .linear import Dense
+from .loop_kernels import Patches, first_convolution, is_first
+from .special_factors import looked_up, recurrent_step, summed
+from .uses import Use
+
+
+@dataclass(frozen=True)
+class Factor:
+    """P passes of factors on C nodes: mean, or mean + std · noise held between ±bound, or its exponential.
+
+    Attributes:
+        mean: [P, *C].
+        std: [P, *C], of either sign; None where factors are points.
+        noise: [n, *C], the same for all passes; [P, 1, *C] where the rows of a pass share a draw.
+        bound: the largest absolute value; None sets no limit.
+        positive: whether factors are exponentials.
+        given: whether `mean` holds the factors of every row themselves, [P, n, *C].
+    """
+
+    mean: Tensor
+    std: Tensor | None = None
+    noise: Tensor | None = None
+    bound: float | None = None
+    positive: bool = False
+    given: bool = False
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of mean + std · noise."""
+        if self.bound is None:
+            return None, None
+        return (None, log(self.bound)) if self.positive else (-self.bound, self.bound)
+
+    @property
+    def per_row(self) -> bool:
+        """Whether each row has factors of its own."""
+        return self.given or (self.noise is not None and self.noise.ndim == self.mean.ndim)
+
+    def tensor(self) -> Tensor:
+        """The factors, [P, n or 1, *C]."""
+        if self.given:
+            return self.mean
+        mean = self.mean.unsqueeze(1)
+        if self.std is None or self.noise is None:
+            return mean.exp() if self.positive else mean
+        values = torch.addcmul(mean, self.std.unsqueeze(1), self.noise)
+        values = values if self.bounds == (None, None) else values.clamp(*self.bounds)
+        return values.exp() if self.positive else values
+
+    def part(self, index: int) -> "Factor":
+        """The factors of one part of nodes [parts, C]."""
+        mean, std, noise = (
+            None if values is None else values[..., index, :] for values in (self.mean, self.std, self.noise)
+        )
+        assert mean is not None
+        return replace(self, mean=mean, std=std, noise=noise)
+
+    def on(self, x: Tensor, rows: int, axis: int, bias: Tensor | None = None) -> Tensor:
+        """X ∘ f (+ b) on the channels of activations, whose rows are those of all passes, or of one.
+
+        Args:
+            x: activations [P·n, ...] or, before passes part, [n, ...].
+            rows: n.
+            axis: of the channels.
+            bias: [C], [P, C], or [P, n, C] where rows have their own.
+        """
+        passes = self.mean.shape[0]
+        if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
+            factors = self.mean[0].to(x.dtype)
+            if x.ndim > 2:
+                shape = [1] * x.ndim
+                shape[0], shape[axis] = rows, x.shape[axis]
+                factors = factors.reshape(shape)
+            return x * factors
+        blocks = as_blocks(x, passes, rows, axis)
+        added = None if bias is None else bias.reshape(*(*bias.shape[:-1], 1, 1)[:2], 1, bias.shape[-1], 1)
+        if self.per_row and not self.positive and not self.given:
+            assert self.std is not None and self.noise is not None
+            wide = [t[:, None, None, :, None] for t in (self.mean, self.std)]
+            out = ScaledDraw.apply(blocks, *wide, self.noise[None, :, None, :, None], added, self.bounds)
+        else:
+            out = Scaled.apply(blocks, self.tensor()[:, :, None, :, None], added)
+        assert isinstance(out, Tensor)
+        return out.reshape(x.shape[0] * passes // blocks.shape[0], *x.shape[1:])
+
+
+class NodeFactors(NamedTuple):
+    """The factors on the input and on the output nodes of a weight; None where a side has none."""
+
+    inputs: Factor | None = None
+    outputs: Factor | None = None
+
+    @property
+    def per_row(self) -> bool:
+        """Whether each row has factors of its own on some side."""
+        inputs, outputs = self
+        return (inputs is not None and inputs.per_row) or (outputs is not None and outputs.per_row)
+
+    def part(self, index: int) -> "NodeFactors":
+        """Those of one of the equal parts that a packed weight is cut in."""
+        return NodeFactors(*(None if side is None else side.part(index) for side in self))
+
+
+def fold(use: Use, weight: Tensor, factors: NodeFactors, *, additive: bool = False) -> Tensor:
+    """The weight with the factors of a single pass in it, which its rows share.
+
+    The layer then answers (W ∘ r sᵀ) x = (W (x ∘ s)) ∘ r   [rank-1, Eq. 1]; additive factors give W + r sᵀ, the same
+    at all positions of a kernel.
+    """
+    inputs, outputs = (None if factor is None else factor.tensor()[0, 0] for factor in factors)
+    return fold_values(use.views, weight, inputs, outputs, additive=additive)
 
 
 class Factors(Context):
@@ -75,15 +184,15 @@ class Factors(Context):
         if biases is None:
             biases = plain(bias)
         if type(form) is Lookup:
-            return self._lookup(form, x, plain(weight), factors)
+            return looked_up(form, x, plain(weight), factors, self.rows)
         if self.additive and factors.inputs is not None:
-            return self._sum(form, x, plain(weight), factors, biases)
+            return summed(form, x, plain(weight), factors, biases, self.passes, self.rows)
         return self._product(form, x, weight, factors, biases)
 
     def _product(
         self, form: Nodes, x: Tensor, weight: Tensor, factors: NodeFactors, bias: Tensor | None
     ) -> Tensor:
-        """(W (x ∘ s)) ∘ r + b."""
+        """(W (x ∘ s)) ∘ r + b   [rank-1, Eq. 1]."""
         value, (inputs, outputs) = plain(weight), factors
         single = bias is None or bias.ndim == 1
         if self.passes == 1 and single and not factors.per_row and folding_is_cheaper(form, x, value):
@@ -102,58 +211,13 @@ class Factors(Context):
             outputs = Factor(bias.new_ones(bias.shape[0], bias.shape[-1]))
         return y if outputs is None else outputs.on(y, self.rows, form.channel_axis, bias)
 
-    def _sum(
-        self, form: Nodes, x: Tensor, weight: Tensor, factors: NodeFactors, bias: Tensor | None
-    ) -> Tensor:
-        """(W + r sᵀ) x + b = W x + r (sᵀ x) + b."""
-        inputs, outputs = factors
-        assert inputs is not None and outputs is not None and isinstance(form, Dense)
-        along = inputs.on(x, self.rows, -1).sum(-1, keepdim=True)  # sᵀ x, [P·n, ..., 1]
-        change = outputs.on(along.expand(*along.shape[:-1], form.rows), self.rows, -1, bias)
-        mean = form.apply(x, weight, None)
-        return change + (
-            mean if mean.shape[0] == change.shape[0] else mean.repeat(self.passes, *[1] * (mean.ndim - 1))
-        )
-
-    def _lookup(self, form: Lookup, tokens: Tensor, table: Tensor, factors: NodeFactors) -> Tensor:
-        """A token's vector times the token's factor, its coordinates times theirs."""
-        vectors = form.apply(tokens, table, None)
-        inputs, outputs = factors
-        if inputs is not None:
-            passes = len(inputs.mean)
-            blocks = tokens.reshape(1 if tokens.shape[0] == self.rows else passes, self.rows, -1)
-            scale = inputs.gathered(blocks).unsqueeze(-1)
-            scaled = vectors.reshape(*blocks.shape, -1) * scale.to(vectors.dtype)
-            vectors = scaled.reshape(tokens.shape[0] * passes // len(blocks), *vectors.shape[1:])
-        return form.padded(tokens, vectors if outputs is None else outputs.on(vectors, self.rows, -1))
-
     def bound(self, form: Form, weight: Tensor, bias: Tensor | None = None) -> Applied:
         """The recurrent side of one direction of one layer: its factors are the same at every step."""
-        factors, added = self._factors(weight), self._biases(bias)
-        if factors is None and added is None:
+        factors, biases = self._factors(weight), self._biases(bias)
+        if factors is None and biases is None:
             return super().bound(form, weight, bias)
-        if added is None:
-            added = plain(bias)
-        inputs, outputs = (
-            None if side is None else side.tensor().expand(-1, self.rows, -1).flatten(0, 1)
-            for side in factors or NodeFactors()
-        )
-        if added is not None and added.ndim == 3:
-            added = added.flatten(0, 1)
-        elif added is not None and added.ndim == 2:
-            added = added.repeat_interleave(self.rows, 0)
-        matrix = plain(weight).mT
-
-        def step(x: Tensor, active: Tensor | None = None) -> Tensor:
-            nonlocal inputs, outputs, added
-            # Once, where a row has several cases (frames), each of which meets the row's factors.
-            inputs, outputs, added = (_for_cases(values, x.shape[0]) for values in (inputs, outputs, added))
-            y = (x if inputs is None else x * inputs) @ matrix
-            if outputs is None:
-                return y if added is None else y + added
-            return y * outputs if added is None else torch.addcmul(added, y, outputs)
-
-        return step
+        added = plain(bias) if biases is None else biases
+        return recurrent_step(plain(weight), factors or NodeFactors(), added, self.rows)
 
     def parted(self, x: Tensor, *parameters: Tensor | None) -> Tensor:
         carries = any(isinstance(parameter, Standin) for parameter in parameters)
@@ -183,10 +247,3 @@ class Factors(Context):
         assert isinstance(bias, Standin)
         values = values if bias.parts == 1 else values.chunk(bias.parts, -1)[bias.part]
         return values[0] if values.ndim == 2 and values.shape[0] == 1 else values
-
-
-def _for_cases(values: Tensor | None, cases: int) -> Tensor | None:
-    """Values [P·n, C] for as many cases, those of a row one after the other; a vector stays one."""
-    if values is None or values.ndim == 1 or values.shape[0] == cases:
-        return values
-    return values.repeat_interleave(cases // values.shape[0], 0)

@@ -1,7 +1,6 @@
 """The loss of a mixture: every component sees every row, with factors of its own."""
 
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -13,12 +12,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..errors import DubitoWarning
 from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
-from ..layers.factor import NodeFactors
-from .noise import halved
-from .objective import Arrangement, Drawn, NodeObjective
+from ..layers.declared import bias_names
+from ..layers.factors import NodeFactors
+from .objective import Drawn, NodeObjective, halved
 from .posterior import NodePosterior, Noise, Stds
 from .start import chosen_weights, surveyed, tensors_of
-from .weights import bias_names
 
 #: No standard Normal number that a generator makes lies further out.
 NORMAL_REACH = 9.0
@@ -44,35 +42,13 @@ class ComponentObjective(NodeObjective):
 
     Args:
         draft: the posterior under training.
-        arrangement: of the components.
-        log_mixture: train on the log of the mean likelihood of the components instead of the mean of the logs.
         summed: add the components' divergences up instead of averaging them.
-        factor_rate: multiplies the learning rate of the factors.
-        num_data: the number of training rows.
-        modes: modules by name that stay in evaluation mode while training.
+        settings: those of every `NodeObjective`.
     """
 
-    def __init__(
-        self,
-        draft: NodePosterior,
-        *,
-        arrangement: Arrangement,
-        log_mixture: bool,
-        summed: bool = False,
-        factor_rate: float,
-        num_data: int,
-        modes: Mapping[str, bool] | None = None,
-    ) -> None:
-        super().__init__(
-            draft,
-            arrangement=arrangement,
-            log_mixture=log_mixture,
-            factor_rate=factor_rate,
-            num_data=num_data,
-            modes=modes,
-        )
-        self.summed = summed
-        self.together = False
+    def __init__(self, draft: NodePosterior, *, summed: bool = False, **settings: Any) -> None:
+        super().__init__(draft, **settings)
+        self.summed, self.together = summed, False
 
     @property
     def passes(self) -> int:
@@ -88,15 +64,13 @@ class ComponentObjective(NodeObjective):
         ]
         self.together = bool(norms) and self.passes > 1
         if self.together and not known and (self.draft.shared or self.arrangement == "loop"):
+            remedy = (
+                f", or leave these weights without factors: {self.draft.shared}" if self.draft.shared else ""
+            )
             warnings.warn(
                 f"batch norm ({norms[0]!r}) normalises each component by itself while they train one after the other, "
                 "but all by the same running statistics afterwards: predictions may be far off; take "
-                "arrangement='tile', or put batch norm into evaluation mode"
-                + (
-                    f", or leave these weights without factors: {self.draft.shared}"
-                    if self.draft.shared
-                    else ""
-                ),
+                f"arrangement='tile', or put batch norm into evaluation mode{remedy}",
                 DubitoWarning,
                 stacklevel=2,
             )
@@ -162,7 +136,7 @@ class ComponentObjective(NodeObjective):
         }
 
     def divergence(self, stds: Stds) -> Tensor:
-        """Mean or sum over the components; the mean bounds the mixture's divergence from above."""
+        """KL terms of [rank-1, Eq. 2]: the mean over components that is meant, a bound of the mixture's, or the sum."""
         kl = self.draft.kl(stds)
         return kl if self.summed else kl / self.draft.num_components
 

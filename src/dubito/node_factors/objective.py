@@ -1,8 +1,8 @@
 """The loss of methods with doubt on the nodes: passes over a batch, tiled into one or made one by one."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -11,19 +11,21 @@ from torch import Tensor
 from ..errors import ConfigError, NetworkError
 from ..inputs import Batch, Inputs, TensorOptions, map_tensors, rows_of, take
 from ..layers import Layout, Survey, reasons, survey
-from ..layers.factor import NodeFactors
-from ..layers.factors import Factors
-from ..layers.kernels import Patches
+from ..layers.declared import points_of, shared_weights
+from ..layers.factors import Factors, NodeFactors
+from ..layers.loop_kernels import Patches
 from ..layers.passes import asked
 from ..layers.shell import seeded
 from ..likelihoods import at_least_float
 from ..objective import Loss, Objective
 from ..posterior import Posterior
-from .collected import collected, gradients
-from .memory import tile_fits
+from .loop import accumulated, free_bytes, half_precision, one_pass
 from .posterior import NodePosterior, Stds
-from .weights import points_of, shared_weights
 
+#: Tensors that a step keeps per layer: its input, the scaled input, the output, the scaled output, gradients.
+KEPT = 5
+#: Activations beyond this leave the caches of CPUs, and their pages are mapped and zeroed at every step.
+CPU_TENSOR_BYTES = 4 * 2**20
 #: All passes through the network at once, one after the other, or whichever memory allows.
 Arrangement = Literal["auto", "tile", "loop"]
 
@@ -143,13 +145,16 @@ class NodeObjective(Objective):
         return late.shape == early.shape and torch.allclose(late, early, rtol=1e-3, atol=1e-5)
 
     def tiles(self, batch: Batch) -> bool:
-        """Whether all passes go through the network at once."""
+        """Whether all passes go through the network at once: where asked for, else where memory makes it faster."""
         if self.draft.shared or self.arrangement == "loop":
             return False
         if self.arrangement == "tile":
             return True
-        like, rows = TensorOptions.of(self.draft.network), rows_of(batch.inputs)
-        return tile_fits(self.passes * rows, self.row_size, self.largest, like)
+        like, rows = TensorOptions.of(self.draft.network), self.passes * rows_of(batch.inputs)
+        size = rows * (torch.finfo(like.dtype).bits // 8)
+        if like.device.type == "cpu":
+            return size * self.largest <= CPU_TENSOR_BYTES
+        return KEPT * size * self.row_size <= 0.5 * free_bytes(like.device)
 
     # -- passes --------------------------------------------------------------------------------------------
 
@@ -180,29 +185,7 @@ class NodeObjective(Objective):
 
     def one_pass(self, index: int, batch: Batch, drawn: Drawn) -> Tensor:
         """Outputs of one pass, [n, ...]."""
-        draft, chosen = self.draft, slice(index, index + 1)
-        weights, shared = draft.weights(), draft.shared
-        per_row: dict[str, NodeFactors] = {}
-        biases = self.biases(chosen, drawn)
-        tensors = weights | {name: values[0] for name, values in biases.items() if values.ndim == 2}
-        for name in draft.uses:
-            factors = self.factors(name, chosen, drawn)
-            if name in shared:
-                tensors[name] = draft.folded(name, weights[name], factors)
-            else:
-                per_row[name] = factors
-        # Biases that rows share are tensors like others; those of each row's own are for the context.
-        row_biases = {name: values for name, values in biases.items() if values.ndim > 2}
-        context = Factors(
-            per_row,
-            row_biases,
-            passes=1,
-            rows=rows_of(batch.inputs),
-            additive=draft.method.additive,
-            patches=drawn.patches,
-        )
-        lease = asked(draft.network, context, context.names, tensors, training=self.modes)
-        return lease.outputs(batch.inputs)
+        return one_pass(self, index, batch, drawn)
 
     # -- loss ----------------------------------------------------------------------------------------------
 
@@ -212,17 +195,16 @@ class NodeObjective(Objective):
         drawn = self.drawn(batch, generator)
         if self.tiles(batch):
             outputs = self._tiled(batch, drawn, late=self.parts_late, training=self.modes)
-            each = outputs.view(self.passes, -1, *outputs.shape[1:])
-            nll = self._nll([self._log_prob(one, batch, p, checked) for p, one in enumerate(each)])
+            nll = self._nll(outputs.view(self.passes, -1, *outputs.shape[1:]), batch, checked)
         elif self.passes > 1 and not self.log_mixture and torch.is_grad_enabled() and not half_precision():
-            nll = self._accumulated(batch, drawn, checked)
+            nll = accumulated(self, batch, drawn, checked)
         else:
-            each = (self.one_pass(index, batch, drawn) for index in range(self.passes))
-            nll = self._nll([self._log_prob(one, batch, p, checked) for p, one in enumerate(each)])
+            nll = self._nll((self.one_pass(p, batch, drawn) for p in range(self.passes)), batch, checked)
         kl = self.divergence(drawn.stds)
+        # L / N of [rank-1, Eq. 2], whose −log p(W) is the weight decay
         return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)
 
-    def _log_prob(self, outputs: Tensor, batch: Batch, index: int, checked: bool) -> Tensor:
+    def log_prob(self, outputs: Tensor, batch: Batch, index: int, checked: bool) -> Tensor:
         """Log-likelihood of each row in one pass."""
         outputs, likelihood, targets = at_least_float(outputs), self.draft.likelihood, batch.targets
         if not checked:
@@ -230,29 +212,13 @@ class NodeObjective(Objective):
             targets = likelihood.check_targets(outputs, targets)
         return likelihood.log_prob(outputs, targets, index)
 
-    def _nll(self, log_probs: list[Tensor]) -> Tensor:
-        """Negative log-likelihood of the passes, mean over the rows   [rank-1, Section 3.4]."""
-        stacked = torch.stack(log_probs)
+    def _nll(self, passes: Iterable[Tensor], batch: Batch, checked: bool) -> Tensor:
+        """Negative log-likelihood of the passes' outputs, mean over the rows   [rank-1, Section 3.4]."""
+        stacked = torch.stack([self.log_prob(out, batch, p, checked) for p, out in enumerate(passes)])
         if not self.log_mixture:
             return -stacked.mean()
+        # −log 1/K Σ_k p(y | x, θ_k)
         return torch.tensor(float(self.passes)).log().to(stacked) - stacked.logsumexp(0).mean()
-
-    def _accumulated(self, batch: Batch, drawn: Drawn, checked: bool) -> Tensor:
-        """The mean over passes, each one's gradient taken before the next: one pass is in memory at a time."""
-        leaves = {key: value.detach().requires_grad_() for key, value in drawn.stds.items()}
-        apart = replace(drawn, stds=leaves)
-        learned: list[Tensor] = []
-        parts: list[Tensor] = []
-        sums: list[Tensor | None] = []
-        for index in range(self.passes):
-            log_prob = self._log_prob(self.one_pass(index, batch, apart), batch, index, checked)
-            if not parts:  # not before: a likelihood may take its shape from the first outputs
-                learned = [p for p in self.draft.parameters() if p.requires_grad]
-                sums = [None] * (len(learned) + len(leaves))
-            part = -log_prob.mean() / self.passes
-            sums = gradients(part, [*learned, *leaves.values()], sums)
-            parts.append(part.detach())
-        return collected(torch.stack(parts).sum(), [*learned, *drawn.stds.values()], sums)
 
     def kl(self) -> Tensor:
         return self.divergence(self.draft.stds())
@@ -285,7 +251,22 @@ def check_arrangement(value: str) -> None:
         raise ConfigError(f'arrangement must be "auto", "tile" or "loop", got {value!r}')
 
 
-def half_precision() -> bool:
-    """Whether gradients need the scaling that only the whole loss gets."""
-    kinds = ("cpu", "cuda", "mps")
-    return any(torch.is_autocast_enabled(k) and torch.get_autocast_dtype(k) is torch.float16 for k in kinds)
+def halved(
+    half: Tensor, rows: slice, generator: torch.Generator | None, *, passes: int = 0, axis: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Some rows of noise whose second half is the first with other signs, and signs [P, nodes] for passes.
+
+    Noise costs more than what is made of it, so two halves of the rows, and all passes, share its size with signs of
+    their own: where its law is symmetric each draw has that law, and none is correlated with another.
+
+    Args:
+        half: noise of the first half of the rows, which stand on `axis`.
+        rows: those to give.
+        generator: of the signs.
+        passes: P.
+        axis: of the rows.
+    """
+    shape = (passes + 1, *half.shape[axis + 1 :])
+    signs = torch.randint(2, shape, generator=generator, device=half.device).to(half.dtype).mul_(2).sub_(1)
+    whole = torch.cat([half, half * signs[-1]], axis)
+    return whole.narrow(axis, rows.start, rows.stop - rows.start), signs[:-1]

@@ -8,19 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ConfigError
-from ..inputs import Inputs, TensorOptions, checked_inputs, chunks, rows_of
 from ..layers import Survey, Use
-from ..layers.factor import Factor, NodeFactors
-from ..layers.folding import fold
+from ..layers.declared import stored_uses
+from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
-from ..metrics import Disagreement, disagreement
-from ..networks import duplicate
-from ..posterior import MAX_ROWS, Posterior
-from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, PredictionOptions
+from ..posterior import Posterior
+from . import members, rows
 from .laws import Family
-from .rows import row_draws
-from .weights import stored_uses
 
 #: The sides of a weight, in the order in which their noise is drawn.
 SIDES = ("input", "output")
@@ -170,7 +164,7 @@ class NodePosterior(Posterior):
         return fold(self.uses[name], weight, factors, additive=self.method.additive)
 
     def kl(self, stds: Stds | None = None) -> Tensor:
-        """Divergence of the factors from their priors in nats, summed over all components."""
+        """KL(q(r) ‖ p(r)) + KL(q(s) ‖ p(s)) in nats, summed over all components   [rank-1, Eq. 2]."""
         stds = self.stds() if stds is None else stds
         total = next(iter(self.weights().values())).new_zeros(())
         for side, family in self.families.items():
@@ -199,92 +193,13 @@ class NodePosterior(Posterior):
     def _names(self, key: str) -> tuple[str, ...]:
         return tuple(self.group(key).names) if key in self.tensors else ()
 
-    # -- components ----------------------------------------------------------------------------------------
+    # -- components, and a draw per row --------------------------------------------------------------------
 
     @property
-    def components(self) -> "Components":
+    def components(self) -> Sequence[Self]:
         """Each component as a posterior of its own."""
-        return Components(self)
+        return members.Components(self)
 
-    def component(self, index: int) -> Self:
-        """Component `index` as a posterior of its own."""
-        network = duplicate(self.network)
-        own = dict(network.named_parameters())
-        with torch.no_grad():
-            for name, value in self.biases(index).items():
-                own[name].copy_(value)
-        tensors = {
-            key: {
-                name: (tensor if key == "statistics" else tensor[index : index + 1]).clone()
-                for name, tensor in self.group(key).items()
-            }
-            for key in self.tensors
-            if key != "biases"
-        }
-        posterior = type(self)(
-            network,
-            duplicate(self.likelihood),
-            method=replace(self.method, components=1),
-            tensors=tensors,
-            details=self.details,
-            history=self.history,
-            trainable=self.trainable,
-        )
-        return posterior.finished()
-
-    @torch.no_grad()
-    def diversity(
-        self, inputs: Inputs, targets: Any, *, num_samples: int = 32, seed: int = 0
-    ) -> Disagreement:
-        """Share of rows on which two components predict different classes, over their mean error rate.
-
-        Args:
-            inputs: what the network reads.
-            targets: the labels.
-            num_samples: draws in all, as in `predict`.
-            seed: as in `predict`.
-        """
-        if self.num_components < 2:
-            raise ConfigError(
-                "diversity compares components, and this posterior has one; fit with components=2 or more"
-            )
-        members = []
-        samples = self.num_atoms or -(-num_samples // self.num_components) * self.num_components
-        outputs = list(self._outputs(inputs, samples, seed, MAX_ROWS))
-        for component in range(self.num_components):
-            one = self.likelihood.predictive(outputs[component :: self.num_components])
-            if not isinstance(one, CategoricalPrediction | BernoulliPrediction):
-                raise ConfigError(f"diversity is about classes, got {type(one).__name__}")
-            probs = one.probs
-            members.append(probs[:, 0] if probs.ndim == 2 and isinstance(one, BernoulliPrediction) else probs)
-        return disagreement(torch.stack(members), torch.as_tensor(targets))
-
-    # -- a draw per row ------------------------------------------------------------------------------------
-
-    def per_example_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:
-        """Averaged over draws of factors anew for each row; points have no others."""
-        if self.num_atoms is not None:
-            return self.sampled_prediction(inputs, options)
-        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
-        samples = -(-options.num_samples // self.num_components) * self.num_components
-        predictions, first = [], 0
-        for piece in chunks(inputs, options.max_rows):
-            draws = row_draws(self, piece, samples, options.seed, first)
-            predictions.append(self.likelihood.predictive(draws))
-            first += rows_of(piece)
-        return type(predictions[0]).cat(predictions)
-
-
-class Components(Sequence[NodePosterior]):
-    """The components of a posterior, each made when asked for."""
-
-    def __init__(self, posterior: NodePosterior) -> None:
-        self.posterior = posterior
-
-    def __len__(self) -> int:
-        return self.posterior.num_components
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self.posterior.component(each) for each in range(len(self))[index]]
-        return self.posterior.component(range(len(self))[index])
+    component = members.component
+    diversity = members.diversity
+    per_example_prediction = rows.per_example_prediction

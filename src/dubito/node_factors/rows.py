@@ -9,17 +9,33 @@ from torch import Tensor
 
 from .. import seeds
 from ..fitting import read
-from ..inputs import Inputs, call, rows_of
-from ..layers.factor import NodeFactors
-from ..layers.factors import Factors
+from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, rows_of
+from ..layers.factors import Factors, NodeFactors
 from ..layers.passes import asking
 from ..layers.shell import seeded
+from ..prediction import Prediction, PredictionOptions
 
 if TYPE_CHECKING:
     from .posterior import NodePosterior, Noise
 
 #: Rows whose noise is drawn from one generator.
 BLOCK = 256
+
+
+def per_example_prediction(
+    posterior: "NodePosterior", inputs: Inputs, options: PredictionOptions
+) -> Prediction:
+    """Averaged over draws of factors anew for each row; points have no others."""
+    if posterior.num_atoms is not None:
+        return posterior.sampled_prediction(inputs, options)
+    inputs = checked_inputs(inputs, TensorOptions.of(posterior.network))
+    samples = -(-options.num_samples // posterior.num_components) * posterior.num_components
+    predictions, first = [], 0
+    for piece in chunks(inputs, options.max_rows):
+        draws = row_draws(posterior, piece, samples, options.seed, first)
+        predictions.append(posterior.likelihood.predictive(draws))
+        first += rows_of(piece)
+    return type(predictions[0]).cat(predictions)
 
 
 @torch.no_grad()

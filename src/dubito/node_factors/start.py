@@ -9,11 +9,11 @@ from .. import seeds
 from ..errors import NetworkError
 from ..fitting import Prepared, Start
 from ..layers import Survey, Use, survey
+from ..layers.declared import weights_with_nodes
 from ..likelihoods import inverse_softplus
 from ..networks import Subset, resolve
 from .laws import Family, NearOne, Signs
 from .posterior import SIDES
-from .weights import weights_with_nodes
 
 
 def surveyed(start: Start) -> Survey | None:

@@ -43,7 +43,7 @@ class Normals:
         return scale
 
     def draw(self, names: Sequence[str], generator: torch.Generator | None) -> dict[str, Tensor]:
-        """μ + σ ε for some parameters."""
+        """μ + σ ε for some parameters   [k-tied Normal, Eq. 6]."""
         with full_precision(self.device):
             return {name: self.scale(name).draw(self.means[name], generator) for name in names}
 

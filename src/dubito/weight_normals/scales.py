@@ -26,7 +26,7 @@ class WeightScale(ABC):
         """σ in the shape of the weight."""
 
     def draw(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
-        """μ + σ ε."""
+        """μ + σ ε   [k-tied Normal, Eq. 6]."""
         noise, std = standard_noise(mean, generator), self.std
         if torch.is_grad_enabled() and (mean.requires_grad or std.requires_grad):
             return torch.addcmul(mean, std, noise)
@@ -105,7 +105,7 @@ class TiedScale(WeightScale):
         return tied_std(self.log_u, self.log_v).view(self.shape)
 
     def draw(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
-        """μ + σ ε; without gradients σ is formed in pieces."""
+        """μ + σ ε   [k-tied Normal, Eq. 6]; without gradients σ is formed in pieces."""
         if torch.is_grad_enabled() and (mean.requires_grad or self.log_u.requires_grad):
             return super().draw(mean, generator)
         noise = standard_noise(mean, generator)

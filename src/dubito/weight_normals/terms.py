@@ -113,7 +113,7 @@ class TiedTerm(Term):
 
 
 def own_kl(mean: Tensor, std: Tensor, prior_std: float) -> Tensor:
-    """KL( N(μ, σ²) ‖ N(0, s²) ) = Σ log(s/σ) + (σ² + μ²) / 2s² − ½."""
+    """KL( N(μ, σ²) ‖ N(0, s²) ) = Σ log(s/σ) + (σ² + μ²) / 2s² − ½   [k-tied Normal, Eq. 2 for Eq. 5]."""
     quadratic = torch.linalg.vector_norm(mean).square_().add_(torch.linalg.vector_norm(std).square_())
     constant = std.numel() * (math.log(prior_std) - 0.5)
     return quadratic.div_(2 * prior_std**2).sub_(std.log().sum()).add_(constant)

@@ -13,7 +13,7 @@ from ..networks import Subset, parameters_of
 
 
 def matrix_shape(weight: Tensor) -> tuple[int, int]:
-    """Outputs × (inputs · positions), as the paper flattens kernels (transposed); a vector has one row."""
+    """Outputs × (inputs · positions), as the k-tied paper flattens kernels (transposed); a vector has one row."""
     return (len(weight), weight[0].numel()) if weight.ndim > 1 and len(weight) else (1, weight.numel())
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 from ... import seeds
 from ...errors import ConfigError, require_count, require_positive
 from ...fitting import Start
+from ...layers.declared import bias_names
 from ...likelihoods import inverse_softplus
 from ...method import TrainedMethod
 from ...networks import Subset
 from ...node_factors import (
     Arrangement,
-    bias_names,
     check_arrangement,
     chosen_weights,
     surveyed,

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ...errors import ConfigError, NetworkError
 from ...inputs import Batch, Inputs, rows_of, take
-from ...layers.factor import Factor, NodeFactors
-from ...layers.factors import Factors
+from ...layers.factors import Factor, Factors, NodeFactors
 from ...layers.passes import asked
 from ...node_factors import Arrangement, Drawn, NodeObjective, Stds, halved
 from ...node_factors.laws import Normal
@@ -50,7 +49,7 @@ class CountingStepper(GradientStepper):
 
 
 class ImplicitObjective(NodeObjective):
-    """The negative evidence bound; a pass is one of the S draws   [Eq. 16, Algorithm 1].
+    """The negative evidence bound; a pass is one of the S draws   [implicit, Eq. 16, Algorithm 1].
 
     Row after row the components take turns, from batch to batch: over an epoch, or any number of rows, all see
     the same number to within one.
@@ -179,7 +178,7 @@ class ImplicitObjective(NodeObjective):
         family: Normal = self.draft.method.families[0]
         if not self.mixture_mean:
             return family.kl(means, deviations).sum() / len(means)
-        # μ̂ = 1/K Σ μ_k and σ̂² = 1/K² Σ σ_k²   [Eq. 22-24]
+        # μ̂ = 1/K Σ μ_k and σ̂² = 1/K² Σ σ_k²   [implicit, Eq. 22-24]
         deviation = deviations.square().sum(0).sqrt() / len(means)
         return family.kl(means.mean(0), deviation).sum()
 

@@ -5,13 +5,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ...layers.factor import Factor, NodeFactors
+from ...layers.factors import Factor, NodeFactors
 from ...networks import with_flags, with_weights
 from ...node_factors import NodePosterior
 
 
 class ImplicitPosterior(NodePosterior):
-    """W diag(z) with z from one of K Normals per layer   [Eq. 11, 18, 19 with the sum that is meant].
+    """W diag(z) with z from one of K Normals per layer   [implicit, Eq. 11, 18, 19 with the sum that is meant].
 
     `tensors` holds `input_mean` and `input_raw_std`, [K, nodes]; with factors on biases also `bias_mean` and
     `bias_raw_std`, [K] by the bias's name; and the number of rows seen in training, by which components take turns.

@@ -104,7 +104,7 @@ class Diagonal(Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class KFAC(Structure):
-    """The Kronecker product of two factors per layer [Martens and Grosse 2015; Ritter et al. 2018]."""
+    """The Kronecker product A ⊗ G per layer [Martens and Grosse 2015; Ritter et al. 2018; INF, Eq. 1]."""
 
     title = "KFAC"
     needs = Needs(kronecker=True, eigenvalues=False, diagonal=False)
@@ -146,7 +146,7 @@ class KFAC(Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class EFB(Structure):
-    """KFAC's eigenbasis with the exact second moments along it [George et al. 2018]."""
+    """KFAC's eigenbasis with the exact second moments Λ along it [George et al. 2018; INF, Eq. 2]."""
 
     title = "EFB"
     needs = Needs(kronecker=True, eigenvalues=True, diagonal=False)
@@ -181,7 +181,7 @@ class EFB(Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class INF(Structure):
-    """Sparse information form: a few Kronecker eigenvectors and the exact diagonal [Lee et al. 2020].
+    """Sparse information form: a few Kronecker eigenvectors and the exact diagonal [Lee et al. 2020: INF, Eq. 4].
 
     Args:
         rank: K, how many of a layer's largest eigenvalues to keep: a whole number, or, as a float, a fraction
@@ -210,6 +210,7 @@ class INF(Structure):
             raise unknown_name("selection", self.selection, get_args(SelectionMethod))
 
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
+        # U_g, U_a and Λ_1:L of the rectangle, and Φ, from which D follows   [INF, Algorithm 1, Eq. 3 and 4]
         eigenvalues, selected = present(statistics.eigenvalues), self._selected(statistics)
         rows, columns = selected.output_index, selected.input_index
         return {
