@@ -24,7 +24,7 @@ from dubito.node_factors import shared_weights, weights_with_nodes
 from dubito.node_factors.weights import bias_names
 from dubito.weight_normals.kernels import SMALLEST
 from dubito.weight_normals.noise import LocalNoise
-from dubito.weight_normals.placement import place
+from dubito.weight_normals.placement import assign_noise
 from dubito.weight_normals.scales import FormedScale
 from dubito.weight_normals.streams import RowStreams
 
@@ -112,12 +112,12 @@ def test_outputs_are_pytorchs(name: str, layout: Layout) -> None:
         truth = network(inputs)
         with asking(network, Context(), names_of(network)) as shell:
             near(shell(inputs), truth)
-        with recorded(network, names_of(network), Record(surveyed.place)) as shell:
+        with recorded(network, names_of(network), Record(surveyed.assign_noise)) as shell:
             near(shell(inputs), truth)
 
 
 def record_of(network: nn.Module, inputs: Tensor, surveyed: Survey) -> Record:
-    record = Record(surveyed.place)
+    record = Record(surveyed.assign_noise)
     with recorded(network, names_of(network), record) as shell:
         shell(inputs).sin().sum().backward()
     return record
@@ -418,7 +418,7 @@ def layer_outputs(network: Network, inputs: Tensor, context: Context, names: lis
 
 def noise_of(network: Network, surveyed: Survey, streams: RowStreams) -> LocalNoise:
     stds = {key: 0.1 + 0.2 * normal(*p.shape, seed=len(key)).abs() for key, p in network.named_parameters()}
-    placement = place(surveyed, network, list(stds))
+    placement = assign_noise(surveyed, network, list(stds))
     assert set(placement.names) == set(stds)
     return LocalNoise(placement, lambda key: FormedScale(stds[key]), streams)
 
