@@ -112,12 +112,12 @@ def test_outputs_are_pytorchs(name: str, layout: Layout) -> None:
         truth = network(inputs)
         with asking(network, Context(), names_of(network)) as shell:
             near(shell(inputs), truth)
-        with recorded(network, names_of(network), Record(surveyed.assign_noise)) as shell:
+        with recorded(network, names_of(network), Record(surveyed.place)) as shell:
             near(shell(inputs), truth)
 
 
 def record_of(network: nn.Module, inputs: Tensor, surveyed: Survey) -> Record:
-    record = Record(surveyed.assign_noise)
+    record = Record(surveyed.place)
     with recorded(network, names_of(network), record) as shell:
         shell(inputs).sin().sum().backward()
     return record
