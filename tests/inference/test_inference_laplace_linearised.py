@@ -22,7 +22,7 @@ from dubito import (
     NetworkError,
     load,
 )
-from dubito.inference.laplace import linearised, spread
+from dubito.inference.laplace import covariance, linearised
 from dubito.inputs import call, map_tensors
 from dubito.layers import survey
 
@@ -60,7 +60,7 @@ def covariances(posterior, inputs) -> Tensor:
     return total
 
 
-def spreads(posterior, inputs, max_rows: int = 5) -> tuple[Tensor, Tensor]:
+def output_covariances(posterior, inputs, max_rows: int = 5) -> tuple[Tensor, Tensor]:
     read = posterior.linearised(inputs)
     outputs, (covariance,) = read(inputs, [posterior.normals], max_rows)
     return outputs, covariance
@@ -76,7 +76,7 @@ def test_covariances_are_those_of_dense_jacobians(structure, make) -> None:
     shape = (4,) if make is mlp else (2, 6, 5)
     inputs, new = normal(30, *shape), normal(11, *shape, seed=5)
     posterior = Laplace(structure=structure).fit(network, (inputs, labels(30)), Categorical())
-    outputs, covariance = spreads(posterior, new)
+    outputs, covariance = output_covariances(posterior, new)
     expected, jacobians = jacobian(network, new)  # a second way to the Jacobians, row by row
     torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(covariance, covariances(posterior, new), rtol=1e-9, atol=1e-12)
@@ -117,7 +117,9 @@ def test_layers_of_every_kind(structure) -> None:
     assert {name for block in posterior.blocks.values() for name in block.parameters} == set(
         posterior.weights()
     )
-    torch.testing.assert_close(spreads(posterior, ids)[1], covariances(posterior, ids), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        output_covariances(posterior, ids)[1], covariances(posterior, ids), rtol=1e-9, atol=1e-12
+    )
 
 
 class Heads(nn.Module):
@@ -136,7 +138,7 @@ class Heads(nn.Module):
 def test_outputs_that_do_not_depend_on_every_layer(structure) -> None:
     inputs = normal(12, 4)
     posterior = Laplace(structure=structure).fit(Heads().double(), (inputs, labels(12)), Categorical())
-    torch.testing.assert_close(spreads(posterior, inputs)[1], covariances(posterior, inputs))
+    torch.testing.assert_close(output_covariances(posterior, inputs)[1], covariances(posterior, inputs))
 
 
 @one_of_each
@@ -144,20 +146,20 @@ def test_outputs_that_do_not_depend_on_every_layer(structure) -> None:
 def test_chunks_change_nothing(structure, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = normal(40, 2, 6, 5)
     posterior = Laplace(structure=structure).fit(cnn(), (inputs, labels(40)), Categorical())
-    expected = spreads(posterior, inputs, 1000)[1]
+    expected = output_covariances(posterior, inputs, 1000)[1]
     monkeypatch.setattr(linearised, "BUDGET", budget)
-    monkeypatch.setattr(spread, "CHUNK", budget)
+    monkeypatch.setattr(covariance, "CHUNK", budget)
     monkeypatch.setattr(linearised, "CHUNK", budget)
-    torch.testing.assert_close(spreads(posterior, inputs)[1], expected)
-    torch.testing.assert_close(spreads(posterior, inputs[:1])[1], expected[:1])
+    torch.testing.assert_close(output_covariances(posterior, inputs)[1], expected)
+    torch.testing.assert_close(output_covariances(posterior, inputs[:1])[1], expected[:1])
 
 
 @one_of_each
 def test_float32_agrees_with_float64(structure) -> None:
     network, inputs = cnn(), normal(30, 2, 6, 5)
     posterior = Laplace(structure=structure).fit(network, (inputs, labels(30)), Categorical())
-    expected = spreads(posterior, inputs)[1]
-    found = spreads(posterior.float(), inputs.float())[1]
+    expected = output_covariances(posterior, inputs)[1]
+    found = output_covariances(posterior.float(), inputs.float())[1]
     assert found.dtype == torch.float32
     assert (found.double() - expected).norm() / expected.norm() < 1e-4
 
@@ -179,7 +181,7 @@ def test_small_differences_are_taken_in_float64(positions: int) -> None:
     posterior = Laplace(structure=INF(rank=1.0), prior_precision=0.1).fit(
         network, (inputs, targets), Gaussian(std=0.2)
     )
-    _, covariance = spreads(posterior, inputs)
+    _, covariance = output_covariances(posterior, inputs)
     normals = posterior.normals("linear")
     precise = normals[0].precision_matrix.double()
     means = inputs.double().mean(1)
@@ -263,15 +265,15 @@ def test_reals_are_normal(structure, likelihood) -> None:
     network, inputs, targets = mlp(2), normal(30, 4), normal(30, 2, seed=3)
     posterior = Laplace(structure=structure).fit(network, (inputs, targets), likelihood)
     prediction = posterior.predict(inputs, linearised=True)
-    outputs, spread = network(inputs).detach(), covariances(posterior, inputs)
+    outputs, covariance = network(inputs).detach(), covariances(posterior, inputs)
     if likelihood.covariance is not None:
         noise = torch.tensor(likelihood.covariance).double()
     else:
         noise = posterior.likelihood.std().square().expand(2).diag()
-    truth = torch.distributions.MultivariateNormal(outputs, spread + noise)
+    truth = torch.distributions.MultivariateNormal(outputs, covariance + noise)
     torch.testing.assert_close(prediction.mean, outputs)
     torch.testing.assert_close(prediction.aleatoric, noise.diagonal().expand(30, 2))
-    torch.testing.assert_close(prediction.epistemic, spread.diagonal(dim1=1, dim2=2))
+    torch.testing.assert_close(prediction.epistemic, covariance.diagonal(dim1=1, dim2=2))
     torch.testing.assert_close(prediction.std**2, truth.variance)
     torch.testing.assert_close(prediction.log_prob(targets), truth.log_prob(targets))
     metrics = posterior.evaluate((inputs, targets), linearised=True)
@@ -319,7 +321,7 @@ def test_inputs_of_every_form() -> None:
     for form in (inputs, tuple(inputs.values()), arrays):
         prediction = posterior.predict(form, linearised=True)
         assert prediction.probs.shape == (12, 3)
-    outputs, covariance = spreads(posterior, map_tensors(lambda t: t, inputs))
+    outputs, covariance = output_covariances(posterior, map_tensors(lambda t: t, inputs))
     torch.testing.assert_close(covariance, expected)
     with torch.inference_mode():
         inside = posterior.predict(map_tensors(lambda t: t * 1, inputs), linearised=True)
