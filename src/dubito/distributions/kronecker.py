@@ -135,7 +135,7 @@ class KroneckerNormal(_EigenbasisNormal):
 
 
 class EigenKroneckerNormal(_EigenbasisNormal):
-    """N(mean, (N_s V Λ Vᵀ + τ I)⁻¹) with V = U_G ⊗ U_A: KFAC's basis with the exact second moments along it   [INF, Eq. 2].
+    """N(mean, (N_s V Λ Vᵀ + τ I)⁻¹) with V = U_G ⊗ U_A: exact second moments along KFAC's basis   [INF, Eq. 2].
 
     Args:
         mean: [m, n].
