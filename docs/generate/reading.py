@@ -83,8 +83,8 @@ def section(name: str) -> str:
     rows = [f"| `{file}` | {files[file]} | {_says(file)} |" for file in sorted(files, key=_place)]
     return (
         f"## {TITLE}\n\n{len(files)} files, {sum(files.values()):,} lines: all of `src/dubito` in which a function "
-        f"runs when `{call}` is fitted to an MLP and predicts, beside what all methods share (the [shell, survey, kinds and "
-        "forms](../architecture.md), the training loop, likelihoods and predictions).\n\n"
+        f"runs when `{call}` is fitted to an MLP and predicts, beside what all methods share (the [shell, survey, "
+        "kinds and forms](../architecture.md), the training loop, likelihoods and predictions).\n\n"
         "| file | lines | what stands there |\n|---|---:|---|\n" + "\n".join(rows) + "\n"
     )
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dubito.distributions import EigenKroneckerNormal, KroneckerNormal, SparseInformationNormal, select
+from dubito.distributions.linalg import eigh
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,12 @@ class FisherLayer:
         return torch.linspace(-1, 1, m * n, dtype=self.inputs.dtype).view(m, n)
 
     def kronecker(self, *, dtype=torch.float64, num_data=50.0, prior_precision=0.7) -> KroneckerNormal:
-        parts = (part.to(dtype) for part in (self.mean, self.output_factor, self.input_factor))
-        return KroneckerNormal.from_factors(*parts, num_data=num_data, prior_precision=prior_precision)
+        (s_g, u_g), (s_a, u_a) = (
+            eigh(factor.to(dtype), name="a factor") for factor in (self.output_factor, self.input_factor)
+        )
+        return KroneckerNormal(
+            self.mean.to(dtype), u_g, s_g, u_a, s_a, num_data=num_data, prior_precision=prior_precision
+        )
 
     def eigen_kronecker(
         self, *, dtype=torch.float64, num_data=50.0, prior_precision=0.7

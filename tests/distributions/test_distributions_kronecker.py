@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from dubito.distributions import KroneckerNormal
+from dubito.distributions.linalg import eigh
 from dubito.errors import DataError
 
 
@@ -42,8 +43,8 @@ def test_factors_that_are_no_factors_are_refused():
     with pytest.raises(
         DataError, match="output_factor must be positive semi-definite, got eigenvalues from -1"
     ):
-        KroneckerNormal.from_factors(mean, -torch.eye(2), torch.eye(3), **options)
+        eigh(-torch.eye(2), name="output_factor")
     with pytest.raises(DataError, match=r"input_factor must be a square matrix, got shape \(3, 2\)"):
-        KroneckerNormal.from_factors(mean, torch.eye(2), torch.zeros(3, 2), **options)
+        eigh(torch.zeros(3, 2), name="input_factor")
     with pytest.raises(DataError, match=r"output_vectors must have shape \(2, 2\)"):
-        KroneckerNormal.from_factors(mean, torch.eye(3), torch.eye(2), **options)
+        KroneckerNormal(mean, torch.eye(3), torch.ones(3), torch.eye(2), torch.ones(2), **options)

@@ -219,7 +219,17 @@ def test_the_update_is_bayesian_linear_regression(rows: int) -> None:
         weights, sigma = values(N, P, seed=seed), covariance(P, 60 + seed)
         likelihood = MultivariateNormal(x @ weights, sigma).log_prob(y).sum()
         evidences.append(prior.log_prob((weights, sigma)) + likelihood - after.log_prob((weights, sigma)))
-    torch.testing.assert_close(torch.stack(evidences), prior.log_evidence(after).expand(6))
+    # log p(Y|X) = −Np/2 log π + p/2 log|R|/|R_0| + u_0/2 log|U_0| − u/2 log|U| + log Γ_p(u/2)/Γ_p(u_0/2)
+    scales = [torch.logdet(joint.noise.scale_tril @ joint.noise.scale_tril.mT) for joint in (prior, after)]
+    old, new = prior.noise.dof, after.noise.dof
+    evidence = (
+        -rows * P / 2 * math.log(math.pi)
+        + P / 2 * (torch.logdet(rows1) - torch.logdet(rows0))
+        + (old * scales[0] - new * scales[1]) / 2
+        + torch.mvlgamma(new / 2, P)
+        - torch.mvlgamma(old / 2, P)
+    )
+    torch.testing.assert_close(torch.stack(evidences), evidence.expand(6))
 
 
 def test_the_update_in_printed_form_and_in_steps() -> None:

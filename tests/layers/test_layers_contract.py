@@ -1,4 +1,4 @@
-"""The layer contract: every row of `contract.py` passes every check, or says why a check does not apply."""
+"""The layer contract: every row of `layers_contract.py` passes every check, or says why a check does not apply."""
 
 import sys
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from layers_contract import ROWS, Network, names_of, network_of, normal, rows_for
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 
-from contract import ROWS, Network, names_of, network_of, normal, rows_for
 from dubito.layers import Context, Form, Layout, Product, Survey, Use, survey
 from dubito.layers.declared import bias_names, shared_weights, weights_with_nodes
 from dubito.layers.factors import Factor, Factors, NodeFactors, fold

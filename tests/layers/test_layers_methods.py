@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from layers_contract import ROWS, names_of, network_of, normal
 from torch import nn
 
 import dubito
-from contract import ROWS, names_of, network_of, normal
 from dubito import Gaussian, Training
 
 TRAINING = Training(epochs=1, batch_size=8, lr=1e-3)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
-from .linalg import eigh, kronecker_diagonal, sandwich
+from .linalg import kronecker_diagonal, sandwich
 from .structured import StructuredNormal, total
 
 
@@ -130,46 +130,12 @@ class KroneckerNormal(_EigenbasisNormal):
         self._require("input_eigenvalues", input_eigenvalues, (n,), nonnegative=True)
         self.output_eigenvalues, self.input_eigenvalues = output_eigenvalues, input_eigenvalues
 
-    @classmethod
-    def from_factors(
-        cls,
-        mean: Tensor,
-        output_factor: Tensor,
-        input_factor: Tensor,
-        *,
-        num_data: float,
-        prior_precision: float | Tensor,
-        validate_args: bool | None = None,
-    ) -> "KroneckerNormal":
-        """The same from the factors themselves.
-
-        Args:
-            mean: [m, n].
-            output_factor: G, [m, m].
-            input_factor: A, [n, n].
-            num_data: N_s.
-            prior_precision: τ.
-            validate_args: check values, not only shapes.
-        """
-        output_eigenvalues, output_vectors = eigh(output_factor, name="output_factor")
-        input_eigenvalues, input_vectors = eigh(input_factor, name="input_factor")
-        return cls(
-            mean,
-            output_vectors,
-            output_eigenvalues,
-            input_vectors,
-            input_eigenvalues,
-            num_data=num_data,
-            prior_precision=prior_precision,
-            validate_args=validate_args,
-        )
-
     def _information_eigenvalues(self) -> Tensor:
         return self.output_eigenvalues[:, None] * self.input_eigenvalues  # s_g s_aᵀ
 
 
 class EigenKroneckerNormal(_EigenbasisNormal):
-    """N(mean, (N_s V Λ Vᵀ + τ I)⁻¹) with V = U_G ⊗ U_A: KFAC's basis with the exact second moments along it.
+    """N(mean, (N_s V Λ Vᵀ + τ I)⁻¹) with V = U_G ⊗ U_A: exact second moments along KFAC's basis   [INF, Eq. 2].
 
     Args:
         mean: [m, n].

@@ -15,7 +15,7 @@ from torch.distributions.kl import register_kl
 from dubito.errors import DataError
 
 from .inverse_wishart import InverseWishart, _kl_inverse_wishart
-from .matrix_normal import MatrixNormal, log_diagonal
+from .matrix_normal import MatrixNormal
 
 
 class WeightsAndNoise(NamedTuple):
@@ -148,20 +148,6 @@ class MatrixNormalInverseWishart(Distribution):
             scale_tril=scale_tril,
             dof=self.noise.dof + num_data,
             validate_args=False,
-        )
-
-    def log_evidence(self, posterior: "MatrixNormalInverseWishart") -> Tensor:
-        """The marginal likelihood log p(Y | X) of the data that turn this prior into `posterior`."""
-        p = self.event_shape[1]
-        prior, after = self.noise, posterior.noise
-        # log p(Y|X) = −Np/2 log π + p/2 log|R|/|R_0| + u_0/2 log|U_0| − u/2 log|U| + log Γ_p(u/2)/Γ_p(u_0/2)
-        return (
-            -(after.dof - prior.dof) * p / 2 * math.log(math.pi)
-            + p / 2 * (posterior._unit.row_logdet - self._unit.row_logdet)
-            + prior.dof * log_diagonal(prior.scale_tril)
-            - after.dof * log_diagonal(after.scale_tril)
-            + torch.mvlgamma(after.dof / 2, p)
-            - torch.mvlgamma(prior.dof / 2, p)
         )
 
     def __repr__(self) -> str:

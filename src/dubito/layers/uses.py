@@ -157,8 +157,3 @@ def _matches(use: Use, call: Call) -> bool:
 def call_key(call: Call) -> tuple[object, ...]:
     """What the calls of one use have in common."""
     return call.weight, call.bias, call.part, call.bias_part
-
-
-def has_nodes(use: Use) -> bool:
-    """Whether a use's weight stands between input and output nodes."""
-    return use.weight is not None and isinstance(use.form, Nodes)
