@@ -15,16 +15,8 @@ SHARED = {
     "NoisyKFAC": "the paper's optimiser for loops of one's own, and the method that trains with it",
     "VOGN": "the paper's optimiser for loops of one's own, and the method that trains with it",
     "Vadam": "the paper's optimiser for loops of one's own, and the method that trains with it",
-    "Block": "of a residual network in models, as its paper says; a weight with its bias as matrices elsewhere",
-    "Network": "what compare trains; a type variable in models",
-    "Reader": "of new rows' files in compare; a type variable in layers",
-    "Task": "of a comparison, and the literal of what data ask for in data",
-    "State": "of a loop in active, of a recurrent layer in layers",
     "Part": "rows of a data set in data, of a parameter in layers",
-    "Form": "of a stored data set in data, of a use of a weight in layers",
-    "Point": "of a learning curve in active, a law of node factors",
     "Settings": "of a comparison in compare, of a recurrent function in layers",
-    "Kept": "a stored row in compare, a type variable in calibration",
 }
 
 
