@@ -88,16 +88,24 @@ def assign_noise(
     while True:
         names = tuple(name for name in parameters if name not in drawn)
         uses = tuple(use for use in survey.uses if not {use.weight, use.bias}.isdisjoint(names))
-        # Calls that differ are told apart by their order, which is known for one pair of weight and bias only.
-        mixed = [
-            key[0] or key[1]
-            for key, same in _by_key(uses, names).items()
-            if not _alike(same) and len({(use.weight, use.bias, use.part, use.bias_part) for use in same}) > 1
-        ]
+        mixed = _mixed(uses, names)
         if not mixed:
             ordered = {name: drawn[name] for name in parameters if name in drawn}
             return Placement(names, ordered, uses)
-        drawn |= {name: reasons.UNKNOWN_ROWS for name in mixed if name is not None}
+        drawn |= dict.fromkeys(mixed, reasons.UNKNOWN_ROWS)
+
+
+def _mixed(uses: Sequence[Use], names: Collection[str]) -> list[str]:
+    """The parameters whose calls differ in ways that their order does not tell.
+
+    The order is known for one pair of weight and bias only.
+    """
+    mixed = []
+    for (weight, bias, _, _), same in _by_key(uses, names).items():
+        pairs = {(use.weight, use.bias, use.part, use.bias_part) for use in same}
+        if not _alike(same) and len(pairs) > 1:
+            mixed.append(weight or bias)
+    return [name for name in mixed if name is not None]
 
 
 def _by_key(uses: Sequence[Use], names: Collection[str]) -> dict[Key, list[Use]]:
