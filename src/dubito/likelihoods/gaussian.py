@@ -214,5 +214,8 @@ def noise_shape(outputs: Tensor) -> torch.Size:
 
 
 def inverse_softplus(value: Tensor) -> Tensor:
-    """X with softplus(x) = value, stable for small and large values: log(eᵛ − 1) = v + log(1 − e⁻ᵛ)."""
-    return value + torch.log(-torch.expm1(-value))
+    """X with softplus(x) = value, stable for small and large values: log(eᵛ − 1) = v + log(1 − e⁻ᵛ).
+
+    Above 20 PyTorch's softplus is the identity, and so is its inverse.
+    """
+    return torch.where(value > 20, value, value + torch.log(-torch.expm1(-value)))
