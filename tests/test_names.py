@@ -22,19 +22,6 @@ SHARED = {
 
 #: Pronouns and participles, which do not say what a variable holds.
 NAMELESS = {"own", "found", "each", "one", "kept"}
-#: Rooms and modules that still have such names; what becomes clean leaves the list.
-UNCLEAN = (
-    "layers",
-    "node_factors",
-    "active",
-    "calibration",
-    "cli",
-    "compare",
-    "data",
-    "plot",
-    "report",
-    "shifts",
-)
 #: Where a word of the list is the noun itself.
 NOUNS = {("errors.py", "one"): "the number 1, which a fraction may reach or not"}
 
@@ -99,7 +86,6 @@ def test_variables_are_named_after_what_they_hold() -> None:
     nameless = [
         f"{path}:{line}: {name}"
         for path, tree in parsed().items()
-        if not path.startswith(UNCLEAN)
         for name, line in bound(tree)
         if name in NAMELESS and (path, name) not in NOUNS
     ]

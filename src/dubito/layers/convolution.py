@@ -140,13 +140,13 @@ class Convolution(Product):
     def _shifts_pay(self, x: Tensor) -> bool:
         """Whether one product per shift costs less than one per pair of kernel positions."""
         positions, area = prod(self._positions(x)), prod(x.shape[2:])
-        spread = prod(size + reach for size, reach in zip(x.shape[2:], self._reach, strict=True))
+        padded = prod(size + reach for size, reach in zip(x.shape[2:], self._reach, strict=True))
         shifts = (prod(2 * size - 1 for size in self.kernel) + 1) // 2
         return (
             all(step == 1 for step in self.stride)
             and self.channels >= CHANNELS
             and area <= 4 * positions  # corrections at the edges would cost digits
-            and 2 * shifts * spread < prod(self.kernel) ** 2 * positions
+            and 2 * shifts * padded < prod(self.kernel) ** 2 * positions
         )
 
     @property
@@ -378,8 +378,8 @@ def _channels_last(x: Tensor, padding: Sequence[tuple[int, int]]) -> Tensor:
 def _positions(
     sizes: list[int], kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> list[int]:
-    each = zip(sizes, kernel, stride, dilation, strict=True)
-    return [(size - d * (k - 1) - 1) // s + 1 for size, k, s, d in each]
+    axes = zip(sizes, kernel, stride, dilation, strict=True)
+    return [(size - d * (k - 1) - 1) // s + 1 for size, k, s, d in axes]
 
 
 def _windows(

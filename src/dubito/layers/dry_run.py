@@ -43,16 +43,16 @@ def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = N
     few, rows = map_tensors(Tensor.detach, few), max(rows, 2)
     many = _Trial()
     outputs = _run(network, few, watched, many)
-    one = _Trial()
+    single = _Trial()
     with torch.no_grad():
-        _run(network, take(few, slice(1)), watched, one)
-    uses = _uses(many, one, rows, few)
+        _run(network, take(few, slice(1)), watched, single)
+    uses = _uses(many, single, rows, few)
     unknown = _unknown(names, uses, many)
     unknown |= _misread(network, few, [n for n in watched if n not in unknown], uses, outputs)
     dropouts = {
-        name: decided(candidates(tensor, one.dropouts[name], rows))
+        name: decided(candidates(tensor, single.dropouts[name], rows))
         for name, tensor in many.dropouts.items()
-        if name in one.dropouts
+        if name in single.dropouts
     }
     ordered = {name: unknown[name] for name in names if name in unknown}
     return Survey(tuple(uses), ordered, _last(many, outputs), dropouts)
@@ -143,20 +143,20 @@ def _scripted(network: nn.Module) -> set[str]:
 def _groups(trial: _Trial) -> dict[Any, list[list[Call]]]:
     """The calls by what they use; those of one torch function call together."""
     groups: dict[Any, dict[int, list[Call]]] = {}
-    for each in trial.calls:
-        groups.setdefault(call_key(each), {}).setdefault(each.number, []).append(each)
+    for seen in trial.calls:
+        groups.setdefault(call_key(seen), {}).setdefault(seen.number, []).append(seen)
     return {key: list(numbers.values()) for key, numbers in groups.items()}
 
 
-def _uses(many: _Trial, one: _Trial, rows: int, inputs: Inputs) -> list[Use]:
-    single = _groups(one)
+def _uses(many: _Trial, single: _Trial, rows: int, inputs: Inputs) -> list[Use]:
+    of_one_row = _groups(single)
     storages = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
-    first = next((each for each in many.calls if isinstance(each.form, Nodes | Pairwise)), None)
+    first = next((seen for seen in many.calls if isinstance(seen.form, Nodes | Pairwise)), None)
     if first is not None:  # inputs that the network only prepared
         storages.add(first.inputs.untyped_storage().data_ptr())
     uses = []
     for key, groups in _groups(many).items():
-        alone = single.get(key, [])
+        alone = of_one_row.get(key, [])
         paired = zip(groups, alone if len(alone) == len(groups) else [[] for _ in groups], strict=True)
         pairs = list(paired)
         layouts = _layouts([_candidates(group, other, rows) for group, other in pairs])
@@ -187,33 +187,33 @@ def _use(group: list[Call], layout: Layout, rows: int, storages: set[int]) -> Us
         first.bias_part,
         first.bias_parts,
         steps=len(group) > 1,
-        reads_input=any(each.inputs.untyped_storage().data_ptr() in storages for each in group),
-        size=sum(each.inputs.numel() for each in group) / rows,
+        reads_input=any(seen.inputs.untyped_storage().data_ptr() in storages for seen in group),
+        size=sum(seen.inputs.numel() for seen in group) / rows,
     )
 
 
 def _candidates(group: list[Call], alone: list[Call], rows: int) -> set[Layout]:
     """The layouts that a function call in the run of several rows may have, beside its like in that of one row."""
-    if any(each.active is not None for each in group):  # sequences of different lengths, one for each row
-        lengths = {len(each.inputs) for each in group}, {len(each.inputs) for each in alone}
+    if any(seen.active is not None for seen in group):  # sequences of different lengths, one for each row
+        lengths = {len(seen.inputs) for seen in group}, {len(seen.inputs) for seen in alone}
         return {Layout.ROWS} if lengths == ({rows}, {1}) else set()
     if len(group) != len(alone):
         return set()
     pairs = zip(group, alone, strict=True)
-    return set.intersection(*(candidates(each.inputs, other.inputs, rows) for each, other in pairs))
+    return set.intersection(*(candidates(seen.inputs, other.inputs, rows) for seen, other in pairs))
 
 
 def _layouts(possible: list[set[Layout]]) -> list[Layout]:
     """Of several calls: one whose values repeat (a first state of zeros) stands as the others do."""
     common = set.intersection(*possible)
-    return [decided(each & common or each) for each in possible]
+    return [decided(layouts & common or layouts) for layouts in possible]
 
 
 def _last(many: _Trial, outputs: Tensor) -> str | None:
     """The weight whose outputs [B, m] are the network's, but for an axis of size 1."""
-    for each, answer in many.outputs:
+    for seen, answer in many.outputs:
         if answer.numel() == outputs.numel() and torch.equal(answer.reshape_as(outputs), outputs):
-            return each.weight
+            return seen.weight
     return None
 
 

@@ -58,8 +58,8 @@ class Form(ABC):
     def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
         """What the function answers with the parameters [S, ...] of S draws, for rows draw by draw, [S·N, ...]."""
         cases = x.unflatten(0, (draws, -1))
-        tensors = ([None] * draws if each is None else each for each in (weights, biases))
-        return torch.cat([self.apply(*one) for one in zip(cases, *tensors, strict=True)])  # pyright: ignore
+        tensors = ([None] * draws if stack is None else stack for stack in (weights, biases))
+        return torch.cat([self.apply(*draw) for draw in zip(cases, *tensors, strict=True)])  # pyright: ignore
 
     def numbers(self, x: Tensor, g: Tensor) -> int:
         """How many numbers `gradients` takes beside its answer."""

@@ -59,10 +59,10 @@ class Scaled(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (g,) = grads
         x, factors = ctx.saved_tensors
-        inputs, own, bias = ctx.needs_input_grad
+        inputs, scales, bias = ctx.needs_input_grad
         gx = torch.empty_like(x) if inputs else None
         per_row = factors.shape[1] == g.shape[1]
-        gf = (torch.empty_like(factors) if per_row else g.new_zeros(factors.shape)) if own else None
+        gf = (torch.empty_like(factors) if per_row else g.new_zeros(factors.shape)) if scales else None
         gb = g.new_zeros(ctx.bias) if bias else None
         for rows in pieces(g, x):
             part = g[:, rows]
@@ -109,12 +109,12 @@ class ScaledDraw(Function):
             if gx is not None:
                 _put(gx, rows, part, factors[:, rows])
             if first or second:
-                own = part * x[:, rows]
-                own = own.sum_to_size((*own.shape[:2], 1, own.shape[3], 1))
+                slopes = part * x[:, rows]
+                slopes = slopes.sum_to_size((*slopes.shape[:2], 1, slopes.shape[3], 1))
                 if ctx.bounds != (None, None):
-                    own = own.mul_(inside(factors[:, rows], ctx.bounds))
-                mean += own.sum(1, keepdim=True)
-                std += own.mul_(noise[:, rows]).sum(1, keepdim=True)
+                    slopes = slopes.mul_(inside(factors[:, rows], ctx.bounds))
+                mean += slopes.sum(1, keepdim=True)
+                std += slopes.mul_(noise[:, rows]).sum(1, keepdim=True)
             if gb is not None:
                 _add(gb, rows, part)
         return gx, mean, std, None, gb, None
@@ -144,8 +144,8 @@ def _put(out: Tensor, rows: slice, g: Tensor, factors: Tensor) -> None:
 
 def _add(out: Tensor, rows: slice, part: Tensor) -> None:
     """Add a part of some rows, summed over what `out` does not tell apart."""
-    own = _rows(out, rows)
-    own += part.sum_to_size(own.shape)
+    sums = _rows(out, rows)
+    sums += part.sum_to_size(sums.shape)
 
 
 def product(x: Tensor, factors: Tensor, bias: Tensor | None) -> Tensor:

@@ -17,25 +17,25 @@ class Layout(Enum):
     UNKNOWN = "unknown"
 
 
-def candidates(many: Tensor, one: Tensor, rows: int) -> set[Layout]:
-    """Where `one`, seen in a run of the first row alone, stands in `many`, seen in a run of `rows` rows.
+def candidates(many: Tensor, single: Tensor, rows: int) -> set[Layout]:
+    """Where `single`, seen in a run of the first row alone, stands in `many`, seen in a run of `rows` rows.
 
     In evaluation mode rows do not touch each other, so that what the single row shows stands somewhere in the larger
     run; several layouts are possible where values repeat.
     """
-    if many.shape == one.shape:
-        return {Layout.NONE} if _same(many, one) else set()
-    if not one.ndim or many.ndim != one.ndim:
+    if many.shape == single.shape:
+        return {Layout.NONE} if _same(many, single) else set()
+    if not single.ndim or many.ndim != single.ndim:
         return set()
     possible = set()
-    if one.shape[0] == 1 and many.shape[0] == rows and _same(many[:1], one):
+    if single.shape[0] == 1 and many.shape[0] == rows and _same(many[:1], single):
         possible.add(Layout.ROWS)
-    if one.ndim > 1 and one.shape[1] == 1 and many.shape[1] == rows and _same(many[:, :1], one):
+    if single.ndim > 1 and single.shape[1] == 1 and many.shape[1] == rows and _same(many[:, :1], single):
         possible.add(Layout.SECOND)
-    if many.shape[0] == rows * one.shape[0]:
-        if _same(many[: len(one)], one):
+    if many.shape[0] == rows * single.shape[0]:
+        if _same(many[: len(single)], single):
             possible.add(Layout.FLAT)
-        if _same(many[::rows], one):
+        if _same(many[::rows], single):
             possible.add(Layout.FLAT_SECOND)
     return possible
 
@@ -59,10 +59,10 @@ def rows_first(tensor: Tensor, layout: Layout, rows: int, part: slice = slice(No
     return tensor if part == slice(None) else tensor[part]
 
 
-def _same(part: Tensor, one: Tensor) -> bool:
-    if part.shape != one.shape or not one.is_floating_point():
-        return torch.equal(part, one)
+def _same(part: Tensor, single: Tensor) -> bool:
+    if part.shape != single.shape or not single.is_floating_point():
+        return torch.equal(part, single)
     # Rounding differs a little between batch sizes; other rows differ a lot.
-    rtol = max(1e-3, 8 * torch.finfo(one.dtype).eps)
-    atol = 0.1 * rtol * float(one.abs().max()) if one.numel() else 0.0
-    return torch.allclose(part.float(), one.float(), rtol=rtol, atol=atol)
+    rtol = max(1e-3, 8 * torch.finfo(single.dtype).eps)
+    atol = 0.1 * rtol * float(single.abs().max()) if single.numel() else 0.0
+    return torch.allclose(part.float(), single.float(), rtol=rtol, atol=atol)

@@ -68,12 +68,12 @@ class FirstConvolution(Function):
         factors, weight, patches = ctx.saved_tensors
         # G_b = ∂/∂W of row b were its factors 1: ∂/∂W = Σ_b G_b ∘ s_b and ∂/∂s_bc = Σ_ok W_ock G_bock
         rows = torch.bmm(g.flatten(2), patches.mT).view(len(g), *weight.flatten(2).shape)
-        own = (rows * weight.flatten(2)).sum((1, 3)) if ctx.needs_input_grad[1] else None
+        scales = (rows * weight.flatten(2)).sum((1, 3)) if ctx.needs_input_grad[1] else None
         kernel = None
         if ctx.needs_input_grad[2]:
             kernel = rows.mul_(factors[:, None, :, None]).sum(0).view(weight.shape)
         bias = g.sum((0, 2, 3)) if ctx.needs_input_grad[3] else None
-        return None, own, kernel, bias, None, None
+        return None, scales, kernel, bias, None, None
 
 
 def is_first(form: Form, x: Tensor, weight: Tensor) -> bool:

@@ -55,6 +55,6 @@ class PassModule(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             self._fill()
-        first = next(each for each in (*args, *kwargs.values()) if isinstance(each, Tensor))
+        first = next(value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         self.context.begin(first.shape[0])
         return self.shell(*args, **kwargs)

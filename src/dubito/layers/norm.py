@@ -56,7 +56,7 @@ class ChannelScale(Form):
 
     def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
         shape = (draws, 1, -1, *(1 for _ in x.shape[2:]))
-        vectors = (None if each is None else each.reshape(shape) for each in (weights, biases))
+        vectors = (None if stack is None else stack.reshape(shape) for stack in (weights, biases))
         return Scale().apply(x.unflatten(0, (draws, -1)), *vectors).flatten(0, 1)
 
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:

@@ -132,8 +132,8 @@ def _states(mode: str, hx: Any) -> State:
 
 def _weights(flat: Sequence[Tensor], biased: bool, settings: Settings) -> list[Weights]:
     """The parameters of each direction of each layer."""
-    each = len(flat) // (settings.layers * settings.directions)
-    directions = (flat[start : start + each] for start in range(0, len(flat), each))
+    count = len(flat) // (settings.layers * settings.directions)
+    directions = (flat[start : start + count] for start in range(0, len(flat), count))
     plain = 4 if biased else 2
     return [
         Weights(
@@ -141,7 +141,7 @@ def _weights(flat: Sequence[Tensor], biased: bool, settings: Settings) -> list[W
             params[1],
             params[2] if biased else None,
             params[3] if biased else None,
-            params[plain] if each > plain else None,
+            params[plain] if count > plain else None,
         )
         for params in directions
     ]

@@ -104,7 +104,7 @@ class _Pool:
     def __init__(self, network: nn.Module) -> None:
         self.plan = TreePlan(network)
         self.idle: list[Shell] = []
-        self.kept: list[weakref.ref[Lease]] = []
+        self.waiting_leases: list[weakref.ref[Lease]] = []
         #: Whether a pass draws from the global state, by the modes of the modules.
         self.noisy: dict[Any, bool] = {}
 
@@ -113,10 +113,10 @@ class _Pool:
 
         A network that keeps its outputs in places of its own keeps their graph, and the graph keeps the lease.
         """
-        self.kept.append(weakref.ref(lease))
-        if len(self.kept) > MOST_KEPT:
-            self.kept = [each for each in self.kept if each() is not None]
-            oldest = self.kept[0]() if len(self.kept) > MOST_KEPT else None
+        self.waiting_leases.append(weakref.ref(lease))
+        if len(self.waiting_leases) > MOST_KEPT:
+            self.waiting_leases = [waiting for waiting in self.waiting_leases if waiting() is not None]
+            oldest = self.waiting_leases[0]() if len(self.waiting_leases) > MOST_KEPT else None
             if oldest is not None:
                 oldest.abandon()
 

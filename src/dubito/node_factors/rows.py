@@ -92,5 +92,5 @@ def row_noise(
         part = slice(offset, stop)
         parts.append((None if inputs is None else inputs[part], None if outputs is None else outputs[part]))
         start += stop - offset
-    sides = [[each for each in side if each is not None] for side in zip(*parts, strict=True)]
+    sides = [[noise for noise in side if noise is not None] for side in zip(*parts, strict=True)]
     return torch.cat(sides[0]) if sides[0] else None, torch.cat(sides[1]) if sides[1] else None
