@@ -109,12 +109,12 @@ def test_outputs_are_pytorchs(name: str, layout: Layout) -> None:
         truth = network(inputs)
         with asking(network, Context(), names_of(network)) as shell:
             near(shell(inputs), truth)
-        with recorded(network, names_of(network), Record(surveyed.place)) as shell:
+        with recorded(network, names_of(network), Record(surveyed.layout_of)) as shell:
             near(shell(inputs), truth)
 
 
 def record_of(network: nn.Module, inputs: Tensor, surveyed: Survey) -> Record:
-    record = Record(surveyed.place)
+    record = Record(surveyed.layout_of)
     with recorded(network, names_of(network), record) as shell:
         shell(inputs).sin().sum().backward()
     return record

@@ -103,7 +103,7 @@ def test_a_python_function_becomes_one_that_is_seen(page: dict[str, Any]) -> Non
 
     network, inputs = Scaled(), normal(5, 4)
     assert survey(network, inputs).reasons == {}
-    record = Record(survey(network, inputs).place)
+    record = Record(survey(network, inputs).layout_of)
     with recorded(network, ["weight"], record) as shell:
         outputs = shell(inputs)
         torch.testing.assert_close(outputs, network(inputs), rtol=1e-12, atol=0)

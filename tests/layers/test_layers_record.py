@@ -265,7 +265,7 @@ def test_another_use_of_a_parameter_is_refused(operator: str) -> None:
 
 def test_a_pass_that_watches_the_bias_alone_is_placed() -> None:
     network, inputs = nn.Linear(4, 3).double(), normal(5, 2, 4)
-    record = Record(survey(network, inputs).place)
+    record = Record(survey(network, inputs).layout_of)
     with recorded(network, ["bias"], record) as shell:
         shell(inputs).sum().backward()
     gradients = BlockPart("bias", None, None).gradients(record.of(("bias", 0)), 5, slice(None))

@@ -14,7 +14,7 @@ from dubito.compare.folder import MethodRow
 from dubito.registry import methods
 from dubito.report import colours, write_page
 from dubito.report.charts import Item, _quality, training
-from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, short, spread
+from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, short, span
 
 VOID = {"meta", "link", "input", "img", "br"}
 
@@ -243,9 +243,9 @@ def test_ticks_are_round_and_inside():
     assert even_ticks(-3.2, 7.9, 4) == pytest.approx([0, 5])
     assert log_ticks(90, 2500) == [100, 200, 500, 1000, 2000]
     assert log_ticks(1, 1e6) == [10.0**power for power in range(7)]
-    assert spread([2.0, 4.0], zero=True) == (0.0, pytest.approx(4.24))
-    assert spread([]) == (-0.06, 1.06)
-    assert spread([3.0, 3.0])[0] < 3 < spread([3.0, 3.0])[1]
+    assert span([2.0, 4.0], zero=True) == (0.0, pytest.approx(4.24))
+    assert span([]) == (-0.06, 1.06)
+    assert span([3.0, 3.0])[0] < 3 < span([3.0, 3.0])[1]
 
 
 def test_marks_lie_where_their_numbers_say():

@@ -17,7 +17,7 @@ from ..prediction import (
     RealPrediction,
     aligned,
     per_row,
-    spread_per_row,
+    std_per_row,
 )
 from ..storage import encode
 from . import pictures
@@ -67,7 +67,7 @@ def metrics_of(seen: JudgedPredictions) -> dict[str, float]:
 def doubt(prediction: Prediction) -> Tensor:
     """The score that should be high for unknown rows, [B]: total entropy, or the standard deviation."""
     if isinstance(prediction, RealPrediction):
-        return spread_per_row(prediction.std)
+        return std_per_row(prediction.std)
     assert isinstance(prediction, ClassPrediction)
     return per_row(prediction.total)
 
@@ -78,7 +78,7 @@ def epistemic(prediction: Prediction) -> Tensor:
     Of several targets, whose units may differ, it is the geometric mean: a score that ranks rows alike in any units.
     """
     if isinstance(prediction, RealPrediction):
-        return spread_per_row(prediction.epistemic_std)
+        return std_per_row(prediction.epistemic_std)
     assert isinstance(prediction, ClassPrediction)
     return per_row(prediction.epistemic)
 

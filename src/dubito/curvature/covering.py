@@ -41,7 +41,7 @@ class Cover:
 
     def record(self, **options: object) -> Record:
         """A context that records passes as the survey found them."""
-        return Record(self.survey.place, **options)  # pyright: ignore[reportArgumentType]
+        return Record(self.survey.layout_of, **options)  # pyright: ignore[reportArgumentType]
 
     def only(self, names: Collection[str]) -> "Cover":
         """The same with some of the blocks."""

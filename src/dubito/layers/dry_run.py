@@ -231,7 +231,7 @@ def _misread(
     )  # fmt: skip
     noise[1:] = 0  # the first row alone
     expected = _autograd(network, inputs, names, noise)
-    record = Record(Survey(tuple(uses), {}).place)
+    record = Record(Survey(tuple(uses), {}).layout_of)
     with (
         torch.enable_grad(),
         recorded(network, names, record) as shell,

@@ -93,19 +93,19 @@ class Record(Context):
     """Keeps what every use of a parameter sees; without gradients for weights.
 
     Args:
-        place: tells where a call's inputs hold the rows; None takes rows first.
+        layout_of: tells where a call's inputs hold the rows; None takes rows first.
         ready: called during the backward pass when a gradient has come to a call.
         inner: makes the answers, where the pass itself is not a plain one.
     """
 
     def __init__(
         self,
-        place: Callable[["Record", Call], Layout] | None = None,
+        layout_of: Callable[["Record", Call], Layout] | None = None,
         *,
         ready: Callable[[Call], None] | None = None,
         inner: Context | None = None,
     ) -> None:
-        self.place, self.ready, self.inner = place, ready, inner
+        self.layout_of, self.ready, self.inner = layout_of, ready, inner
         self.calls: list[Call] = []
         self.uses: dict[Part, list[Call]] = {}
         self._anchor = torch.zeros((), requires_grad=True)
@@ -143,8 +143,8 @@ class Record(Context):
         call = Call(form, *names, *parts, self.number, self.function, x.detach(), active)
         for place in call.places:
             self.uses.setdefault(place, []).append(call)
-        if self.place is not None:
-            call.layout = self.place(self, call)
+        if self.layout_of is not None:
+            call.layout = self.layout_of(self, call)
         self.calls.append(call)
         return call
 

@@ -111,7 +111,7 @@ class Survey:
                     table.setdefault(name, []).append(use)
         return table
 
-    def place(self, record: Record, call: Call) -> Layout:
+    def layout_of(self, record: Record, call: Call) -> Layout:
         """Where a call of a recorded pass holds the rows.
 
         Raises:

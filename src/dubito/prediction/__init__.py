@@ -9,7 +9,7 @@ from .formulas import entropy as entropy
 from .formulas import normal_log_prob as normal_log_prob
 from .formulas import not_binary as not_binary
 from .formulas import per_row as per_row
-from .formulas import spread_per_row as spread_per_row
+from .formulas import std_per_row as std_per_row
 from .formulas import sum_events as sum_events
 from .options import FORMS as FORMS
 from .options import PredictionOptions as PredictionOptions

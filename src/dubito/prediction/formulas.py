@@ -28,12 +28,12 @@ def per_row(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1).mean(1)
 
 
-def spread_per_row(spreads: Tensor) -> Tensor:
-    """One spread per row, [B]: the geometric mean over its outputs, so that rows rank alike in whatever units they are.
+def std_per_row(stds: Tensor) -> Tensor:
+    """One standard deviation per row, [B]: the geometric mean over outputs, so that rows rank alike in whatever units.
 
     A plain mean would be that of the output with the largest numbers.
     """
-    return per_row(spreads.log()).exp()
+    return per_row(stds.log()).exp()
 
 
 def log_mean_exp(draws: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..compare.folder import MethodRow
 from ..compare.words import size
-from .svg import Axis, Chart, Values, short, spread
+from .svg import Axis, Chart, Values, short, span
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ def rejection(items: Sequence[Item], what: str, percent: bool) -> str:
         for item in items
     ]
     values = [value for line in curves for value in line.ys]
-    low, high = spread(values)
+    low, high = span(values)
     y = Axis(
         title=f"{what} of the rest", low=low, high=min(high, 1.002) if percent else high, percent=percent
     )
@@ -169,7 +169,7 @@ def shift(items: Sequence[Item], metric: str) -> str:
     if not values:
         return ""
     there = [value for value in values if value is not None]
-    low, high = spread(there, zero=not percent and min(there) < 0.4 * max(there))
+    low, high = span(there, zero=not percent and min(there) < 0.4 * max(there))
     y = Axis(title=title, low=low, high=min(high, 1.0) if percent else high, percent=percent)
     steps = len(curves[0].xs) - 1
     x = Axis(title="severity of the shift", low=0, high=steps, ticks=tuple(range(steps + 1)))
@@ -208,7 +208,7 @@ def training(items: Sequence[Item], metric: str) -> str:
     if not values:
         return ""
     # The first steps of some methods are far off; the chart shows where curves settle.
-    low, high = spread([values[0], values[min(len(values) - 1, int(0.97 * len(values)))]])
+    low, high = span([values[0], values[min(len(values) - 1, int(0.97 * len(values)))]])
     last = max(value for line in curves for value in line.xs if value is not None)
     first = min(value for line in curves for value in line.xs if value is not None)
     what = "validation rows" if metric == "validation_nll" else "training rows, with the method's noise"
@@ -273,7 +273,7 @@ def _quality(values: Sequence[float]) -> Axis:
     """The axis of NLL: equal ratios take equal room where it is positive and some methods are far from the rest."""
     if min(values) > 0 and max(values) > 4 * min(values):
         return Axis(title="NLL", low=min(values) / 1.2, high=max(values) * 1.2, log=True)
-    low, high = spread(values, pad=0.1)
+    low, high = span(values, pad=0.1)
     return Axis(title="NLL", low=low, high=high)
 
 

@@ -74,7 +74,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [value for value in ticks if low * 0.999 <= value <= high * 1.001]
 
 
-def spread(values: Sequence[float | None], *, zero: bool = False, pad: float = 0.06) -> tuple[float, float]:
+def span(values: Sequence[float | None], *, zero: bool = False, pad: float = 0.06) -> tuple[float, float]:
     """Ends of an axis that holds the values with some room."""
     there = [value for value in values if value is not None]
     low, high = (min(there), max(there)) if there else (0.0, 1.0)

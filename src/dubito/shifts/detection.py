@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..errors import ConfigError, DataError, require_count
-from ..prediction import ClassPrediction, Prediction, RealPrediction, per_row, spread_per_row
+from ..prediction import ClassPrediction, Prediction, RealPrediction, per_row, std_per_row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,8 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
         }
     if isinstance(prediction, RealPrediction):
         return {
-            "total": spread_per_row(prediction.std),
-            "epistemic": spread_per_row(prediction.epistemic_std),
+            "total": std_per_row(prediction.std),
+            "epistemic": std_per_row(prediction.epistemic_std),
         }
     raise DataError(f"scores need a Prediction, got {type(prediction).__name__}")
 
