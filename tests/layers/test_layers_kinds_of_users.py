@@ -47,7 +47,7 @@ def test_gradients_of_rows_are_autograds(layer: nn.Module) -> None:
     inputs = normal(5, 4)
     seen = survey(layer, inputs)
     assert seen.reasons == {} and all(isinstance(use.form, Product) for use in seen.uses)
-    record, named = Record(seen.place), dict(layer.named_parameters())
+    record, named = Record(seen.layout_of), dict(layer.named_parameters())
     with recorded(layer, named, record) as shell:
         shell(inputs).sin().sum().backward()
     for row in range(5):

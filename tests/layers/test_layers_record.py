@@ -21,7 +21,7 @@ def check(network: nn.Module, inputs, rows: int, *, tolerance: float = 1e-12) ->
     network.eval()
     seen = survey(network, inputs)
     assert seen.reasons == {}
-    named, record = dict(network.named_parameters()), Record(seen.place)
+    named, record = dict(network.named_parameters()), Record(seen.layout_of)
     with recorded(network, named, record) as shell:
         call(shell, inputs).sin().sum().backward()
     for row in range(rows):
@@ -82,7 +82,7 @@ class Shared(nn.Module):
 def test_shared_layers_add_up_inside_an_example() -> None:
     network, inputs = Shared().double(), normal(7, 4)
     seen = check(network, inputs, 7)
-    record = Record(seen.place)
+    record = Record(seen.layout_of)
     with recorded(network, dict(network.named_parameters()), record) as shell:
         shell(inputs).sin().sum().backward()
     assert len(record.uses["twice.weight", 0]) == 4
@@ -258,7 +258,7 @@ def test_another_use_of_a_parameter_is_refused(operator: str) -> None:
     seen = survey(network, inputs)
     with (
         pytest.raises(NetworkError, match=r"as it did on the rows it was surveyed with.*now uses it"),
-        recorded(network, ["weight"], Record(seen.place)) as shell,
+        recorded(network, ["weight"], Record(seen.layout_of)) as shell,
     ):
         shell(-inputs)
 

@@ -364,8 +364,8 @@ MUTANTS = (
     ),
     mutant(
         "prediction/formulas.py",
-        "return per_row(spreads.log()).exp()",
-        "return per_row(spreads)",
+        "return per_row(stds.log()).exp()",
+        "return per_row(stds)",
         "compare/test_compare_predict.py::test_rows_are_unlike_training_in_whatever_units",
         "the spread of a row is that of its largest output",
     ),
