@@ -84,7 +84,7 @@ MUTANTS = (
         "inference/batch_ensemble.py",
         "families: ClassVar[tuple[Point, Point]] = (Point(), Point())",
         "families: ClassVar[tuple[Point, Point | None]] = (Point(), None)",
-        "contract/test_truth.py::test_draws_have_the_declared_mean_and_covariance[batch-ensemble]",
+        "inference/test_inference_rank1.py::test_components_sides_layers_and_seeds_start_apart[batch ensemble]",
         "members have no factors on their output nodes",
     ),
     mutant(
@@ -338,7 +338,7 @@ MUTANTS = (
         "method.py",
         "seed=seed,\n                progress=progress,",
         "seed=0,\n                progress=progress,",
-        "contract/test_contract.py::test_same_seed_same_numbers_whatever_the_chunks[mlp-mean-field]",
+        "inference/test_inference_build.py::test_a_seed_starts_and_trains_as_fit_does[map]",
         "every fit starts from seed 0",
     ),
     mutant(
