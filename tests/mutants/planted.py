@@ -84,7 +84,7 @@ MUTANTS = (
         "inference/batch_ensemble.py",
         "families: ClassVar[tuple[Point, Point]] = (Point(), Point())",
         "families: ClassVar[tuple[Point, Point | None]] = (Point(), None)",
-        "inference/test_inference_rank1.py::test_components_sides_layers_and_seeds_start_apart[batch ensemble]",
+        "inference/test_inference_rank1.py::test_components_sides_layers_and_seeds_start_apart",
         "members have no factors on their output nodes",
     ),
     mutant(
