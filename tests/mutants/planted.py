@@ -82,10 +82,10 @@ MUTANTS = (
     ),
     mutant(
         "inference/batch_ensemble.py",
-        "families: ClassVar[tuple[Point, Point]] = (Point(), Point())",
-        "families: ClassVar[tuple[Point, Point | None]] = (Point(), None)",
-        "inference/test_inference_rank1.py::test_components_sides_layers_and_seeds_start_apart",
-        "members have no factors on their output nodes",
+        "additive: ClassVar[bool] = False",
+        "additive: ClassVar[bool] = True",
+        "inference/test_inference_rank1.py::test_start",
+        "members add their factors to the weights",
     ),
     mutant(
         "node_factors/components.py",
