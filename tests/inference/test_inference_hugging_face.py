@@ -120,7 +120,7 @@ def test_gradients_of_rows_are_autograds(name):
     net, (inputs, _) = make().double().eval(), sentences(4)
     seen = survey(net, inputs)
     named = {key: p for key, p in net.named_parameters() if key not in reasons}
-    record = Record(seen.place)
+    record = Record(seen.layout_of)
     with recorded(net, named, record) as shell:
         call(shell, inputs).sin().sum().backward()
     for row in range(4):
