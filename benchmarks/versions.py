@@ -19,29 +19,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from scipy.stats import t
+
 WORSE = 1.05
-#: Two-sided 95 % points of Student's t for 2, 3, ... rounds.
-T = (
-    12.7,
-    4.30,
-    3.18,
-    2.78,
-    2.57,
-    2.45,
-    2.36,
-    2.31,
-    2.26,
-    2.23,
-    2.20,
-    2.18,
-    2.16,
-    2.14,
-    2.13,
-    2.12,
-    2.11,
-    2.10,
-    2.09,
-)
 METHODS = (
     "map", "mc-dropout", "deep-ensemble", "swag", "mean-field", "k-tied", "batch-ensemble", "rank1", "implicit",
     "bali", "noisy-adam", "vogn", "noisy-kfac", "laplace-diag", "laplace-kfac", "laplace-efb", "laplace-inf",
@@ -175,7 +155,7 @@ def compared(name: str, versions: list[Version], rounds: int) -> dict[str, float
         older, newer = (times[id(version)] for version in versions)
         logs.append(math.log(newer / older))
         seconds.append(newer)
-    mean, width = statistics.mean(logs), T[min(rounds, len(T) + 1) - 2] * statistics.stdev(logs) / rounds**0.5
+    mean, width = statistics.mean(logs), t.ppf(0.975, rounds - 1) * statistics.stdev(logs) / rounds**0.5
     low, high = math.exp(mean - width), math.exp(mean + width)
     return {
         "ratio": round(math.exp(mean), 3),

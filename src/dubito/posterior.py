@@ -247,11 +247,24 @@ class Posterior(nn.Module, ABC):
             marginal=marginal,
             per_example=per_example,
         )
+        return evaluate(*self.predicted(data, options))
+
+    def predicted(
+        self, data: Any, options: PredictionOptions, name: str = "data"
+    ) -> tuple[Prediction, Tensor]:
+        """The prediction of all rows of data, and their targets in the likelihood's form.
+
+        Args:
+            data: a pair, a `Dataset` or a `DataLoader`.
+            options: of the prediction.
+            name: of the data, for messages.
+        """
         predict, predictions, targets = self.predictor(options), [], []
-        for batch in checked_rows(self.network, self.likelihood, data, seed=seed, max_rows=max_rows):
+        judged = self.network, self.likelihood, data
+        for batch in checked_rows(*judged, seed=options.seed, max_rows=options.max_rows, name=name):
             predictions.append(predict(batch.inputs))
             targets.append(batch.targets)
-        return evaluate(type(predictions[0]).cat(predictions), torch.cat(targets))
+        return type(predictions[0]).cat(predictions), torch.cat(targets)
 
     def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""
@@ -320,13 +333,9 @@ class Posterior(nn.Module, ABC):
         seed: int,
         max_rows: int,
         keep_graph: bool = False,
-        rows: int | None = None,
     ) -> Iterator[Tensor]:
         """Outputs [B, ...] of one draw after the other."""
-        like = TensorOptions.of(self.network)
-        inputs = checked_inputs(inputs, like)
-        if rows is not None:
-            inputs = next(iter(chunks(inputs, rows)))
+        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
         with torch.set_grad_enabled(keep_graph):
             applied = self.applying()
         for index in range(num_samples):

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DubitoWarning
 from ..fitting import checked_rows
-from ..inputs import Batch, rows_of
+from ..inputs import rows_of
 from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, GaussianLikelihood
 from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
@@ -81,7 +81,10 @@ def temperature_scaled(
         )
     result.likelihood, record = recording(posterior.likelihood)
     predict, outputs, targets = result.predictor(options), [], []
-    for batch in _rows(result, validation, options):
+    rows = checked_rows(
+        result.network, result.likelihood, validation, seed=seed, max_rows=max_rows, name="validation"
+    )
+    for batch in rows:
         predict(batch.inputs)
         outputs.append(record.last(rows_of(batch.inputs)))
         targets.append(batch.targets)
@@ -95,27 +98,11 @@ def temperature_scaled(
     return result.finished()
 
 
-def _rows(posterior: Posterior, validation: Any, options: PredictionOptions) -> Iterator[Batch]:
-    """Rows with targets in the likelihood's form; the temperature is found for all of them together."""
-    return checked_rows(
-        posterior.network,
-        posterior.likelihood,
-        validation,
-        seed=options.seed,
-        max_rows=options.max_rows,
-        name="validation",
-    )
-
-
 def _real_scores(
     posterior: Posterior, validation: Any, options: PredictionOptions
 ) -> Callable[[float], float]:
     """The mean negative log-likelihood as a function of the noise's factor."""
-    predict, predictions, targets = posterior.predictor(options), [], []
-    for batch in _rows(posterior, validation, options):
-        predictions.append(predict(batch.inputs))
-        targets.append(batch.targets)
-    whole, values = type(predictions[0]).cat(predictions), torch.cat(targets)
+    whole, values = posterior.predicted(validation, options, "validation")
     assert isinstance(whole, RealPrediction)
 
     def score(factor: float) -> float:

@@ -160,9 +160,8 @@ class Standin(Tensor):
                 reason = str(rule)
         with torch._C.DisableTorchFunctionSubclass():
             answer = function(*map(_plain, args), **{key: _plain(item) for key, item in kwargs.items()})
-        if isinstance(answer, Tensor | tuple | list) and not isinstance(
-            answer, torch.Size
-        ):  # no device or flag
+        numbers = isinstance(answer, Tensor | tuple | list) and not isinstance(answer, torch.Size)
+        if numbers:  # and no size, device or flag
             context.without_rule(function, list(_standins((*args, *kwargs.values()))), reason)
         return answer
 

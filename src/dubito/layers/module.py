@@ -36,10 +36,8 @@ class PassModule(nn.Module):
         self.shell, self.context = shell.module, context
         for module in shell.modules:
             vars(module)["_compiled_call_impl"] = None
-            if isinstance(
-                module, nn.TransformerEncoder
-            ):  # it would nest padded batches, which rules cannot read
-                module.use_nested_tensor = False
+            if isinstance(module, nn.TransformerEncoder):
+                module.use_nested_tensor = False  # as in `passes.unnested`, but for good
         self._slots: list[tuple[nn.Module, str, str, str]] = []
         for number, name in enumerate(names):
             for place, key in shell.plan.places[name]:

@@ -10,7 +10,7 @@ from .context import Context, name_of, part_of
 from .form import Form
 from .kinds import NoRule, Standin, plain
 from .layout import Layout
-from .uses import Survey, Use
+from .uses import CallKey, Survey
 
 
 class Stack(Context):
@@ -37,8 +37,8 @@ class Stack(Context):
         repeated: bool = False,
     ) -> None:
         self.tensors, self.draws, self.rows, self.repeated = tensors, draws, rows, repeated
-        self._uses = {name: surveyed.of(name) for name in tensors}
-        self._numbers: dict[object, list[int]] = {}
+        self.surveyed = surveyed
+        self._numbers: dict[CallKey, list[int]] = {}
 
     @property
     def names(self) -> list[str]:
@@ -48,7 +48,7 @@ class Stack(Context):
     @property
     def parts_late(self) -> bool:
         """Whether every use tells whether its rows are those of one draw or of all: not so on a shared axis."""
-        layouts = {use.layout for uses in self._uses.values() for use in uses}
+        layouts = {use.layout for name in self.tensors for use in self.surveyed.of(name)}
         return layouts <= {Layout.ROWS, Layout.SECOND, Layout.NONE}
 
     def begin(self, rows: int) -> None:
@@ -133,23 +133,13 @@ class Stack(Context):
     def _layout(self, form: Form, weight: Tensor | None, bias: Tensor | None) -> Layout:
         """Where this call holds the rows, as the survey found."""
         key = name_of(weight), name_of(bias), part_of(weight)[0], part_of(bias)[0]
-        uses = [use for use in self._uses[key[0] or key[1] or ""] if _matches(use, form, key)]
         numbers = self._numbers.setdefault(key, [])
         if self.number not in numbers:
             numbers.append(self.number)
-        if len({use.layout for use in uses}) > 1:
-            uses = [use for use in uses if use.index == numbers.index(self.number)]
-        if not uses:
+        layout = self.surveyed.layout(form, key, lambda: numbers.index(self.number))
+        if layout is None:
             raise NetworkError(
                 f"the network must use {key[0] or key[1]!r} as it did on the rows it was surveyed with, but "
                 f"{self.function} now uses it in another way; run draw by draw"
             )
-        return uses[0].layout
-
-
-def _matches(use: Use, form: Form, key: tuple[str | None, str | None, int, int]) -> bool:
-    weight, bias, part, bias_part = key
-    same = (weight is None or (use.weight, use.part) == (weight, part)) and (
-        bias is None or (use.bias, use.bias_part) == (bias, bias_part)
-    )
-    return same and use.form.signature == form.signature
+        return layout

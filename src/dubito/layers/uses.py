@@ -1,6 +1,6 @@
 """The survey of a network: how every parameter is used, where rows stand, and why a parameter is not covered."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
@@ -9,6 +9,9 @@ from ..errors import NetworkError
 from .form import Form, Nodes
 from .layout import Layout
 from .record import Call, Record
+
+#: Weight, bias, and which of their equal parts: what the calls of one use have in common.
+CallKey = tuple[str | None, str | None, int, int]
 
 
 @dataclass(frozen=True)
@@ -117,18 +120,40 @@ class Survey:
         Raises:
             NetworkError: where the network uses the parameter otherwise than in the dry run.
         """
-        options = [use for use in self.of(call.places[0][0]) if _matches(use, call)]
-        if len({use.layout for use in options}) > 1:
+
+        def index() -> int:
             alike = (other for other in record.uses[call.places[0]] if call_key(other) == call_key(call))
-            index = len({other.number for other in alike}) - 1
-            options = [use for use in options if use.index == index]
-        if not options:
+            return len({other.number for other in alike}) - 1
+
+        layout = self.layout(call.form, call_key(call), index)
+        if layout is None:
             raise NetworkError(
                 f"the network must use {call.weight or call.bias!r} as it did on the rows it was surveyed with, but "
                 f"{call.function} now uses it in another way; fit with rows like those you predict, or predict with "
                 "draws of weights"
             )
-        return options[0].layout
+        return layout
+
+    def layout(self, form: Form, key: CallKey, index: Callable[[], int]) -> Layout | None:
+        """Where a use holds the rows; None where the dry run saw no such use.
+
+        Args:
+            form: of the use.
+            key: what it uses. A pass that watches fewer parameters sees only one of weight and bias.
+            index: tells which of the function calls that use them this is, where these differ.
+        """
+        weight, bias, part, bias_part = key
+        options = [
+            use
+            for use in self.of(weight or bias or "")
+            if (weight is None or (use.weight, use.part) == (weight, part))
+            and (bias is None or (use.bias, use.bias_part) == (bias, bias_part))
+            and use.form.signature == form.signature
+        ]
+        if len({use.layout for use in options}) > 1:
+            number = index()
+            options = [use for use in options if use.index == number]
+        return options[0].layout if options else None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, for storage."""
@@ -147,13 +172,6 @@ class Survey:
         return cls(uses, values["reasons"], values["last"], dropouts)
 
 
-def _matches(use: Use, call: Call) -> bool:
-    """Whether a call may be this use; a pass that watches fewer parameters sees only one of weight and bias."""
-    weight = call.weight is None or (call.weight, call.part) == (use.weight, use.part)
-    bias = call.bias is None or (call.bias, call.bias_part) == (use.bias, use.bias_part)
-    return weight and bias and use.form.signature == call.form.signature
-
-
-def call_key(call: Call) -> tuple[object, ...]:
+def call_key(call: Call) -> CallKey:
     """What the calls of one use have in common."""
     return call.weight, call.bias, call.part, call.bias_part

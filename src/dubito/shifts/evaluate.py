@@ -17,9 +17,6 @@ from ..training.progress import Bar
 from .constants import CORRUPTIONS, SEVERITIES
 from .corruptions import chosen_rows, corruptions
 
-#: The metrics of one set of images.
-MEASURES = ("accuracy", "nll", "ece")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CorruptionResults:
