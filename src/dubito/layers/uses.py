@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 from typing import Any
 
 from ..errors import NetworkError
@@ -100,19 +99,20 @@ class Survey:
     reasons: Mapping[str, str]
     last: str | None = None
     dropouts: Mapping[str, Layout] = field(default_factory=dict)
+    _by_parameter: dict[str, list[Use]] = field(init=False, repr=False, compare=False)
 
-    def of(self, parameter: str) -> list[Use]:
-        """The uses of a parameter, as weight or as bias."""
-        return self._by_parameter.get(parameter, [])
-
-    @cached_property
-    def _by_parameter(self) -> dict[str, list[Use]]:
+    def __post_init__(self) -> None:
         table: dict[str, list[Use]] = {}
         for use in self.uses:
             for name in (use.weight, use.bias):
                 if name is not None:
                     table.setdefault(name, []).append(use)
-        return table
+        # Made at once: the lock of a cached property cannot be traced by an export.
+        object.__setattr__(self, "_by_parameter", table)
+
+    def of(self, parameter: str) -> list[Use]:
+        """The uses of a parameter, as weight or as bias."""
+        return self._by_parameter.get(parameter, [])
 
     def layout_of(self, record: Record, call: Call) -> Layout:
         """Where a call of a recorded pass holds the rows.
