@@ -91,9 +91,12 @@ class TensorSource(OrderedSource):
 
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
         inputs, targets = self.batch.inputs, self.batch.targets
-        for group in groups:
-            index = group.to(targets.device)
-            yield Batch(take(inputs, index), targets[index]) if len(index) else None
+        sizes = [len(group) for group in groups]
+        if not sizes:
+            return
+        # All row numbers move to the data's device at once, not batch by batch.
+        for size, index in zip(sizes, torch.cat([*groups]).to(targets.device).split(sizes), strict=True):
+            yield Batch(take(inputs, index), targets[index]) if size else None
 
     def digest(self) -> str:
         return storage.checksum(dict(named_tensors((self.batch.inputs, self.batch.targets), "data")))

@@ -44,6 +44,10 @@ class BuiltLikelihood(nn.Module, ABC):
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         """Log-density of each row's target, summed over event axes, [B]."""
 
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over rows of the negative log-density: what training minimises."""
+        return -self.log_prob(outputs, targets).mean()
+
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None, draw: int = 0) -> Tensor:
         """Targets drawn from the likelihood, one per row."""
         noise = torch.randn(outputs.shape, generator=generator, dtype=outputs.dtype, device=outputs.device)

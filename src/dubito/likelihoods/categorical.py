@@ -75,6 +75,11 @@ class CategoricalLikelihood(BuiltLikelihood):
                             f"got {wrong} at row {row}")  # fmt: skip
         return targets.long()
 
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.ndim != 2 or type(self).log_prob is not CategoricalLikelihood.log_prob:
+            return super().mean_nll(outputs, targets)
+        return F.cross_entropy(outputs, targets)
+
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         return sum_events(-F.cross_entropy(self._classes_second(outputs), targets, reduction="none"), 1)
 
