@@ -1,6 +1,6 @@
 """One optimiser step: gradients of all passes and processes, clipped, at the rates of the moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -43,6 +43,9 @@ class GradientStepper(Stepper):
             for group in groups
         ]
         self.optimizer = training.optimizer.make(groups)
+        # Without the label for profilers that PyTorch puts around every step: a tenth of the step of a small network.
+        labelled = type(self.optimizer).step
+        self._plain_step: Callable[..., Any] = getattr(labelled, "__wrapped__", labelled)
         self.parameters = [p for group in groups for p in group["params"]]
         self.device = TensorOptions.of(objective.draft).device
         self.wish: HostCopy | None = None
@@ -146,8 +149,11 @@ class GradientStepper(Stepper):
         the optimiser trains beside that.
         """
         lr = self._set_rates(number)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self._plain_step(self.optimizer)
         return lr
 
     def _set_rates(self, number: int) -> float:
