@@ -92,7 +92,8 @@ class Collected(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (g,) = grads
-        unit = bool(g == 1)  # as in `loss.backward()`: nothing to multiply
+        # As in `loss.backward()`: nothing to multiply. A device is not asked, where a product costs less than an answer.
+        unit = g.device.type == "cpu" and bool(g == 1)
         return None, None, *(known if known is None or unit else known * g for known in ctx.known)
 
 
