@@ -41,7 +41,10 @@ class BuiltLikelihood(nn.Module, ABC):
 
     @abstractmethod
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
-        """The targets in the form `log_prob` takes, or an error that says what is wrong with which row."""
+        """The targets in the form `log_prob` takes, or an error that says what is wrong with which row.
+
+        Numbers are looked at where they lie on the host; targets of a device are trusted, since asking it takes long.
+        """
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:

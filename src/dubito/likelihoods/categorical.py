@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..devices import on_host
 from ..errors import ConfigError, DataError, NetworkError
 from ..inputs import RowNumbers, row_number
 from ..prediction import (
@@ -67,6 +68,8 @@ class CategoricalLikelihood(BuiltLikelihood):
                 f"targets must have shape [B{''.join(f', {n}' for n in expected[1:])}], "
                 f"got {tuple(targets.shape)}; {remedy}"
             )
+        if not on_host(targets):
+            return targets.long()
         classes = outputs.shape[axis]
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= classes:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..devices import on_host
 from ..errors import DubitoWarning
 from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
@@ -108,7 +109,7 @@ class ComponentObjective(NodeObjective):
         draft, bound = self.draft, self.draft.method.bound
         light = all(family is None or family.light for family in draft.families.values())
         # Only a host is asked: on a device the answer costs more than the check.
-        asked = light and bool(stds) and next(iter(stds.values())).device.type == "cpu"
+        asked = light and bool(stds) and on_host(next(iter(stds.values())))
         if bound is None or not asked:
             return dict.fromkeys(draft.uses, bound)
         means = {key: draft.group(f"{key[0]}_mean")[key[1]] for key in stds}

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from ..devices import on_host
 from ..inputs import Batch, rows_of
 from ..layers.factors import Factors, NodeFactors
 from ..layers.passes import asked
@@ -93,7 +94,7 @@ class Collected(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (g,) = grads
         # As in `loss.backward()`: nothing to multiply. A device is not asked, where a product costs less than an answer.
-        unit = g.device.type == "cpu" and bool(g == 1)
+        unit = on_host(g) and bool(g == 1)
         return None, None, *(known if known is None or unit else known * g for known in ctx.known)
 
 

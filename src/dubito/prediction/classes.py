@@ -131,10 +131,10 @@ class BernoulliPrediction(ClassPrediction):
         return likeliest | (self.confidence < level).unsqueeze(-1)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        values = aligned(targets, self.log_probs)
-        wrong = not_binary(values)
+        values, given = aligned(targets, self.log_probs), torch.as_tensor(targets)
+        wrong = not_binary(given)
         if wrong is not None:
-            raise DataError(f"targets must be 0 or 1, got {values[wrong].item():g} at row {wrong[0]}")
+            raise DataError(f"targets must be 0 or 1, got {given[wrong].item():g} at row {wrong[0]}")
         yes = values.bool()
         if self.sample_logits is None:
             return sum_events(torch.where(yes, self.log_probs, self.log_complements), 1)

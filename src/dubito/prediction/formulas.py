@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..devices import moved, on_host
 from ..errors import DataError
 
 
@@ -51,15 +52,20 @@ def gathered(log_probs: Tensor, targets: Tensor, class_axis: int) -> Tensor:
     expected = log_probs.shape[:class_axis] + log_probs.shape[class_axis:][1:]
     if targets.shape != expected:
         raise DataError(f"targets must have shape {tuple(expected)}, got {tuple(targets.shape)}")
-    if targets.is_floating_point() or targets.min() < 0 or targets.max() >= log_probs.shape[class_axis]:
-        raise DataError(f"targets must be class numbers below {log_probs.shape[class_axis]}")
-    chosen = log_probs.gather(class_axis, targets.long().unsqueeze(class_axis)).squeeze(class_axis)
+    last = log_probs.shape[class_axis] - 1
+    if targets.is_floating_point() or (on_host(targets) and (targets.min() < 0 or targets.max() > last)):
+        raise DataError(f"targets must be class numbers below {last + 1}")
+    labels = moved(targets, log_probs.device, torch.long)
+    if not on_host(targets):  # a device is not asked: labels that are none have no probability
+        log_probs = log_probs.masked_fill(((labels < 0) | (labels > last)).unsqueeze(class_axis), math.nan)
+        labels = labels.clamp(0, last)
+    chosen = log_probs.gather(class_axis, labels.unsqueeze(class_axis)).squeeze(class_axis)
     return sum_events(chosen, 1)
 
 
 def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
     """Targets in the shape, device and dtype of the outputs; a missing or extra axis of size 1 is mended."""
-    targets = torch.as_tensor(targets, device=outputs.device).to(outputs.dtype)
+    targets = moved(torch.as_tensor(targets), outputs.device, outputs.dtype)
     if targets.shape == outputs.shape:
         return targets
     if targets.ndim + 1 == outputs.ndim and outputs.shape[-1] == 1 and targets.shape == outputs.shape[:-1]:
@@ -72,7 +78,9 @@ def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def not_binary(values: Tensor) -> tuple[int, ...] | None:
-    """Where the first value stands that is neither 0 nor 1, if there is one."""
+    """Where the first value stands that is neither 0 nor 1, if there is one; no device is asked."""
+    if not on_host(values):
+        return None
     wrong = (values != 0) & (values != 1)
     return tuple(wrong.nonzero()[0].tolist()) if wrong.any() else None
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds
+from ..devices import HostCopy
 from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..fitting import Run
 from ..inputs import Batch, TensorOptions, map_tensors
@@ -24,7 +25,6 @@ from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
 from .contract import ObjectiveLike, StepRecord
-from .host import HostCopy
 from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training

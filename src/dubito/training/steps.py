@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import seeds
+from ..devices import HostCopy, moved
 from ..inputs import Batch, TensorOptions
 from ..processes import Processes
 from .contract import ObjectiveLike, Stepper, StepRecord, Terms
-from .host import HostCopy
 from .plan import Plan
 from .settings import Training
 
@@ -122,7 +122,7 @@ class GradientStepper(Stepper):
     def _shared(self, total: Tensor, stop: bool) -> bool:
         """Sums over processes; whether one of them wished to stop is known, to all alike, a step later."""
         reached = [parameter.grad is not None for parameter in self.parameters]
-        told = torch.tensor([*reached, stop]).to(total)
+        told = moved(torch.tensor([*reached, stop], dtype=total.dtype), total.device)
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)

@@ -1,9 +1,26 @@
-"""Numbers on their way from a device to the host, read when they are there, so that a step waits for no device."""
+"""Between host and device: copies that wait for nothing, and numbers read when they are there.
+
+A read of a device's number waits for all work queued before it. So what is to be checked is looked at on the host,
+before it is copied, and what training reports is copied behind the step that makes it and read after the next.
+"""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+
+def on_host(tensor: Tensor) -> bool:
+    """Whether reading the tensor's numbers waits for no device."""
+    return tensor.device.type == "cpu"
+
+
+def moved(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+    """The tensor on a device, floats or not in this dtype; the host does not wait for a copy to CUDA.
+
+    Elsewhere a copy from the host may be made after the host has changed what is copied.
+    """
+    return tensor.to(device, dtype, non_blocking=device.type == "cuda" and on_host(tensor))
 
 
 class HostCopy:
