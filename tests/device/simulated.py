@@ -8,7 +8,7 @@ are real, so that a fit runs as ever.
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,8 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
+from torch.nn.utils import clip_grad
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -24,7 +25,7 @@ import dubito
 from dubito import seeds
 
 CUDA = torch.device("cuda", 0)
-HERE, TORCH = str(Path(__file__).parent), str(Path(torch.__file__).parent)
+TORCH, PACKAGE = (str(Path(file).parent) for file in (torch.__file__, dubito.__file__))
 
 #: Functions that bring numbers of a tensor to the host, or whose outputs' shapes depend on them.
 READS = {
@@ -45,15 +46,20 @@ MOVES = {"to", "cpu", "copy_", "__getitem__", "__setitem__", "index_select", "ty
 
 
 class Reads(Counter[str]):
-    """How often a device was read, by kind and place."""
+    """How often a device was read, by kind and place; what the library itself did begins with a slash."""
 
     def note(self, kind: str) -> None:
         """Enter a read: the place is the last line of neither PyTorch nor this file."""
         frame = sys._getframe(1)
-        while frame.f_back and frame.f_code.co_filename.startswith((TORCH, HERE)):
+        while frame.f_back and frame.f_code.co_filename.startswith((TORCH, __file__)):
             frame = frame.f_back
-        path = Path(frame.f_code.co_filename)
-        self[f"{kind} at {'/'.join(path.parts[-3:])}:{frame.f_lineno} {frame.f_code.co_name}"] += 1
+        path = frame.f_code.co_filename
+        place = path.removeprefix(PACKAGE) if path.startswith(PACKAGE) else Path(path).name
+        self[f"{place}:{frame.f_lineno} {frame.f_code.co_name}: {kind}"] += 1
+
+    def ours(self) -> "Reads":
+        """Those of the library itself."""
+        return Reads({read: count for read, count in self.items() if read.startswith("/")})
 
 
 def on_host(tensor: Tensor) -> bool:
@@ -161,7 +167,7 @@ class Device(TorchFunctionMode):
         if len(apart) in (0, len(tensors)):
             return
         if name in MOVES:
-            if not kwargs.get("non_blocking", False) and not all(tensor.ndim == 0 for tensor in apart[1:]):
+            if not kwargs.get("non_blocking", False) and (name == "copy_" or any(t.ndim for t in apart)):
                 self.reads.note(f"copy from the host by {name}")
         elif any(tensor.ndim for tensor in apart):
             self.reads.note(f"tensors of two devices in {name}")
@@ -205,6 +211,14 @@ class PlacedGenerator(torch.Generator):
         """Where it was asked to be."""
         return self.place if self.place.type == "cpu" else CUDA
 
+    def get_offset(self) -> int:
+        """How much was drawn, which generators of devices know on the host."""
+        return getattr(self, "offset", 0)
+
+    def set_offset(self, offset: int) -> None:
+        """Go on from there."""
+        self.offset = offset
+
 
 class FinishedEvent:
     """In the place of a device's event: what it waits for has happened."""
@@ -234,6 +248,17 @@ def simulated() -> Iterator[Reads]:
 
         return called
 
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        # PyTorch leaves a function mode for `tensor.backward`; functions of ours that it calls are looked at too.
+        inside = _get_current_function_mode() is device_mode
+        with nullcontext() if inside else device_mode:
+            return engine(*args, **kwargs)
+
+    def grouped(*args: Any, **kwargs: Any) -> Any:
+        return {(CUDA, dtype): group for (_, dtype), group in grouping(*args, **kwargs).items()}
+
+    device_mode = Device(reads, operators)
+    engine, grouping = torch.autograd._engine_run_backward, clip_grad._group_tensors_by_device_and_dtype
     cpu = torch.device("cpu")
     state, reseed, from_numpy = seeds.state, seeds.reseed, torch.from_numpy
     memory = SimpleNamespace(mem_get_info=lambda device: (2**33, 2**34))
@@ -245,15 +270,15 @@ def simulated() -> Iterator[Reads]:
         mock.patch.object(torch, "from_numpy", lambda array: hosted(from_numpy(array))),
         mock.patch.object(torch, "get_device_module", lambda device=None: memory),
         mock.patch.object(torch, "Event", FinishedEvent),
+        mock.patch.object(torch.autograd, "_engine_run_backward", backward),
+        mock.patch.object(clip_grad, "_group_tensors_by_device_and_dtype", grouped),
     ]
     for patch in patches:
         patch.start()
     try:
-        with operators, Device(reads, operators):
+        with operators, device_mode:
             yield reads
     finally:
         for patch in reversed(patches):
             patch.stop()
 
-
-assert dubito.__file__  # the library is imported before the modes open
