@@ -32,7 +32,9 @@ class Objective(nn.Module, ABC):
         draft.likelihood.to(like.device, like.dtype)  # built without outputs, it may lie elsewhere
         self.num_data = num_data
         self.modes = dict(modes or {})
-        self.register_buffer("_no_kl", torch.zeros((), dtype=like.dtype, device=like.device), persistent=False)
+        self.register_buffer(
+            "_no_kl", torch.zeros((), dtype=like.dtype, device=like.device), persistent=False
+        )
         for parameter in draft.tensors.parameters():
             parameter.requires_grad_(True)
 

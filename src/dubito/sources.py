@@ -31,6 +31,7 @@ from .inputs import (
     take,
 )
 
+
 class Source(ABC):
     """Rows of data, in batches of checked tensors of one dtype and device.
 

@@ -1,9 +1,12 @@
-"""No step and no prediction waits for a device: its reads do not grow with the steps of a fit, and predictions have none."""
+"""No step and no prediction waits for a device: reads do not grow with the steps of a fit, and predictions have none."""
 
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from dubito import (
     BatchEnsemble,
     Bernoulli,
     Categorical,
+    DataError,
     DubitoWarning,
     Gaussian,
     Implicit,
@@ -25,11 +29,13 @@ from dubito import (
     MeanField,
     Rank1,
     Training,
+    seeds,
 )
+from dubito.devices import HostCopy
 from dubito.likelihoods import Likelihood
 from dubito.method import Method
 from dubito.posterior import Posterior
-from dubito.training import EarlyStopping
+from dubito.training import EarlyStopping, GradientStepper
 from dubito.weight_normals import Flipout, LocalReparameterised
 
 from .simulated import Reads, hosted, on_host, simulated
@@ -43,14 +49,16 @@ class Case(NamedTuple):
     method: Method
     likelihood: Likelihood = Categorical()
     loader: bool = False
-    settings: dict[str, Any] = {}
+    settings: Mapping[str, Any] = MappingProxyType({})
 
 
 def registered() -> dict[str, Case]:
     """Every method of the registry."""
     methods = dubito.methods()
     small = {name: m for name, m in methods.items() if isinstance(m, Laplace)}
-    return {name: Case(replace(small[name], batch_size=8) if name in small else methods[name]) for name in methods}
+    return {
+        name: Case(replace(small[name], batch_size=8) if name in small else methods[name]) for name in methods
+    }
 
 
 CASES = {
@@ -63,7 +71,9 @@ CASES = {
     "batch-ensemble by itself": Case(BatchEnsemble(arrangement="loop")),
     "implicit by itself": Case(Implicit(arrangement="loop")),
     "reals": Case(MeanField(), Gaussian()),
-    "reals, covariance": Case(Rank1(), Gaussian(covariance=((1.0, 0.2, 0.0), (0.2, 1.0, 0.0), (0.0, 0.0, 1.0)))),
+    "reals, covariance": Case(
+        Rank1(), Gaussian(covariance=((1.0, 0.2, 0.0), (0.2, 1.0, 0.0), (0.0, 0.0, 1.0)))
+    ),
     "reals, Laplace": Case(Laplace(batch_size=8), Gaussian()),
     "yes or no": Case(MeanField(), Bernoulli()),
     "loader": Case(MeanField(), loader=True),
@@ -142,5 +152,107 @@ def test_predictions_read_nothing(case: str, form: str, host: bool):
         posterior.predict(inputs, 4, seed=1, **options)  # what is stored for all predictions is made once
         reads.clear()
         prediction = posterior.predict(hosted(inputs) if host else inputs, 4, seed=2, **options)
-        assert not any(map(on_host, (prediction.mean,) if hasattr(prediction, "mean") else (prediction.probs,)))
+        assert not any(
+            map(on_host, (prediction.mean,) if hasattr(prediction, "mean") else (prediction.probs,))
+        )
     assert not reads, f"read in a prediction: {dict(reads)}"
+
+
+@pytest.mark.parametrize(
+    "likelihood", [Categorical(), Bernoulli(), Gaussian()], ids=lambda kind: type(kind).__name__
+)
+@pytest.mark.parametrize("host", [False, True], ids=["targets on the device", "targets on the host"])
+def test_densities_of_targets_read_nothing(likelihood: Likelihood, host: bool):
+    posterior, _ = fit(Case(MeanField(), likelihood), 16)
+    inputs, targets = rows(6, likelihood)
+    expected = posterior.predict(inputs, 4).log_prob(targets)
+    with simulated() as reads:
+        prediction = posterior.predict(inputs, 4)
+        reads.clear()
+        densities = prediction.log_prob(hosted(targets) if host else targets)
+        assert not on_host(densities)
+    assert not reads
+    assert torch.equal(densities, expected)
+
+
+def test_a_loop_of_ones_own_reads_nothing():
+    objective = MeanField().build(network(), Categorical(), num_data=32)
+    optimizer = torch.optim.Adam(objective.parameters(), fused=True)
+    inputs, targets = rows(8, Categorical())
+    with simulated() as reads:
+        for step in range(4):
+            optimizer.zero_grad()
+            objective.loss(
+                inputs, targets, generator=torch.Generator("cuda").manual_seed(step)
+            ).total.backward()
+            optimizer.step()
+            reads.clear() if step == 0 else None  # the first batch tells what the layers are
+    assert not reads
+
+
+def test_rows_of_a_device_that_are_not_finite_are_answered_by_nan():
+    posterior, (inputs, _) = fitted("map"), rows(6, Categorical())
+    whole = posterior.predict(inputs).probs
+    inputs[2, 1], inputs[4, 0] = torch.nan, torch.inf  # an infinite input may have finite outputs
+    with simulated():
+        probs = posterior.predict(inputs).probs
+        with pytest.raises(DataError, match=r"inputs must be finite, got nan at row 2, position \(1,\)"):
+            posterior.predict(hosted(inputs.clone()))
+    broken = [2, 4]
+    assert probs[broken].isnan().all()
+    assert torch.equal(probs[[0, 1, 3, 5]], whole[[0, 1, 3, 5]])
+
+
+def test_data_of_a_device_are_looked_at_once_before_a_fit():
+    inputs, targets = rows(16, Categorical())
+    inputs[3, 2] = torch.nan
+    with simulated(), pytest.raises(DataError, match="inputs must be finite, got nan at row 3"):
+        dubito.MAP().fit(network(), (inputs, targets), Categorical())
+    inputs, targets = rows(16, Categorical())
+    targets[5] = 7
+    with simulated(), pytest.raises(DataError, match="got 7 at row 5"):
+        dubito.MAP().fit(network(), (inputs, targets), Categorical())
+
+
+def test_labels_of_a_device_that_are_none_have_no_density():
+    posterior, (inputs, targets) = fitted("map"), rows(6, Categorical())
+    whole = posterior.predict(inputs).log_prob(targets)
+    targets[1], targets[4] = -1, 3
+    with simulated():
+        densities = posterior.predict(inputs).log_prob(targets)
+    assert densities.isnan().tolist() == [False, True, False, False, True, False]
+    assert torch.equal(densities[[0, 2, 3, 5]], whole[[0, 2, 3, 5]])
+
+
+def test_terms_of_a_step_are_read_after_the_next():
+    events: list[str] = []
+    read, step = HostCopy.read, GradientStepper.step
+
+    def noted_step(self: Any, number: int, *args: Any) -> Any:
+        events.append(f"step {number}")
+        return step(self, number, *args)
+
+    def noted_read(self: HostCopy) -> list[float]:
+        events.append("read")
+        return read(self)
+
+    with (
+        mock.patch.object(GradientStepper, "step", noted_step),
+        mock.patch.object(HostCopy, "read", noted_read),
+    ):
+        dubito.MAP().fit(
+            network(), rows(12, Categorical()), Categorical(), training=Training(epochs=2, batch_size=4)
+        )
+    # Step 0 gives its norm too; the last step of an epoch is read when the epoch is recorded.
+    first = ["step 0", "step 1", "read", "read", "step 2", "read", "read"]
+    assert events == [*first, "step 3", "step 4", "read", "step 5", "read", "read"]
+
+
+@pytest.mark.parametrize("on", ["cuda", "cpu"])
+def test_seeds_of_generators_differ_from_call_to_call(on: str):
+    with simulated() as reads:
+        stream = torch.Generator(on).manual_seed(3)
+        first = [seeds.drawn(stream, 31) for _ in range(50)]
+        again = torch.Generator(on).manual_seed(3)
+        assert [seeds.drawn(again, 31) for _ in range(50)] == first
+    assert not reads and len(set(first)) == 50 and all(0 <= seed < 2**31 for seed in first)

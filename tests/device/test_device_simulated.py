@@ -41,7 +41,9 @@ READS = {
     "a tensor like another": lambda x: torch.ones(2).to(x),
     "row numbers of the host": lambda x: x[torch.tensor([1, 0])],
     "two devices": lambda x: x + torch.ones(2),
-    "a generator's number": lambda x: int(torch.randint(9, (), generator=seeds.generator(0, device=CUDA), device=CUDA)),
+    "a generator's number": lambda x: int(
+        torch.randint(9, (), generator=seeds.generator(0, device=CUDA), device=CUDA)
+    ),
 }
 NONE = {
     "host": lambda x: hosted(x.clone()).tolist(),
@@ -56,9 +58,11 @@ NONE = {
     "triangular": lambda x: torch.linalg.solve_triangular(x, x, upper=True),
     "made there": lambda x: torch.full((), 3.0, device=x.device) + x.new_zeros(2),
     "a scalar of the host": lambda x: x + torch.ones(()),
-    "gradient": lambda x: torch.autograd.grad(x.clone().requires_grad_().square().sum(), x, allow_unused=True)
-    if x.requires_grad
-    else None,
+    "gradient": lambda x: (
+        torch.autograd.grad(x.clone().requires_grad_().square().sum(), x, allow_unused=True)
+        if x.requires_grad
+        else None
+    ),
 }
 
 

@@ -93,7 +93,7 @@ class Collected(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (g,) = grads
-        # As in `loss.backward()`: nothing to multiply. A device is not asked, where a product costs less than an answer.
+        # As in `loss.backward()`: nothing to multiply. On a device a product costs less than the answer.
         unit = on_host(g) and bool(g == 1)
         return None, None, *(known if known is None or unit else known * g for known in ctx.known)
 

@@ -47,19 +47,23 @@ def log_mean_exp(draws: Tensor) -> Tensor:
     return draws.logsumexp(0) - math.log(len(draws))
 
 
-def gathered(log_probs: Tensor, targets: Tensor, class_axis: int) -> Tensor:
-    """Log-probability of each row's targets, summed over positions, [B]."""
+def labels_for(log_probs: Tensor, targets: Tensor, class_axis: int) -> Tensor:
+    """Class numbers where the log-probabilities are; refused on the host where there is no such class."""
     expected = log_probs.shape[:class_axis] + log_probs.shape[class_axis:][1:]
     if targets.shape != expected:
         raise DataError(f"targets must have shape {tuple(expected)}, got {tuple(targets.shape)}")
-    last = log_probs.shape[class_axis] - 1
-    if targets.is_floating_point() or (on_host(targets) and (targets.min() < 0 or targets.max() > last)):
-        raise DataError(f"targets must be class numbers below {last + 1}")
-    labels = moved(targets, log_probs.device, torch.long)
-    if not on_host(targets):  # a device is not asked: labels that are none have no probability
-        log_probs = log_probs.masked_fill(((labels < 0) | (labels > last)).unsqueeze(class_axis), math.nan)
-        labels = labels.clamp(0, last)
-    chosen = log_probs.gather(class_axis, labels.unsqueeze(class_axis)).squeeze(class_axis)
+    classes = log_probs.shape[class_axis]
+    if targets.is_floating_point() or (on_host(targets) and (targets.min() < 0 or targets.max() >= classes)):
+        raise DataError(f"targets must be class numbers below {classes}")
+    return moved(targets, log_probs.device, torch.long)
+
+
+def gathered(log_probs: Tensor, labels: Tensor, class_axis: int) -> Tensor:
+    """Log-probability of each row's labels, summed over positions, [B]; NaN where a device holds one that is none."""
+    index = labels if on_host(labels) else labels.clamp(0, log_probs.shape[class_axis] - 1)
+    chosen = log_probs.gather(class_axis, index.unsqueeze(class_axis)).squeeze(class_axis)
+    if index is not labels:
+        chosen = chosen.masked_fill(index != labels, math.nan)
     return sum_events(chosen, 1)
 
 

@@ -162,7 +162,9 @@ def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Te
     if isinstance(likelihood, CategoricalLikelihood):
         counts = wide(outputs.new_zeros(outputs.shape[likelihood.settings.class_axis]))
         labels = targets.flatten().to(counts.device)
-        return counts.index_add_(0, labels, counts.new_ones(1).expand(len(labels)))  # `bincount` asks the device
+        return counts.index_add_(
+            0, labels, counts.new_ones(1).expand(len(labels))
+        )  # `bincount` asks the device
     assert isinstance(likelihood, BernoulliLikelihood)
     yes = targets.sum(0)
     return torch.stack([len(targets) - yes, yes], -1)
