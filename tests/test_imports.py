@@ -32,7 +32,7 @@ CORE = (
 PUBLIC = ("dubito",)  # `__init__.py`, the public names, which open what lies before them when asked
 BEYOND = (
     ("registry",),
-    ("data", "models", "jobs"),
+    ("data", "models", "jobs", "selfcheck"),
     ("shifts", "active"),
     ("compare",),
     ("plot",),
