@@ -1,12 +1,13 @@
 """Monte Carlo dropout: Bernoulli factors on the inputs of layers [Gal & Ghahramani 2016]."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ..draws import FactorDraws, MaskDraws, tiled
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
 from ..inputs import Batch, Inputs, call, rows_of
@@ -48,6 +49,32 @@ class MCDropoutPosterior(Posterior):
         for name, use in self.uses.items():
             weights[name] = dropped(use, weights[name], self.method.rate, generator)
         return weights
+
+    @torch.no_grad()
+    def draws(self, indices: range, seed: int) -> FactorDraws | MaskDraws:
+        """Draws as factors on the inputs of layers, or as the seeds of masks."""
+        streams = [self.generator(seed, index) for index in indices]
+        if self.layouts:
+            seeds = [mask_seed(stream) for stream in streams]
+            facts = self._facts(indices, seed, seeds=seeds, dropouts=self.details["dropouts"])
+            return MaskDraws(self.network, {}, **facts)
+        weights, rate = self.weights(), self.method.rate
+        factors: dict[str, list[Tensor]] = {name: [] for name in self.uses}
+        for stream in streams:
+            for name, use in self.uses.items():
+                factors[name].append(bernoulli_factors(use.input_shape, rate, weights[name], stream))
+        tensors = {"input_factors": {name: torch.stack(values) for name, values in factors.items()}}
+        facts = self._facts(indices, seed, uses=self.details["uses"], additive=False)
+        return FactorDraws(self.network, tensors, **facts)
+
+    def _outputs(
+        self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
+    ) -> Iterable[Tensor]:
+        apart = super()._outputs
+        together = None
+        if not (keep_graph or self.layouts):
+            together = tiled(self, inputs, num_samples, seed, max_rows)
+        return apart(inputs, num_samples, seed, max_rows, keep_graph) if together is None else together
 
     def applied(
         self, index: int, generator: torch.Generator | None

@@ -138,6 +138,7 @@ class Factors(Context):
         rows: n.
         additive: answer W x + r (sᵀ x) + b instead; for dense layers.
         patches: kept from one pass over a batch to the next, by convolutions that read the inputs.
+        repeated: whether the network's inputs are repeated before a pass, to P·n rows.
     """
 
     def __init__(
@@ -149,8 +150,9 @@ class Factors(Context):
         rows: int,
         additive: bool = False,
         patches: Patches | None = None,
+        repeated: bool = False,
     ) -> None:
-        self.factors, self.biases = factors, {} if biases is None else biases
+        self.factors, self.biases, self.repeated = factors, {} if biases is None else biases, repeated
         self.passes, self.rows, self.additive = passes, rows, additive
         self.patches: Patches = {} if patches is None else patches
 
@@ -160,8 +162,8 @@ class Factors(Context):
         return [*self.factors, *self.biases]
 
     def begin(self, rows: int) -> None:
-        """Inputs are those of one pass."""
-        self.rows = rows
+        """Inputs are those of one pass, or of all."""
+        self.rows = rows // self.passes if self.repeated else rows
 
     def use(
         self,

@@ -1,6 +1,6 @@
 """Posteriors whose doubt lies on the nodes: shared weights, and K components of factors on their sides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..draws import FactorDraws, tiled
+from ..inputs import Inputs
 from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
@@ -105,7 +107,7 @@ class NodePosterior(Posterior):
     def factors(
         self,
         name: str,
-        chosen: slice,
+        chosen: slice | list[int],
         noise: Noise,
         stds: Stds,
         bound: float | None,
@@ -158,6 +160,38 @@ class NodePosterior(Posterior):
             factors = self.factors(name, chosen, noise, stds, self.method.bound)
             weights[name] = self.folded(name, weight, factors)
         return weights
+
+    @torch.no_grad()
+    def draws(self, indices: range, seed: int) -> FactorDraws:
+        """Draws as factors on the nodes: the noise of each from its own stream, the rest for all at once."""
+        noise: dict[str, list[Noise]] = {name: [] for name in self.uses}
+        biases: dict[str, list[Tensor]] = {name: [] for name in self.varied_biases}
+        weights, components = self.weights(), [index % self.num_components for index in indices]
+        for index, component in zip(indices, components, strict=True):
+            generator = self.generator(seed, index)
+            drawn = self.drawn_biases(component, generator)
+            for name, values in biases.items():
+                values.append(drawn.get(name, weights[name]))
+            for name, values in noise.items():
+                values.append(self.noise(name, (1,), generator, weights[name]))
+        groups: dict[str, dict[str, Tensor]] = {"input_factors": {}, "output_factors": {}}
+        stds = self.stds()
+        for name, values in noise.items():
+            inputs, outputs = (None if side[0] is None else torch.stack(side) for side in zip(*values))
+            factors = self.factors(name, components, (inputs, outputs), stds, self.method.bound)
+            for group, factor in zip(groups.values(), factors, strict=True):
+                if factor is not None:
+                    group[name] = factor.tensor()[:, 0].contiguous()
+        tensors = {**groups, "biases": {name: torch.stack(values) for name, values in biases.items()}}
+        facts = self._facts(indices, seed, uses=self.details["uses"], additive=self.method.additive)
+        return FactorDraws(self.network, {key: group for key, group in tensors.items() if group}, **facts)
+
+    def _outputs(
+        self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
+    ) -> Iterable[Tensor]:
+        together = None if keep_graph else tiled(self, inputs, num_samples, seed, max_rows)
+        apart = super()._outputs
+        return apart(inputs, num_samples, seed, max_rows, keep_graph) if together is None else together
 
     def folded(self, name: str, weight: Tensor, factors: NodeFactors) -> Tensor:
         """The weight with the factors of one pass in it, whose rows share them."""

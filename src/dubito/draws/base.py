@@ -1,0 +1,199 @@
+"""S draws of a posterior, made once: functions from inputs to outputs, run one by one or all in one pass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import DubitoError
+from ..fitting import read
+from ..inputs import Inputs, TensorOptions, call, chunks, map_tensors, rows_of, take
+from ..layers import Survey
+from ..layers.shell import draws_noise, seeded
+from ..networks import run, with_weights
+
+#: Tensors of draws, in groups by parameter name.
+Groups = Mapping[str, Mapping[str, Tensor]]
+#: Called as the network is, with B rows: the outputs of S draws, [S, B, ...].
+Pass = Callable[..., Tensor]
+#: What a pass may raise where the network is none it can run.
+FAILURES = (DubitoError, RuntimeError, TypeError, ValueError, IndexError, KeyError)
+#: Rows of all draws that go through a network at once: more leave the caches.
+MOST_ROWS = 4096
+
+
+class Draws(ABC):
+    """Functions drawn from a posterior.
+
+    Which pass, if any, answers for all of them at once is found by a trial on the first rows: the fastest that answers
+    as the draws do one by one. The finding is a number in `ways`, which draws of the same posterior share.
+
+    Args:
+        network: the posterior's, in evaluation mode.
+        tensors: what differs between draws, [S, ...], in groups by parameter name.
+        facts: plain values: the `count` S, the `seed`, the number of the `first` draw, and what a kind needs beside.
+        survey: how the network uses its parameters, from checked rows.
+        ways: the passes found to work, by kind.
+        passing: whether these draws serve one call, so that no shell is taken for good.
+    """
+
+    #: The name of the kind in files.
+    kind: ClassVar[str]
+    kinds: ClassVar[dict[str, type["Draws"]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Draws.kinds[cls.kind] = cls
+
+    def __init__(
+        self,
+        network: nn.Module,
+        tensors: Groups,
+        facts: Mapping[str, Any],
+        survey: Callable[[Inputs], Survey],
+        ways: dict[str, int] | None = None,
+        *,
+        passing: bool = False,
+    ) -> None:
+        self.network, self.tensors, self.survey, self.passing = network, tensors, survey, passing
+        self.facts = {"kind": self.kind, **facts}
+        self.count: int = facts["count"]
+        self.like = TensorOptions.of(network)
+        self.ways = {} if ways is None else ways
+        self._idle: list[Pass] = []
+
+    def __reduce__(self) -> Any:
+        return type(None), ()  # a copied posterior makes its own again
+
+    # -- what a kind says ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def weights(self, index: int) -> dict[str, Tensor]:
+        """The parameters and buffers of a draw that are not the network's own."""
+
+    def makers(self, inputs: Inputs) -> Iterator[Callable[[], Pass]]:
+        """Makers of passes for all draws at once, the fastest first; each pass serves one caller at a time.
+
+        Args:
+            inputs: checked rows.
+        """
+        yield from ()
+
+    def fits(self, rows: int) -> bool:
+        """Whether so many rows are run faster by one pass than one draw after the other."""
+        return rows * self.count <= MOST_ROWS
+
+    def answered(self, index: int, inputs: Inputs) -> Tensor:
+        """The outputs of one draw, without noise of the network's own."""
+        return run(self.network, self.weights(index), inputs)
+
+    def plain(self, index: int) -> nn.Module:
+        """A network of the user's class that is this draw."""
+        return with_weights(self.network, self.weights(index))
+
+    def traceable(self) -> nn.Module | None:
+        """A pass for all draws that tracers can follow; None where there is none, or it is not known without rows."""
+        try:
+            way = self.ways.get(self.kind)
+            if way is None:  # not tried: right where every use of every parameter is known
+                way = -1 if self.survey(None).reasons else 0
+            made = None if way < 0 else self.made(way, None)
+        except FAILURES:
+            return None
+        return made if isinstance(made, nn.Module) else None
+
+    # -- outputs -------------------------------------------------------------------------------------------
+
+    def function(self, index: int) -> Callable[[Inputs], Tensor]:
+        """One draw, from checked inputs to outputs; differentiable in them."""
+        path = "network", self.facts["first"] + index
+
+        def drawn(inputs: Inputs) -> Tensor:
+            with seeded(self.network, self.facts["seed"], *path):  # noise of the network's own
+                return read(partial(self.answered, index), inputs)
+
+        return drawn
+
+    def outputs(self, inputs: Inputs, max_rows: int, *, keep_graph: bool = False) -> Iterable[Tensor]:
+        """Outputs [B, ...] of one draw after the other, or those of all together, [S, B, ...].
+
+        Args:
+            inputs: checked rows.
+            max_rows: that go through the network at once.
+            keep_graph: keep the autograd graph.
+        """
+        rows = rows_of(inputs)
+        if not keep_graph and rows <= max_rows and self.fits(rows):
+            together = self.together(inputs)
+            if together is not None:
+                return together
+        return self._apart(inputs, max_rows, keep_graph)
+
+    def _apart(self, inputs: Inputs, max_rows: int, keep_graph: bool) -> Iterator[Tensor]:
+        for index in range(self.count):
+            function = self.function(index)
+            with torch.set_grad_enabled(keep_graph):
+                pieces = [function(piece) for piece in chunks(inputs, max_rows)]
+            yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def together(self, inputs: Inputs) -> Tensor | None:
+        """The outputs of all draws, [S, B, ...], by one pass; None where they must be run one by one."""
+        way = self.ways.get(self.kind)
+        if way is None:
+            way = self.ways[self.kind] = self._trial(take(inputs, slice(3)))
+        if way < 0:
+            return None
+        try:
+            waiting = self._idle.pop() if self._idle else None
+        except IndexError:  # another thread was faster
+            waiting = None
+        try:
+            with torch.no_grad():
+                run_all = self.made(way, inputs) if waiting is None else waiting
+                outputs = call(run_all, inputs)
+        except FAILURES:  # the network runs otherwise on these rows, or not at all: the loop will tell
+            return None
+        if not self.passing:
+            self._idle.append(run_all)
+        return outputs
+
+    def made(self, way: int, inputs: Inputs) -> Pass:
+        """A pass of the way that a trial found."""
+        with torch.inference_mode(False):
+            return list(self.makers(inputs))[way]()
+
+    @torch.no_grad()
+    def _trial(self, inputs: Inputs) -> int:
+        """The number of the first maker whose pass answers as the first and the last draw do, or −1."""
+        ends = sorted({0, self.count - 1})
+        truth = torch.stack([self.function(index)(inputs) for index in ends])
+        if draws_noise(self.network):
+            return -1
+        for way, maker in enumerate(self.makers(inputs)):
+            try:
+                outputs = call(maker(), inputs)[ends]
+            except FAILURES:
+                continue
+            if outputs.shape == truth.shape and agree(outputs, truth):
+                return way
+        return -1
+
+
+def agree(outputs: Tensor, truth: Tensor) -> bool:
+    """Whether outputs are the same but for rounding; draws that are mixed up differ a lot more."""
+    rtol = max(1e-3, 8 * torch.finfo(truth.dtype).eps)
+    atol = 0.1 * rtol * float(truth.abs().max())
+    return torch.allclose(outputs, truth, rtol=rtol, atol=atol)
+
+
+def repeated(inputs: Inputs, draws: int) -> Inputs:
+    """The rows once for every draw, [S·B, ...]."""
+    return map_tensors(lambda tensor: tensor.repeat(draws, *(1 for _ in tensor.shape[1:])), inputs)
+
+
+def restored(network: nn.Module, tensors: Groups, facts: Mapping[str, Any], **settings: Any) -> Draws:
+    """Draws from what a posterior keeps of them; the settings are those of `Draws`."""
+    return Draws.kinds[facts["kind"]](network, tensors, facts, **settings)
