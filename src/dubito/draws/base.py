@@ -59,8 +59,9 @@ class Draws(ABC):
         passing: bool = False,
     ) -> None:
         self.network, self.tensors, self.survey, self.passing = network, tensors, survey, passing
-        self.facts = {"kind": self.kind, **facts}
+        self.facts = {**facts, "kind": self.kind}
         self.count: int = facts["count"]
+        self._key = self.kind if self.count > 1 else f"{self.kind}, one draw"  # which no pass can mix up
         self.like = TensorOptions.of(network)
         self.ways = {} if ways is None else ways
         self._idle: list[Pass] = []
@@ -97,7 +98,7 @@ class Draws(ABC):
     def traceable(self) -> nn.Module | None:
         """A pass for all draws that tracers can follow; None where there is none, or it is not known without rows."""
         try:
-            way = self.ways.get(self.kind)
+            way = self.ways.get(self._key)
             if way is None:  # not tried: right where every use of every parameter is known
                 way = -1 if self.survey(None).reasons else 0
             made = None if way < 0 else self.made(way, None)
@@ -141,9 +142,9 @@ class Draws(ABC):
 
     def together(self, inputs: Inputs) -> Tensor | None:
         """The outputs of all draws, [S, B, ...], by one pass; None where they must be run one by one."""
-        way = self.ways.get(self.kind)
+        way = self.ways.get(self._key)
         if way is None:
-            way = self.ways[self.kind] = self._trial(take(inputs, slice(3)))
+            way = self.ways[self._key] = self._trial(take(inputs, slice(3)))
         if way < 0:
             return None
         try:
@@ -191,7 +192,7 @@ def agree(outputs: Tensor, truth: Tensor) -> bool:
 
 def repeated(inputs: Inputs, draws: int) -> Inputs:
     """The rows once for every draw, [S·B, ...]."""
-    return map_tensors(lambda tensor: tensor.repeat(draws, *(1 for _ in tensor.shape[1:])), inputs)
+    return map_tensors(lambda tensor: tensor.expand(draws, *tensor.shape).flatten(0, 1), inputs)
 
 
 def restored(network: nn.Module, tensors: Groups, facts: Mapping[str, Any], **settings: Any) -> Draws:

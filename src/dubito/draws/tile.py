@@ -27,7 +27,7 @@ class Tile(PassModule):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         outputs = call(super().forward, repeated(kwargs or args, self.draws))
-        return outputs.unflatten(0, (self.draws, -1))
+        return outputs.reshape(self.draws, -1, *outputs.shape[1:])
 
 
 def tile(network: nn.Module, context: Stack | Factors, draws: int, *, passing: bool) -> Pass:
@@ -39,6 +39,7 @@ def tile(network: nn.Module, context: Stack | Factors, draws: int, *, passing: b
         inputs = repeated(kwargs or args, draws)
         context.begin(rows_of(inputs))
         with asking(network, context, context.names) as shell:
-            return call(shell, inputs).unflatten(0, (draws, -1))
+            outputs = call(shell, inputs)
+        return outputs.reshape(draws, -1, *outputs.shape[1:])
 
     return leased

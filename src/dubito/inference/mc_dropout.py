@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..draws import FactorDraws, MaskDraws, tiled
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
-from ..inputs import Batch, Inputs, call, rows_of
+from ..inputs import Batch, Inputs, TensorOptions, call, rows_of
 from ..layers import Layout, Use, reasons, survey
 from ..layers.declared import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
 from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
@@ -23,6 +23,7 @@ from ..networks import resolve, trainable, with_flags
 from ..objective import Objective
 from ..posterior import Posterior
 from ..priors import normal_penalty
+from ..seeds import generator
 
 
 class MCDropoutPosterior(Posterior):
@@ -53,17 +54,18 @@ class MCDropoutPosterior(Posterior):
     @torch.no_grad()
     def draws(self, indices: range, seed: int) -> FactorDraws | MaskDraws:
         """Draws as factors on the inputs of layers, or as the seeds of masks."""
-        streams = [self.generator(seed, index) for index in indices]
+        device = TensorOptions.of(self.network).device
+        streams = [generator(seed, "draw", index, device=device) for index in indices]
         if self.layouts:
             seeds = [mask_seed(stream) for stream in streams]
             facts = self._facts(indices, seed, seeds=seeds, dropouts=self.details["dropouts"])
             return MaskDraws(self.network, {}, **facts)
         weights, rate = self.weights(), self.method.rate
-        factors: dict[str, list[Tensor]] = {name: [] for name in self.uses}
-        for stream in streams:
-            for name, use in self.uses.items():
-                factors[name].append(bernoulli_factors(use.input_shape, rate, weights[name], stream))
-        tensors = {"input_factors": {name: torch.stack(values) for name, values in factors.items()}}
+        factors = {
+            name: torch.stack([bernoulli_factors(use.input_shape, rate, weights[name], s) for s in streams])
+            for name, use in self.uses.items()
+        }
+        tensors = {"input_factors": factors}
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=False)
         return FactorDraws(self.network, tensors, **facts)
 

@@ -12,7 +12,7 @@ from ..errors import NetworkError
 from .context import Applied, Context
 from .embedding import Lookup
 from .form import Form, Nodes
-from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding_is_cheaper
+from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding_is_cheaper, product
 from .kinds import NoRule, Standin, plain
 from .loop_kernels import Patches, first_convolution, is_first
 from .special_factors import looked_up, recurrent_step, summed
@@ -80,6 +80,8 @@ class Factor:
             bias: [C], [P, C], or [P, n, C] where rows have their own.
         """
         passes = self.mean.shape[0]
+        if self.std is None and _single(x, self.mean, bias):  # one row of every pass
+            return product(x, self.mean.exp() if self.positive else self.mean, bias)
         if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
             factors = self.mean[0].to(x.dtype)
             if x.ndim > 2:
@@ -97,6 +99,13 @@ class Factor:
             out = Scaled.apply(blocks, self.tensor()[:, :, None, :, None], added)
         assert isinstance(out, Tensor)
         return out.reshape(x.shape[0] * passes // blocks.shape[0], *x.shape[1:])
+
+
+def _single(x: Tensor, factors: Tensor, bias: Tensor | None) -> bool:
+    """Whether activations [P, C] meet factors [P, C] as they are; gradients and tracers take the general way."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return x.shape == factors.shape and x.dtype == factors.dtype and (bias is None or bias.ndim < 3)
 
 
 class NodeFactors(NamedTuple):

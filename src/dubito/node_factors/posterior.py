@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..draws import FactorDraws, tiled
-from ..inputs import Inputs
+from ..inputs import Inputs, TensorOptions
 from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
 from ..posterior import Posterior
+from ..seeds import generator
 from . import members, rows
 from .laws import Family
 
@@ -107,7 +108,7 @@ class NodePosterior(Posterior):
     def factors(
         self,
         name: str,
-        chosen: slice | list[int],
+        chosen: slice | Tensor,
         noise: Noise,
         stds: Stds,
         bound: float | None,
@@ -164,27 +165,31 @@ class NodePosterior(Posterior):
     @torch.no_grad()
     def draws(self, indices: range, seed: int) -> FactorDraws:
         """Draws as factors on the nodes: the noise of each from its own stream, the rest for all at once."""
-        noise: dict[str, list[Noise]] = {name: [] for name in self.uses}
-        biases: dict[str, list[Tensor]] = {name: [] for name in self.varied_biases}
-        weights, components = self.weights(), [index % self.num_components for index in indices]
-        for index, component in zip(indices, components, strict=True):
-            generator = self.generator(seed, index)
-            drawn = self.drawn_biases(component, generator)
-            for name, values in biases.items():
-                values.append(drawn.get(name, weights[name]))
-            for name, values in noise.items():
-                values.append(self.noise(name, (1,), generator, weights[name]))
-        groups: dict[str, dict[str, Tensor]] = {"input_factors": {}, "output_factors": {}}
-        stds = self.stds()
-        for name, values in noise.items():
-            inputs, outputs = (None if side[0] is None else torch.stack(side) for side in zip(*values))
-            factors = self.factors(name, components, (inputs, outputs), stds, self.method.bound)
-            for group, factor in zip(groups.values(), factors, strict=True):
+        device = TensorOptions.of(self.network).device
+        streams = [generator(seed, "draw", index, device=device) for index in indices]
+        components = torch.arange(indices.start, indices.stop, device=device) % self.num_components
+        weights, stds = self.weights(), self.stds()
+        groups = {"biases": self.bias_draws(components, streams), "input_factors": {}, "output_factors": {}}
+        for name, use in self.uses.items():
+            noise: list[Tensor | None] = [None, None]
+            for position, nodes in enumerate((use.input_shape, use.output_shape)):
+                family, like = self.families[SIDES[position]], weights[name]
+                if family is not None and family.random:
+                    noise[position] = torch.stack([family.noise((1, *nodes), like, s) for s in streams])
+            factors = self.factors(name, components, (noise[0], noise[1]), stds, self.method.bound)
+            for side, factor in zip(SIDES, factors, strict=True):
                 if factor is not None:
-                    group[name] = factor.tensor()[:, 0].contiguous()
-        tensors = {**groups, "biases": {name: torch.stack(values) for name, values in biases.items()}}
+                    groups[f"{side}_factors"][name] = factor.tensor().squeeze(1)
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=self.method.additive)
-        return FactorDraws(self.network, {key: group for key, group in tensors.items() if group}, **facts)
+        return FactorDraws(self.network, {key: group for key, group in groups.items() if group}, **facts)
+
+    def bias_draws(self, components: Tensor, streams: Sequence[torch.Generator]) -> dict[str, Tensor]:
+        """The biases of draws of some components, [S, C] by name, where they are not the network's own."""
+        weights = self.weights()
+        return {
+            name: torch.cat([weights[name].unsqueeze(0), others])[components]
+            for name, others in self.other_biases.items()
+        }
 
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
