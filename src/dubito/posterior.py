@@ -22,7 +22,7 @@ from .layers import Survey, reasons, survey
 from .layers.shell import seeded
 from .lazy import open_all
 from .likelihoods import BuiltLikelihood
-from .networks import duplicate, extra_states, run, with_flags, with_weights
+from .networks import duplicate, extra_states, run, with_flags
 from .prediction import Prediction, PredictionOptions
 from .summary import Summary, SummaryRow
 
@@ -357,8 +357,7 @@ class Posterior(nn.Module, ABC):
         """
         require_count(0, index=index)
         draws = self._made(range(index, index + 1), seed, self._linearises(linearised))
-        drawn, like = draws.function(0), TensorOptions.of(self.network)
-        return lambda inputs: drawn(checked_inputs(inputs, like))
+        return lambda inputs: draws.function(0)(checked_inputs(inputs, draws.like))
 
     @torch.no_grad()
     def _made(self, indices: range, seed: int, linearised: bool) -> Draws:
@@ -380,7 +379,9 @@ class Posterior(nn.Module, ABC):
         """Whether draws are linearised; refused where this posterior's cannot be."""
         if linearised is None:
             return self.default_form == "linearised"
-        self.check_form(PredictionOptions(num_samples=1, seed=0, max_rows=1, linearised=linearised), self.method)
+        self.check_form(
+            PredictionOptions(num_samples=1, seed=0, max_rows=1, linearised=linearised), self.method
+        )
         return linearised
 
     def applied(
@@ -400,8 +401,7 @@ class Posterior(nn.Module, ABC):
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
         with torch.no_grad():
-            weights = self.draw(index, self.generator(seed, index))
-            return with_flags(with_weights(self.network, weights), self.trainable)
+            return with_flags(self.draws(range(index, index + 1), seed).plain(0), self.trainable)
 
     def finished(self) -> Self:
         """The posterior at rest: nothing requires a gradient, so that draws keep no graph."""
@@ -478,7 +478,7 @@ class Posterior(nn.Module, ABC):
 
 
 class SampledPosterior(Posterior):
-    """Draws of another posterior, made once: finitely many atoms, equally likely.
+    """Draws of another posterior, made once: finitely many atoms, equally likely, whatever seed is asked for.
 
     The network holds the centre of that posterior, `tensors` what differs between draws, and `details["sampled"]` what
     they are.
@@ -486,63 +486,41 @@ class SampledPosterior(Posterior):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.num_atoms = self.details["sampled"]["count"]
-        self._draws: Draws | None = None
-
-    @property
-    def num_samples(self) -> int:
-        """S, the number of draws."""
-        assert self.num_atoms is not None
-        return self.num_atoms
+        self.num_atoms = self.num_samples = self.details["sampled"]["count"]
+        self._together: Draws | None = None
 
     @property
     def linearised(self) -> bool:
         """Whether the draws are those of the network as linear in its weights."""
         return self.details["sampled"]["kind"] == LinearisedDraws.kind
 
-    def made(self) -> Draws:
-        """The draws, ready to run."""
-        draws = self._draws
+    @property
+    def together(self) -> Draws:
+        """All draws, ready to run."""
+        draws = self._together
         if draws is None:
-            tensors = {key: dict(self.group(key).items()) for key in self.tensors}
+            groups = {key: self.group(key).items() for key in self.tensors}
+            tensors = {key: {name: t.detach() for name, t in group} for key, group in groups.items()}
             settings = {"survey": self.survey, "ways": self._ways}
-            draws = self._draws = restored(self.network, tensors, self.details["sampled"], **settings)
+            draws = self._together = restored(self.network, tensors, self.details["sampled"], **settings)
         return draws
 
     def as_module(self) -> PredictiveModule:
         """A module from inputs to a dict of mean and uncertainties, which `torch.export.export` can trace."""
-        return PredictiveModule(self.made(), self.likelihood)
+        return PredictiveModule(self.together, self.likelihood)
+
+    def draws(self, indices: range, seed: int) -> Draws:
+        return self.together.part(indices)
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        return self.weights() | self.made().weights(index % self.num_samples)
-
-    def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
-        """A plain network like the user's with draw number `index` in it, whatever the seed, in evaluation mode."""
-        require_count(0, index=index)
-        with torch.no_grad():
-            return with_flags(self.made().plain(index % self.num_samples), self.trainable)
-
-    def function(
-        self, index: int = 0, seed: int = 0, *, linearised: bool | None = None
-    ) -> Callable[[Inputs], Tensor]:
-        """Draw number `index` as a function, whatever the seed."""
-        require_count(0, index=index)
-        self._linearises(linearised)
-        drawn, like = self.made().function(index % self.num_samples), TensorOptions.of(self.network)
-        return lambda inputs: drawn(checked_inputs(inputs, like))
-
-    def sampled(
-        self, num_samples: int, *, seed: int = 0, linearised: bool | None = None
-    ) -> "SampledPosterior":
-        """This posterior: its draws are all there is."""
-        require_count(num_samples=num_samples)
-        self._linearises(linearised)
-        return self
+        return self.weights() | self.together.weights(index % self.num_samples)
 
     def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
         self._linearises(options.linearised)
         if options.marginal or options.per_example:
-            raise ConfigError(f"draws made once are functions of all rows, got {options.form}=True; leave it out")
+            raise ConfigError(
+                f"draws made once are functions of all rows, got {options.form}=True; leave it out"
+            )
         return partial(self.sampled_prediction, options=options)
 
     def _linearises(self, linearised: bool | None) -> bool:
@@ -552,33 +530,24 @@ class SampledPosterior(Posterior):
                 f"these draws are {kind}, got linearised={linearised!r}; leave it out, or make others: "
                 f"sampled(..., linearised={linearised!r})"
             )
-        return False  # whatever they are, they are run as they are
+        return False  # they are what they are
 
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterable[Tensor]:
-        draws = self.made()
-        inputs = checked_inputs(inputs, draws.like)
-        outputs = draws.outputs(inputs, max_rows, keep_graph=keep_graph)
-        if num_samples == self.num_atoms:
+        draws = self.together
+        outputs = draws.outputs(checked_inputs(inputs, draws.like), max_rows, keep_graph=keep_graph)
+        if num_samples == self.num_samples:
             return outputs
         return outputs[:num_samples] if isinstance(outputs, Tensor) else islice(outputs, num_samples)
 
     def holds(self, name: str) -> str:
-        groups = [key for key in self.tensors if name in self.group(key)]
-        if not groups:
-            return super().holds(name)
-        words = ", ".join(key.replace("_", " ") for key in groups)
-        return f"{self.num_samples} draws" + ("" if groups == ["draws"] else f": {words}")
+        words = [key.replace("_", " ") for key in self.tensors if name in self.group(key)]
+        return f"{self.num_samples} {' and '.join(words)}" if words else super().holds(name)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        self._draws = None  # moved
+        self._together = None  # moved
         return super()._apply(*args, **kwargs)
-
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As every module's."""
-        self._draws = None
-        return super().load_state_dict(*args, **kwargs)
 
 
 def flagged(network: nn.Module) -> set[str]:

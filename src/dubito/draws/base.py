@@ -42,6 +42,8 @@ class Draws(ABC):
 
     #: The name of the kind in files.
     kind: ClassVar[str]
+    #: Whether tracers can follow draws of this kind.
+    traces: ClassVar[bool] = True
     kinds: ClassVar[dict[str, type["Draws"]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -68,6 +70,16 @@ class Draws(ABC):
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied posterior makes its own again
+
+    def part(self, indices: range) -> "Draws":
+        """Some of these draws, from the first on again after the last."""
+        first = indices.start % self.count
+        chosen = slice(first, first + len(indices))
+        tensors = {key: {name: t[chosen] for name, t in group.items()} for key, group in self.tensors.items()}
+        facts = {**self.facts, "count": len(indices), "first": self.facts["first"] + first}
+        if "seeds" in facts:
+            facts["seeds"] = facts["seeds"][chosen]
+        return type(self)(self.network, tensors, facts, self.survey, self.ways)
 
     # -- what a kind says ----------------------------------------------------------------------------------
 
@@ -96,15 +108,17 @@ class Draws(ABC):
         return with_weights(self.network, self.weights(index))
 
     def traceable(self) -> nn.Module | None:
-        """A pass for all draws that tracers can follow; None where there is none, or it is not known without rows."""
+        """A pass for all draws that tracers can follow: one of the kind's, or network after network."""
+        if not self.traces:
+            return None
         try:
             way = self.ways.get(self._key)
             if way is None:  # not tried: right where every use of every parameter is known
                 way = -1 if self.survey(None).reasons else 0
             made = None if way < 0 else self.made(way, None)
         except FAILURES:
-            return None
-        return made if isinstance(made, nn.Module) else None
+            made = None
+        return made if isinstance(made, nn.Module) else Chain(map(self.plain, range(self.count)))
 
     # -- outputs -------------------------------------------------------------------------------------------
 
@@ -181,6 +195,13 @@ class Draws(ABC):
             if outputs.shape == truth.shape and agree(outputs, truth):
                 return way
         return -1
+
+
+class Chain(nn.ModuleList):
+    """Networks that answer one after the other, [S, B, ...]."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return torch.stack([call(network, kwargs or args) for network in self])
 
 
 def agree(outputs: Tensor, truth: Tensor) -> bool:

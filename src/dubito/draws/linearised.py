@@ -29,7 +29,7 @@ class LinearisedDraws(Draws):
     derivatives.
     """
 
-    kind = "linearised"
+    kind, traces = "linearised", False
 
     @classmethod
     def around(cls, draws: WeightDraws) -> Self:
@@ -73,7 +73,9 @@ class LinearisedDraws(Draws):
 
         yield lambda: mapped
 
-    def _pushed(self, inputs: Inputs, pushes: Callable[[Any], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _pushed(
+        self, inputs: Inputs, pushes: Callable[[Any], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
         """f(x; w*), and J(x) times deviations: by PyTorch's layers, or by the layers' rules where that fails."""
         key = f"{self.kind} layers"
         known, failure = self.ways.get(key), None

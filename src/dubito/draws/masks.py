@@ -15,7 +15,7 @@ class MaskDraws(Draws):
     `facts` also holds the `seeds`, and the layouts of the `dropouts` by name.
     """
 
-    kind = "masks"
+    kind, traces = "masks", False
 
     @property
     def layouts(self) -> dict[str, Layout]:

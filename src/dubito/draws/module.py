@@ -45,8 +45,8 @@ class PredictiveModule(nn.Module):
                 return outputs if isinstance(outputs, Tensor) else torch.stack(list(outputs))
         if self.traced is None:
             raise NetworkError(
-                "a module can be traced where one pass answers for all draws: call predict once with rows like those "
-                "to come, which finds such a pass, then as_module(); networks that only run draw by draw have none"
+                "tracers follow draws of weights and of factors, got linearised ones, or masks of dropout layers; make "
+                "others, as by sampled(..., linearised=False)"
             )
         return self.traced(*args, **kwargs)
 

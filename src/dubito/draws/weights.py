@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Self
 
-import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
 from ..inputs import Inputs
 from ..layers.stack import Stack
 from ..networks import run
-from .base import Draws, Groups, Pass
+from .base import Draws, Pass
 from .tile import tile
 
 #: Rows from which a loop over draws is faster than stacked weights.

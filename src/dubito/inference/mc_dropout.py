@@ -1,25 +1,23 @@
 """Monte Carlo dropout: Bernoulli factors on the inputs of layers [Gal & Ghahramani 2016]."""
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..draws import FactorDraws, MaskDraws, tiled
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
-from ..inputs import Batch, Inputs, TensorOptions, call, rows_of
+from ..inputs import Batch, Inputs, TensorOptions, checked_inputs, rows_of
 from ..layers import Layout, Use, reasons, survey
 from ..layers.declared import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
-from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
+from ..layers.dropout import find_dropouts
 from ..layers.factors import Factor, Factors, NodeFactors
 from ..layers.kernels import fold_values
 from ..layers.passes import asked
-from ..layers.shell import leased
 from ..method import TrainedMethod
-from ..networks import resolve, trainable, with_flags
+from ..networks import resolve, trainable
 from ..objective import Objective
 from ..posterior import Posterior
 from ..priors import normal_penalty
@@ -72,30 +70,12 @@ class MCDropoutPosterior(Posterior):
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterable[Tensor]:
+        if self.layouts:
+            draws = self.draws(range(num_samples), seed)
+            return draws.outputs(checked_inputs(inputs, draws.like), max_rows, keep_graph=keep_graph)
+        together = None if keep_graph else tiled(self, inputs, num_samples, seed, max_rows)
         apart = super()._outputs
-        together = None
-        if not (keep_graph or self.layouts):
-            together = tiled(self, inputs, num_samples, seed, max_rows)
         return apart(inputs, num_samples, seed, max_rows, keep_graph) if together is None else together
-
-    def applied(
-        self, index: int, generator: torch.Generator | None
-    ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
-        return self._masked(generator) if self.layouts else super().applied(index, generator)
-
-    @contextmanager
-    def _masked(self, generator: torch.Generator | None):
-        with (
-            leased(self.network) as shell,
-            fixed_dropout(shell, self.layouts, mask_seed(generator)),
-        ):
-            yield lambda inputs: call(shell, inputs)
-
-    def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
-        if not self.layouts:
-            return super().fold(index, seed=seed)
-        plain = with_fixed_dropout(self.network, self.layouts, mask_seed(self.generator(seed, index)))
-        return with_flags(plain, self.trainable)
 
     def holds(self, name: str) -> str:
         if name not in self.uses:

@@ -14,7 +14,6 @@ from .context import Context
 from .form import Form, Product
 from .kinds import Declared, NoRule, Standin, declares, kind
 
-
 #: Cases per draw that are few, and numbers of a matrix from which it is large, where draws are stacked on CPUs.
 FEW, LARGE = 2, 1 << 16
 
@@ -55,7 +54,11 @@ class Dense(Product):
         if self._weights_first(cases):
             # W xᵀ reads large weights once at the speed of memory; x Wᵀ takes twice as long for a row or two.
             added = None if biases is None else biases.unsqueeze(2)
-            products = torch.bmm(matrices.mT, cases.mT) if added is None else torch.baddbmm(added, matrices.mT, cases.mT)
+            products = (
+                torch.bmm(matrices.mT, cases.mT)
+                if added is None
+                else torch.baddbmm(added, matrices.mT, cases.mT)
+            )
             return products.mT.reshape(shape)
         if biases is None:
             return torch.bmm(cases, matrices).reshape(shape)

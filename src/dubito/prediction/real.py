@@ -126,7 +126,9 @@ class RealPrediction(Prediction):
         if steps is None:
             # A step gains one bit; those of the dtype are counted from the narrowest component on.
             width = (high - low) / std.amin(0)
-            bits = math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
+            bits = (
+                math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
+            )
             steps = math.ceil(bits)
         for _ in range(steps):
             middle = (low + high) / 2
