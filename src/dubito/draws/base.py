@@ -18,7 +18,7 @@ from ..networks import run, with_weights
 #: Tensors of draws, in groups by parameter name.
 Groups = Mapping[str, Mapping[str, Tensor]]
 #: Called as the network is, with B rows: the outputs of S draws, [S, B, ...].
-Pass = Callable[..., Tensor]
+JointPass = Callable[..., Tensor]
 #: What a pass may raise where the network is none it can run.
 FAILURES = (DubitoError, RuntimeError, TypeError, ValueError, IndexError, KeyError)
 #: Rows of all draws that go through a network at once: more leave the caches.
@@ -66,7 +66,7 @@ class Draws(ABC):
         self._key = self.kind if self.count > 1 else f"{self.kind}, one draw"  # which no pass can mix up
         self.like = TensorOptions.of(network)
         self.ways = {} if ways is None else ways
-        self._idle: list[Pass] = []
+        self._idle: list[JointPass] = []
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copied posterior makes its own again
@@ -87,7 +87,7 @@ class Draws(ABC):
     def weights(self, index: int) -> dict[str, Tensor]:
         """The parameters and buffers of a draw that are not the network's own."""
 
-    def makers(self, inputs: Inputs) -> Iterator[Callable[[], Pass]]:
+    def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
         """Makers of passes for all draws at once, the fastest first; each pass serves one caller at a time.
 
         Args:
@@ -95,9 +95,9 @@ class Draws(ABC):
         """
         yield from ()
 
-    def fits(self, rows: int) -> bool:
-        """Whether so many rows are run faster by one pass than one draw after the other."""
-        return rows * self.count <= MOST_ROWS
+    def block(self, rows: int) -> int:
+        """How many draws at a time are run fastest on so many rows."""
+        return MOST_ROWS // rows
 
     def answered(self, index: int, inputs: Inputs) -> Tensor:
         """The outputs of one draw, without noise of the network's own."""
@@ -141,11 +141,18 @@ class Draws(ABC):
             keep_graph: keep the autograd graph.
         """
         rows = rows_of(inputs)
-        if not keep_graph and rows <= max_rows and self.fits(rows):
-            together = self.together(inputs)
-            if together is not None:
-                return together
-        return self._apart(inputs, max_rows, keep_graph)
+        block = 0 if keep_graph or rows > max_rows else self.block(rows)
+        together = self.together(inputs) if block >= self.count else None
+        if together is not None:
+            return together
+        return self._apart(inputs, max_rows, keep_graph) if block < 2 else self._blocks(inputs, block)
+
+    def _blocks(self, inputs: Inputs, block: int) -> Iterator[Tensor]:
+        for start in range(0, self.count, block):
+            part = self.part(range(start, min(start + block, self.count)))
+            part.passing = True
+            together = part.together(inputs)
+            yield from part._apart(inputs, rows_of(inputs), False) if together is None else together
 
     def _apart(self, inputs: Inputs, max_rows: int, keep_graph: bool) -> Iterator[Tensor]:
         for index in range(self.count):
@@ -175,7 +182,7 @@ class Draws(ABC):
             self._idle.append(run_all)
         return outputs
 
-    def made(self, way: int, inputs: Inputs) -> Pass:
+    def made(self, way: int, inputs: Inputs) -> JointPass:
         """A pass of the way that a trial found."""
         with torch.inference_mode(False):
             return list(self.makers(inputs))[way]()

@@ -9,7 +9,7 @@ from ..inputs import Inputs, TensorOptions, checked_inputs, rows_of
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, Factors, NodeFactors
 from ..layers.kernels import fold_values
-from .base import MOST_ROWS, Draws, Pass
+from .base import MOST_ROWS, Draws, JointPass
 from .tile import tile
 
 
@@ -23,17 +23,17 @@ class FactorDraws(Draws):
     kind = "factors"
 
     def weights(self, index: int) -> dict[str, Tensor]:
-        own = dict(self.network.named_parameters())
+        centre = dict(self.network.named_parameters())
         folded = {name: values[index] for name, values in self.tensors.get("biases", {}).items()}
         for name, use in stored_uses(self.facts).items():
             s, r = (None if side is None else side[index] for side in self._sides(name))
-            folded[name] = fold_values(use.views, own[name], s, r, additive=self.facts["additive"])
+            folded[name] = fold_values(use.views, centre[name], s, r, additive=self.facts["additive"])
         return folded
 
-    def makers(self, inputs: Inputs) -> Iterator[Callable[[], Pass]]:
+    def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
         yield self._tile
 
-    def _tile(self) -> Pass:
+    def _tile(self) -> JointPass:
         factors = {
             name: NodeFactors(*(None if side is None else Factor(side) for side in self._sides(name)))
             for name in stored_uses(self.facts)

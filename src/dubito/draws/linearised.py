@@ -1,7 +1,10 @@
 """Draws of the network linearised in its weights: f(x; w*) + J(x) (w_s − w*), by forward-mode derivatives."""
 
+import importlib
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from typing import Any, Self
 
 import torch
@@ -15,7 +18,7 @@ from ..inputs import Inputs, call, map_tensors
 from ..layers.context import Context
 from ..layers.passes import asking
 from ..networks import run
-from .base import FAILURES, Draws, Pass
+from .base import FAILURES, Draws, JointPass
 from .weights import WeightDraws
 
 #: Held by a forward-mode pass: PyTorch knows one level of them for all threads.
@@ -62,7 +65,7 @@ class LinearisedDraws(Draws):
         outputs, change = self._pushed(inputs, lambda push: push(deviation))
         return outputs + change
 
-    def makers(self, inputs: Inputs) -> Iterator[Callable[[], Pass]]:
+    def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
         deviations = dict(self.deviations)
 
         def mapped(*args: Any, **kwargs: Any) -> Tensor:
@@ -78,13 +81,15 @@ class LinearisedDraws(Draws):
     ) -> tuple[Tensor, Tensor]:
         """f(x; w*), and J(x) times deviations: by PyTorch's layers, or by the layers' rules where that fails."""
         key = f"{self.kind} layers"
-        known, failure = self.ways.get(key), None
+        known, failure, keep = self.ways.get(key), None, torch.is_grad_enabled()
         inputs = map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
         for way, function in enumerate((run, ruled)):
             if known not in (None, way):
                 continue
             try:
-                with torch.inference_mode(False), _forward_mode, Explicit():
+                # Leaving inference mode turns gradients on.
+                with torch.inference_mode(False), torch.set_grad_enabled(keep), _forward_mode, Explicit():
+                    load_derivatives()
                     answer = pushes(self._push(function, inputs))
             except FAILURES as error:
                 failure = error
@@ -106,6 +111,14 @@ class LinearisedDraws(Draws):
             return function(self.network, weights, inputs)
 
         return lambda deviation: jvp(outputs, (centre,), (deviation,))
+
+
+@cache
+def load_derivatives() -> None:
+    """What PyTorch loads for its first forward-mode pass, without what it says about itself on the way."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch._decomp.decompositions_for_jvp")
 
 
 def ruled(network: nn.Module, weights: Mapping[str, Tensor], inputs: Inputs) -> Tensor:

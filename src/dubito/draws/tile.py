@@ -9,7 +9,7 @@ from ..layers.factors import Factors
 from ..layers.module import PassModule
 from ..layers.passes import asking
 from ..layers.stack import Stack
-from .base import Pass, repeated
+from .base import JointPass, repeated
 
 
 class Tile(PassModule):
@@ -30,7 +30,7 @@ class Tile(PassModule):
         return outputs.reshape(self.draws, -1, *outputs.shape[1:])
 
 
-def tile(network: nn.Module, context: Stack | Factors, draws: int, *, passing: bool) -> Pass:
+def tile(network: nn.Module, context: Stack | Factors, draws: int, *, passing: bool) -> JointPass:
     """A tile: a module of its own, or, for a single call, a pass through a leased shell."""
     if not passing:
         return Tile(network, context, draws)

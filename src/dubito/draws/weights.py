@@ -9,7 +9,7 @@ from torch.func import vmap
 from ..inputs import Inputs
 from ..layers.stack import Stack
 from ..networks import run
-from .base import Draws, Pass
+from .base import Draws, JointPass
 from .tile import tile
 
 #: Rows from which a loop over draws is faster than stacked weights.
@@ -35,8 +35,8 @@ class WeightDraws(Draws):
         """Draws from every parameter, and buffers where they differ, by name; what is the network's own is not kept."""
         return cls(network, stacks(network, drawn, facts["count"]), facts, **settings)
 
-    def fits(self, rows: int) -> bool:
-        return rows < LOOP_ROWS
+    def block(self, rows: int) -> int:
+        return self.count if rows < LOOP_ROWS else 1
 
     @property
     def _stacks(self) -> dict[str, Tensor]:
@@ -45,12 +45,12 @@ class WeightDraws(Draws):
     def weights(self, index: int) -> dict[str, Tensor]:
         return {name: stack[index] for name, stack in self._stacks.items()}
 
-    def makers(self, inputs: Inputs) -> Iterator[Callable[[], Pass]]:
+    def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
         network, tensors = self.network, self._stacks
         if not self.tensors.get("statistics"):
             surveyed, draws = self.survey(inputs), self.count
 
-            def stacked() -> Pass:
+            def stacked() -> JointPass:
                 context = Stack(tensors, surveyed, draws=draws, rows=1, repeated=True)
                 return tile(network, context, draws, passing=self.passing)
 
