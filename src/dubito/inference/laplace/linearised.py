@@ -60,10 +60,11 @@ class Sizes:
     tail: int
     closed: bool
 
-    def plan(self, max_rows: int, *, pairs: bool, units: bool) -> tuple[int, int, int]:
+    def plan(self, count: int, max_rows: int, *, pairs: bool, units: bool) -> tuple[int, int, int]:
         """Rows of a forward pass, outputs whose gradients are there at a time, and outputs of a backward pass.
 
         Args:
+            count: of all rows.
             max_rows: the most rows that go through the network at once.
             pairs: whether all outputs of a row are wanted together.
             units: whether the gradients of the last layer are wanted too.
@@ -71,7 +72,7 @@ class Sizes:
         row = self.inputs + 4 * self.answers  # a graph holds more than what layers answer
         gradients = max(1, self.answers if units else self.answers - self.tail)
         wanted = self.outputs if pairs else min(self.outputs, SHARING)
-        rows = max(1, min(max_rows, BUDGET // (row + wanted * gradients)))
+        rows = max(1, min(count, max_rows, BUDGET // (row + wanted * gradients)))
         together = min(self.outputs, max(1, (BUDGET - rows * row) // (rows * gradients)))
         copies = min(together, max(1, TOGETHER // (rows * self.answers)), max(1, max_rows // rows))
         return rows, together, copies
@@ -118,11 +119,11 @@ class Linearised:
     def _read(
         self, inputs: Inputs, posteriors: Sequence[BlockNormals], max_rows: int, pairs: bool, precise: bool
     ) -> tuple[Tensor, list[Share]]:
-        sizes, units = self._measured(inputs), pairs or precise
-        rows, together, copies = sizes.plan(max_rows, pairs=pairs, units=units)
+        sizes, units, count = self.measured(inputs), pairs or precise, rows_of(inputs)
+        rows, together, copies = sizes.plan(count, max_rows, pairs=pairs, units=units)
         outputs, pieces = [], []
         with self.reading() as (function, record):
-            for some in slices(rows_of(inputs), rows):
+            for some in slices(count, rows):
                 part = repeated(map_tensors(Tensor.detach, take(inputs, some)), copies)
                 with torch.set_grad_enabled(units or not sizes.closed):
                     answers = read(function, part)
@@ -149,7 +150,7 @@ class Linearised:
         ):
             yield partial(call, shell), record
 
-    def _measured(self, inputs: Inputs) -> Sizes:
+    def measured(self, inputs: Inputs) -> Sizes:
         """How large the layers are for rows like these."""
         key = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named_tensors(inputs))
         if key not in self._sizes:

@@ -17,6 +17,7 @@ from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...posterior import MAX_ROWS, NamedTensors, Posterior
 from ...prediction import Prediction, PredictionOptions
+from .joint import Joint, joint_outputs
 from .linearised import Linearised, needs_pairs, predictive
 from .structures import BlockTensors, Diagonal, Structure, one_group
 from .tuning import Evidence, best_prior, best_scale
@@ -171,6 +172,22 @@ class LaplacePosterior(Posterior):
                 inputs, [normals], options.max_rows, pairs=needs_pairs(self.likelihood)
             )
             return predictive(self.likelihood, outputs, covariance)
+
+    def joint(self, inputs: Inputs, *, max_rows: int = MAX_ROWS) -> Joint:
+        """The outputs of several rows together, in closed form, of the network as linear in its weights.
+
+        They are the network's outputs, before the likelihood's noise. Where inputs require gradients, mean and
+        covariance are differentiable in them, as acquisition functions ask.
+
+        Args:
+            inputs: what the network reads.
+            max_rows: rows that go through the network at once, where no gradients are asked for.
+        """
+        require_count(max_rows=max_rows)
+        with torch.inference_mode(False):
+            inputs = self.readable(inputs)
+            normals = partial(self.normals, weights=self.weights())
+            return Joint(*joint_outputs(self.linearised(inputs), inputs, normals, max_rows))
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
