@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import seeds, storage
-from .draws import Draws, LinearisedDraws, PredictiveModule, WeightDraws, restored
+from .draws import Draws, LinearisedDraws, PredictiveModule, WeightDraws, deviations, weight_stacks
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
 from .fitting import checked_rows, read
@@ -184,9 +184,7 @@ class Posterior(nn.Module, ABC):
         if self._linearises(linearised):
             inputs = checked_inputs(inputs, TensorOptions.of(self.network))
             draws = (self._made(range(index, index + 1), seed, True) for index in range(atoms))
-            outputs = [
-                output for draw in draws for output in draw.outputs(inputs, max_rows, keep_graph=keep_graph)
-            ]
+            outputs = [next(iter(draw.outputs(inputs, max_rows, keep_graph=keep_graph))) for draw in draws]
         else:
             outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
         if atoms < num_samples:
@@ -363,12 +361,16 @@ class Posterior(nn.Module, ABC):
     def _made(self, indices: range, seed: int, linearised: bool) -> Draws:
         if not linearised:
             return self.draws(indices, seed)
-        return LinearisedDraws.around(Posterior.draws(self, indices, seed))
+        facts = self._facts(indices, seed)
+        return LinearisedDraws(self.network, deviations(self.network, self._stacks(indices, seed)), **facts)
 
-    def draws(self, indices: range, seed: int) -> WeightDraws | Any:
+    def draws(self, indices: range, seed: int) -> Draws:
         """Draws made now, by their numbers: as sets of weights, unless a posterior keeps them in fewer numbers."""
+        return WeightDraws(self.network, self._stacks(indices, seed), **self._facts(indices, seed))
+
+    def _stacks(self, indices: range, seed: int) -> dict[str, dict[str, Tensor]]:
         drawn = (self.draw(index, self.generator(seed, index)) for index in indices)
-        return WeightDraws.stacked(self.network, drawn, **self._facts(indices, seed))
+        return weight_stacks(self.network, drawn, len(indices))
 
     def _facts(self, indices: range, seed: int, **others: Any) -> dict[str, Any]:
         """What draws are told beside their tensors."""
@@ -501,8 +503,9 @@ class SampledPosterior(Posterior):
         if draws is None:
             groups = {key: self.group(key).items() for key in self.tensors}
             tensors = {key: {name: t.detach() for name, t in group} for key, group in groups.items()}
-            settings = {"survey": self.survey, "ways": self._ways}
-            draws = self._together = restored(self.network, tensors, self.details["sampled"], **settings)
+            facts = self.details["sampled"]
+            draws = Draws.kinds[facts["kind"]](self.network, tensors, facts, self.survey, self._ways)
+            self._together = draws
         return draws
 
     def as_module(self) -> PredictiveModule:

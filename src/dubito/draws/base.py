@@ -37,13 +37,17 @@ class Draws(ABC):
         facts: plain values: the `count` S, the `seed`, the number of the `first` draw, and what a kind needs beside.
         survey: how the network uses its parameters, from checked rows.
         ways: the passes found to work, by kind.
+
+    Attributes:
         passing: whether these draws serve one call, so that no shell is taken for good.
     """
 
-    #: The name of the kind in files.
+    passing = False
+
     kind: ClassVar[str]
     #: Whether tracers can follow draws of this kind.
     traces: ClassVar[bool] = True
+    #: By their names in files.
     kinds: ClassVar[dict[str, type["Draws"]]] = {}
 
     def __init_subclass__(cls) -> None:
@@ -56,20 +60,17 @@ class Draws(ABC):
         tensors: Groups,
         facts: Mapping[str, Any],
         survey: Callable[[Inputs], Survey],
-        ways: dict[str, int] | None = None,
-        *,
-        passing: bool = False,
+        ways: dict[str, int],
     ) -> None:
-        self.network, self.tensors, self.survey, self.passing = network, tensors, survey, passing
+        self.network, self.tensors, self.survey, self.ways = network, tensors, survey, ways
         self.facts = {**facts, "kind": self.kind}
         self.count: int = facts["count"]
-        self._key = self.kind if self.count > 1 else f"{self.kind}, one draw"  # which no pass can mix up
         self.like = TensorOptions.of(network)
-        self.ways = {} if ways is None else ways
+        self._key = self.kind if self.count > 1 else f"{self.kind}, one draw"  # which no pass can mix up
         self._idle: list[JointPass] = []
 
-    def __reduce__(self) -> Any:
-        return type(None), ()  # a copied posterior makes its own again
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_idle": []}  # passes hold on to the tensors they were made with
 
     def part(self, indices: range) -> "Draws":
         """Some of these draws, from the first on again after the last."""
@@ -115,10 +116,10 @@ class Draws(ABC):
             way = self.ways.get(self._key)
             if way is None:  # not tried: right where every use of every parameter is known
                 way = -1 if self.survey(None).reasons else 0
-            made = None if way < 0 else self.made(way, None)
+            joint = None if way < 0 else self.joint(way, None)
         except FAILURES:
-            made = None
-        return made if isinstance(made, nn.Module) else Chain(map(self.plain, range(self.count)))
+            joint = None
+        return joint if isinstance(joint, nn.Module) else Chain(map(self.plain, range(self.count)))
 
     # -- outputs -------------------------------------------------------------------------------------------
 
@@ -169,23 +170,22 @@ class Draws(ABC):
         if way < 0:
             return None
         try:
-            waiting = self._idle.pop() if self._idle else None
-        except IndexError:  # another thread was faster
-            waiting = None
-        try:
             with torch.no_grad():
-                run_all = self.made(way, inputs) if waiting is None else waiting
-                outputs = call(run_all, inputs)
+                joint = self.joint(way, inputs)
+                outputs = call(joint, inputs)
         except FAILURES:  # the network runs otherwise on these rows, or not at all: the loop will tell
             return None
         if not self.passing:
-            self._idle.append(run_all)
+            self._idle.append(joint)
         return outputs
 
-    def made(self, way: int, inputs: Inputs) -> JointPass:
-        """A pass of the way that a trial found."""
-        with torch.inference_mode(False):
-            return list(self.makers(inputs))[way]()
+    def joint(self, way: int, inputs: Inputs) -> JointPass:
+        """A pass of the way that a trial found, in the hands of the caller."""
+        try:
+            return self._idle.pop()
+        except IndexError:
+            with torch.inference_mode(False):
+                return list(self.makers(inputs))[way]()
 
     @torch.no_grad()
     def _trial(self, inputs: Inputs) -> int:
@@ -221,8 +221,3 @@ def agree(outputs: Tensor, truth: Tensor) -> bool:
 def repeated(inputs: Inputs, draws: int) -> Inputs:
     """The rows once for every draw, [S·B, ...]."""
     return map_tensors(lambda tensor: tensor.expand(draws, *tensor.shape).flatten(0, 1), inputs)
-
-
-def restored(network: nn.Module, tensors: Groups, facts: Mapping[str, Any], **settings: Any) -> Draws:
-    """Draws from what a posterior keeps of them; the settings are those of `Draws`."""
-    return Draws.kinds[facts["kind"]](network, tensors, facts, **settings)

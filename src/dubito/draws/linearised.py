@@ -5,7 +5,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +18,7 @@ from ..inputs import Inputs, call, map_tensors
 from ..layers.context import Context
 from ..layers.passes import asking
 from ..networks import run
-from .base import FAILURES, Draws, JointPass
-from .weights import WeightDraws
+from .base import FAILURES, Draws, Groups, JointPass
 
 #: Held by a forward-mode pass: PyTorch knows one level of them for all threads.
 _forward_mode = threading.Lock()
@@ -34,25 +33,9 @@ class LinearisedDraws(Draws):
 
     kind, traces = "linearised", False
 
-    @classmethod
-    def around(cls, draws: WeightDraws) -> Self:
-        """Linearised draws from draws of weights."""
-        if draws.tensors.get("statistics"):
-            raise ConfigError("draws with batch norm statistics of their own cannot be linearised in weights")
-        centre = dict(draws.network.named_parameters())
-        deviations = {name: stack - centre[name] for name, stack in draws.tensors.get("draws", {}).items()}
-        tensors = {"deviations": deviations}
-        settings = {"survey": draws.survey, "ways": draws.ways, "passing": draws.passing}
-        return cls(draws.network, tensors, draws.facts, **settings)
-
-    @property
-    def deviations(self) -> Mapping[str, Tensor]:
-        """[S, ...] by name."""
-        return self.tensors["deviations"]
-
     def weights(self, index: int) -> dict[str, Tensor]:
         centre = dict(self.network.named_parameters())
-        return {name: centre[name] + stack[index] for name, stack in self.deviations.items()}
+        return {name: centre[name] + stack[index] for name, stack in self.tensors["deviations"].items()}
 
     def plain(self, index: int) -> nn.Module:
         raise ConfigError(
@@ -61,12 +44,12 @@ class LinearisedDraws(Draws):
         )
 
     def answered(self, index: int, inputs: Inputs) -> Tensor:
-        deviation = {name: stack[index] for name, stack in self.deviations.items()}
+        deviation = {name: stack[index] for name, stack in self.tensors["deviations"].items()}
         outputs, change = self._pushed(inputs, lambda push: push(deviation))
         return outputs + change
 
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
-        deviations = dict(self.deviations)
+        deviations = dict(self.tensors["deviations"])
 
         def mapped(*args: Any, **kwargs: Any) -> Tensor:
             outputs, changes = self._pushed(
@@ -105,7 +88,7 @@ class LinearisedDraws(Draws):
 
     def _push(self, function: Any, inputs: Inputs) -> Callable[[dict[str, Tensor]], Any]:
         named = dict(self.network.named_parameters())
-        centre = {name: named[name].detach() for name in self.deviations}
+        centre = {name: named[name].detach() for name in self.tensors["deviations"]}
 
         def outputs(weights: dict[str, Tensor]) -> Tensor:
             return function(self.network, weights, inputs)
@@ -134,3 +117,11 @@ class Explicit(TorchFunctionMode):
         if function is F.scaled_dot_product_attention:
             return torch.ops.aten._scaled_dot_product_attention_math(*args, **(kwargs or {}))[0]
         return function(*args, **(kwargs or {}))
+
+
+def deviations(network: nn.Module, tensors: Groups) -> Groups:
+    """The tensors of linearised draws from those of draws of weights."""
+    if tensors.get("statistics"):
+        raise ConfigError("draws with batch norm statistics of their own cannot be linearised in weights")
+    centre = dict(network.named_parameters())
+    return {"deviations": {name: stack - centre[name] for name, stack in tensors.get("draws", {}).items()}}

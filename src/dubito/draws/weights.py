@@ -1,7 +1,7 @@
 """Draws as stacked weights: every parameter and buffer that differs, [S, ...]."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
 from torch.func import vmap
@@ -23,17 +23,6 @@ class WeightDraws(Draws):
     """
 
     kind = "weights"
-
-    @classmethod
-    def stacked(
-        cls,
-        network: nn.Module,
-        drawn: Iterable[Mapping[str, Tensor]],
-        facts: Mapping[str, Any],
-        **settings: Any,
-    ) -> Self:
-        """Draws from every parameter, and buffers where they differ, by name; what is the network's own is not kept."""
-        return cls(network, stacks(network, drawn, facts["count"]), facts, **settings)
 
     def block(self, rows: int) -> int:
         return self.count if rows < LOOP_ROWS else 1
@@ -62,10 +51,10 @@ class WeightDraws(Draws):
         yield lambda: mapped
 
 
-def stacks(
+def weight_stacks(
     network: nn.Module, drawn: Iterable[Mapping[str, Tensor]], count: int
 ) -> dict[str, dict[str, Tensor]]:
-    """What differs between draws, [S, ...]: parameters and buffers by name."""
+    """What differs between draws, [S, ...]: parameters and buffers by name; what is the network's own does not."""
     centre = {"draws": dict(network.named_parameters()), "statistics": dict(network.named_buffers())}
     groups: dict[str, dict[str, Tensor]] = {"draws": {}, "statistics": {}}
     for index, weights in enumerate(drawn):
