@@ -555,8 +555,8 @@ MUTANTS = (
     ),
     mutant(
         "layers/record.py",
-        "_Anchor.apply(self._anchor, output, caught)",
-        "_Anchor.apply(self._anchor.to(output), output, caught)",
+        "_Anchor.apply(self.anchor, output, caught)",
+        "_Anchor.apply(self.anchor.to(output), output, caught)",
         "device/test_device_reads.py::test_steps_read_nothing[laplace-kfac]",
         "every recorded call copies a number to the device",
     ),
