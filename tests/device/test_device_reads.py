@@ -84,6 +84,18 @@ CASES = {
     "watched": Case(MeanField(), settings={"early_stopping": EarlyStopping(patience=9)}),
 }
 every_case = pytest.mark.parametrize("case", CASES)
+#: What still reads, by test and case or form, with the reason.
+PENDING = {
+    ("steps", "bali"): "each layer asks at every step whether its Cholesky factor exists",
+    ("steps", "noisy-kfac"): "PyTorch's Cholesky asks at every step whether the factor exists",
+    ("linearised", "laplace-inf"): "one number at the end tells whether a variance was lost to rounding",
+}
+
+
+def pending(request: pytest.FixtureRequest, *key: str) -> None:
+    """Expect a failure where one is known."""
+    if key in PENDING:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=PENDING[key]))
 
 
 def network() -> nn.Module:
@@ -131,7 +143,8 @@ def fitted(name: str) -> Posterior:
 
 
 @every_case
-def test_steps_read_nothing(case: str):
+def test_steps_read_nothing(case: str, request: pytest.FixtureRequest):
+    pending(request, "steps", case)
     # Twice the batches and all else alike: what is read for a whole fit or epoch is read as often.
     few, many = (fit(CASES[case], count)[1].ours() for count in (32, 64))
     assert not many - few, f"read in every step: {dict(many - few)}"
@@ -140,7 +153,8 @@ def test_steps_read_nothing(case: str):
 @every_case
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("host", [False, True], ids=["device", "host"])
-def test_predictions_read_nothing(case: str, form: str, host: bool):
+def test_predictions_read_nothing(case: str, form: str, host: bool, request: pytest.FixtureRequest):
+    pending(request, form, case)
     posterior = fitted(case)
     if not posterior.has_form(form):
         pytest.skip("no such form")
