@@ -120,15 +120,15 @@ class Loop:
                 with seeded(network, self.run.seed, "network", state.step, training=modes):
                     record = self.stepper.step(state.step, passes, rows, self.interrupted)
             except Exception:
-                self._settle()  # a loss that was no number explains what came of it
+                self._read_terms()  # a loss that was no number explains what came of it
                 raise
-            self._settle()
+            self._read_terms()
             self._expect(record, len(passes))
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
                 raise Interrupted(self._farewell())
             self._save_if_due()
-        self._settle()
+        self._read_terms()
         self._close_epoch()
 
     def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:
@@ -181,7 +181,7 @@ class Loop:
         state.passes += passes
         state.step += 1
 
-    def _settle(self) -> None:
+    def _read_terms(self) -> None:
         """Read the terms of the last step counted, if they were not: before its state is kept, at the latest."""
         if self.pending is None:
             return
@@ -295,7 +295,7 @@ class Loop:
             self._save()
 
     def _save(self) -> None:
-        self._settle()
+        self._read_terms()
         self.saved_at = time.monotonic()
         if self.run.checkpoint is None or not self.processes.first or self._unsound():
             return  # a state whose next loss is no number must not replace a good one
