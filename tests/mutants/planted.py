@@ -602,4 +602,11 @@ MUTANTS = (
         "test_selfcheck.py::test_what_is_wrong_is_named",
         "a device that answers otherwise is called right",
     ),
+    mutant(
+        "devices.py",
+        'non_blocking=device.type == "cuda" and on_host(tensor)',
+        "non_blocking=False",
+        "device/test_device_reads.py::test_steps_read_nothing[loader]",
+        "every batch that is copied to the device is waited for",
+    ),
 )
