@@ -195,7 +195,7 @@ class Loop:
             )
             raise TrainingError(self._diagnosis(name, value, record.step, record.lr))
         if norm is not None:
-            self._watch(*norm.read(), record.step)
+            self._watch(norm.read()[0], record.step)
         state.sums = [old + record.rows * new for old, new in zip(state.sums, values, strict=True)]
         self.bar.update(record.step + 1, total, nll, kl, record.lr)
 

@@ -55,7 +55,7 @@ class GradientStepper(Stepper):
         for parameter in self.parameters:  # `zero_grad` without its bookkeeping
             parameter.grad = None
         weight = self.kl_weight(number)
-        seen: list[tuple[int, Terms]] = []
+        seen: list[tuple[int, tuple[Tensor, ...]]] = []
         for index, batch in enumerate(passes):
             if batch is None:
                 continue
@@ -108,7 +108,9 @@ class GradientStepper(Stepper):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=AUTOCAST[self.training.precision])
 
-    def _combine(self, seen: list[tuple[int, Terms]], rows: int, stop: bool) -> tuple[Terms, bool]:
+    def _combine(
+        self, seen: list[tuple[int, tuple[Tensor, ...]]], rows: int, stop: bool
+    ) -> tuple[Terms, bool]:
         """Means over the rows of all passes and processes; gradients and the wish to stop go in the same message."""
         if self.processes.count == 1 and len(seen) == 1:
             return seen[0][1], stop
