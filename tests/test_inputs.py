@@ -91,7 +91,7 @@ def test_floats_take_the_dtype_asked_for_and_nothing_else_does(like: TensorOptio
         "mask": np.array([True, False, True]),
         "name": "x",
     }
-    moved = to_tensors(tree, like)
+    moved = to_tensors(tree, like.dtype)
     assert moved["half"].dtype == moved["array"].dtype == like.dtype
     assert moved["ids"].dtype == torch.int32 and moved["mask"].dtype == torch.bool
     assert moved["name"] == "x"
@@ -120,7 +120,7 @@ def test_arrays_of_every_layout_become_the_same_tensor():
 )
 def test_arrays_of_other_things_than_numbers_are_refused(array: np.ndarray):
     with pytest.raises(DataError, match=r"arrays must hold numbers, got dtype .* encode"):
-        to_tensors(array, SINGLE)
+        to_tensors(array, SINGLE.dtype)
 
 
 def test_the_place_of_a_module():
