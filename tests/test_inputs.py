@@ -110,9 +110,11 @@ def test_arrays_of_every_layout_become_the_same_tensor():
         turned[::-1],
         np.broadcast_to(plain, (4, 3)),
     ):
-        assert torch.equal(to_tensors(array, DOUBLE), torch.arange(12.0, dtype=torch.float64).reshape(4, 3))
-    assert torch.equal(to_tensors(turned, DOUBLE), torch.tensor(plain).flip(0))
-    assert to_tensors(np.array(2.0), DOUBLE).shape == ()
+        assert torch.equal(
+            to_tensors(array, DOUBLE.dtype), torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+        )
+    assert torch.equal(to_tensors(turned, DOUBLE.dtype), torch.tensor(plain).flip(0))
+    assert to_tensors(np.array(2.0), DOUBLE.dtype).shape == ()
 
 
 @pytest.mark.parametrize(
