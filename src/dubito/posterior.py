@@ -378,10 +378,6 @@ class Posterior(nn.Module, ABC):
         tensors = weight_stacks(self.network, drawn, len(indices))
         return WeightDraws(self.network, tensors, **self._facts(indices, seed))
 
-    def _streams(self, indices: range, seed: int) -> Streams:
-        device = TensorOptions.of(self.network).device
-        return [seeds.generator(seed, "draw", index, device=device) for index in indices]
-
     def _facts(self, indices: range, seed: int, **others: Any) -> dict[str, Any]:
         """What draws are told beside their tensors."""
         facts = {"count": len(indices), "seed": seed, "first": indices.start, **others}
@@ -421,7 +417,11 @@ class Posterior(nn.Module, ABC):
 
     def generator(self, seed: int, index: int) -> torch.Generator:
         """The generator of draw number `index`: a stream of its own, so chunking changes nothing."""
-        return seeds.generator(seed, "draw", index, device=TensorOptions.of(self.network).device)
+        return self._streams(range(index, index + 1), seed)[0]
+
+    def _streams(self, indices: range, seed: int) -> list[torch.Generator]:
+        device = TensorOptions.of(self.network).device
+        return [seeds.generator(seed, "draw", index, device=device) for index in indices]
 
     def _outputs(
         self,

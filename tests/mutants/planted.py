@@ -517,4 +517,26 @@ MUTANTS = (
         "shifts/test_shifts_corruptions.py::test_blur_keeps_the_mean_and_lowers_the_contrast",
         "zoomed images are too bright",
     ),
+    # -- draws made once ---------------------------------------------------------------------------------------------
+    mutant(
+        "draws/linearised.py",
+        "return outputs + change\n",
+        "return outputs + 0.5 * change\n",
+        "draws/test_draws_linearised.py::test_draws_are_the_tangents_of_the_network",
+        "a linearised draw moves half as far as its weights do",
+    ),
+    mutant(
+        "draws/base.py",
+        'path = "network", self.facts["first"] + index',
+        'path = "network", self.facts["first"]',
+        "draws/test_draws_sampled.py::test_every_network_predicts_what_its_draws_do_one_by_one",
+        "all draws share the noise of the network's own",
+    ),
+    mutant(
+        "draws/module.py",
+        "sign=sign, steps=steps) for sign in (1, -1)",
+        "sign=sign, steps=steps) for sign in (-1, 1)",
+        "draws/test_draws_module.py::test_it_says_what_the_prediction_says",
+        "the module's interval is turned around",
+    ),
 )
