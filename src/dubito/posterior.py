@@ -4,9 +4,9 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,10 @@ from . import seeds, storage
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
 from .fitting import checked_rows, read
-from .inputs import Inputs, TensorOptions, checked_inputs, chunks, take
+from .inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
 from .layers import Survey, reasons, survey
-from .layers.shell import seeded
+from .layers.shell import seeder
+from .layers.shell import take as take_shell
 from .lazy import open_all
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
@@ -26,6 +27,13 @@ from .summary import Summary, SummaryRow
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
+
+#: From the number of a draw and its generator to tensors by name; what does not vary may be left out.
+Drawer: TypeAlias = Callable[[int, torch.Generator | None], Mapping[str, Tensor]]
+#: Likewise to the network with the draw in it, as a function from inputs to outputs.
+Applied: TypeAlias = Callable[
+    [int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]
+]
 
 #: Held while a posterior of an older file surveys its network.
 _surveying = threading.Lock()
@@ -307,11 +315,34 @@ class Posterior(nn.Module, ABC):
         weights = self.draw(index, generator)
         return nullcontext(lambda inputs: run(self.network, weights, inputs))
 
-    def applying(
-        self,
-    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
-        """`applied` for several draws in a row, which may compute once what all of them need."""
-        return self.applied
+    def drawer(self) -> Drawer:
+        """`draw` for several draws in a row: what all of them need is computed once."""
+        return self.draw
+
+    @contextmanager
+    def applying(self, inputs: Inputs) -> Iterator[Applied]:
+        """`applied` for several draws in a row, each of which is done with when the next one is asked for.
+
+        Args:
+            inputs: checked rows, the first that they will read.
+        """
+        draw = self.drawer()
+        if torch.is_grad_enabled():  # a graph keeps the tensors of its draw, and a shell of its own
+            yield lambda index, generator: nullcontext(partial(run, self.network, draw(index, generator)))
+            return
+        lease = take_shell(self.network)
+        function = partial(call, lease.module)
+
+        def applied(
+            index: int, generator: torch.Generator | None
+        ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
+            lease.fill(draw(index, generator))
+            return nullcontext(function)
+
+        try:
+            yield applied
+        finally:
+            lease.release()
 
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
@@ -337,17 +368,22 @@ class Posterior(nn.Module, ABC):
         keep_graph: bool = False,
     ) -> Iterator[Tensor]:
         """Outputs [B, ...] of one draw after the other."""
-        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
-        with torch.set_grad_enabled(keep_graph):
-            applied = self.applying()
-        for index in range(num_samples):
-            with (
-                torch.set_grad_enabled(keep_graph),
-                seeded(self.network, seed, "network", index),  # noise of the network's own
-                applied(index, self.generator(seed, index)) as function,
-            ):
-                pieces = [read(function, piece) for piece in chunks(inputs, max_rows)]
-            yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        options = TensorOptions.of(self.network)
+        inputs = checked_inputs(inputs, options)
+        pieces = list(chunks(inputs, max_rows))
+        around = seeder(self.network)  # noise of the network's own
+        with ExitStack() as stack:
+            with torch.set_grad_enabled(keep_graph):
+                applied = stack.enter_context(self.applying(pieces[0]))
+            for index in range(num_samples):
+                generator = seeds.generator(seed, "draw", index, device=options.device)
+                with (
+                    torch.set_grad_enabled(keep_graph),
+                    around(seed, "network", index),
+                    applied(index, generator) as function,
+                ):
+                    outputs = [read(function, piece) for piece in pieces]
+                yield outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     # -- size and storage ----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """Monte Carlo dropout: Bernoulli factors on the inputs of layers [Gal & Ghahramani 2016]."""
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +20,7 @@ from ..layers.shell import leased
 from ..method import TrainedMethod
 from ..networks import resolve, trainable, with_flags
 from ..objective import Objective
-from ..posterior import Posterior
+from ..posterior import Applied, Posterior
 from ..priors import normal_penalty
 
 
@@ -53,6 +53,9 @@ class MCDropoutPosterior(Posterior):
         self, index: int, generator: torch.Generator | None
     ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
         return self._masked(generator) if self.layouts else super().applied(index, generator)
+
+    def applying(self, inputs: Inputs) -> AbstractContextManager[Applied]:
+        return nullcontext(self.applied) if self.layouts else super().applying(inputs)
 
     @contextmanager
     def _masked(self, generator: torch.Generator | None):

@@ -205,17 +205,27 @@ def seeded(
         path: the stream's labels.
         training: the modes of a training pass, as in `take`.
     """
+    return seeder(network, training)(seed, *path)
+
+
+def seeder(
+    network: nn.Module, training: Mapping[str, bool] | None = None
+) -> Callable[..., AbstractContextManager[None]]:
+    """`seeded` for several passes in a row of a network that stays as it is, `(seed, *path)` of each."""
     pool, modules = _pool(network)
     modes: Any = tuple(module.training for module in modules)
     if training is not None:
         modes = "training", *sorted(name for name, mode in training.items() if not mode)
-    noisy = pool.noisy.get(modes)
-    if noisy is False:
-        return nullcontext()
-    device = TensorOptions.of(network).device
-    if noisy:
-        return seeds.forked(seed, *path, device=device)
-    return _watched(pool.noisy, modes, seeds.forked(seed, *path, device=device), device)
+
+    def around(seed: int, *path: int | str) -> AbstractContextManager[None]:
+        noisy = pool.noisy.get(modes)
+        if noisy is False:
+            return nullcontext()
+        device = TensorOptions.of(network).device
+        forked = seeds.forked(seed, *path, device=device)
+        return forked if noisy else _watched(pool.noisy, modes, forked, device)
+
+    return around
 
 
 @contextmanager
