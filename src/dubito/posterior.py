@@ -324,7 +324,7 @@ class Posterior(nn.Module, ABC):
         """`applied` for several draws in a row, each of which is done with when the next one is asked for.
 
         Args:
-            inputs: checked rows, the first that they will read.
+            inputs: checked rows, all that they will read.
         """
         draw = self.drawer()
         if torch.is_grad_enabled():  # a graph keeps the tensors of its draw, and a shell of its own
@@ -374,7 +374,7 @@ class Posterior(nn.Module, ABC):
         around = seeder(self.network)  # noise of the network's own
         with ExitStack() as stack:
             with torch.set_grad_enabled(keep_graph):
-                applied = stack.enter_context(self.applying(pieces[0]))
+                applied = stack.enter_context(self.applying(inputs))
             for index in range(num_samples):
                 generator = seeds.generator(seed, "draw", index, device=options.device)
                 with (

@@ -212,10 +212,7 @@ def seeder(
     network: nn.Module, training: Mapping[str, bool] | None = None
 ) -> Callable[..., AbstractContextManager[None]]:
     """`seeded` for several passes in a row of a network that stays as it is, `(seed, *path)` of each."""
-    pool, modules = _pool(network)
-    modes: Any = tuple(module.training for module in modules)
-    if training is not None:
-        modes = "training", *sorted(name for name, mode in training.items() if not mode)
+    pool, modes = _modes(network, training)
 
     def around(seed: int, *path: int | str) -> AbstractContextManager[None]:
         noisy = pool.noisy.get(modes)
@@ -226,6 +223,20 @@ def seeder(
         return forked if noisy else _watched(pool.noisy, modes, forked, device)
 
     return around
+
+
+def noise_of(network: nn.Module) -> bool | None:
+    """Whether a pass in the network's modes draws from the global state; None where no pass has told yet."""
+    pool, modes = _modes(network, None)
+    return pool.noisy.get(modes)
+
+
+def _modes(network: nn.Module, training: Mapping[str, bool] | None) -> tuple[_Pool, Any]:
+    """The network's pool, and the modes of a pass as its key there."""
+    pool, modules = _pool(network)
+    if training is None:
+        return pool, tuple(module.training for module in modules)
+    return pool, ("training", *sorted(name for name, mode in training.items() if not mode))
 
 
 @contextmanager
