@@ -25,7 +25,7 @@ CORE = (
     ("curvature", "posterior"),
     ("training", "optim"),
     ("objective",),
-    ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
+    ("calibration", "method", "node_factors", "weight_normals", "matrices", "diagnostics"),
     ("inference", "factors"),
     ("loading",),
 )

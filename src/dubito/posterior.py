@@ -355,9 +355,16 @@ class Posterior(nn.Module, ABC):
         """The posterior at rest: nothing requires a gradient, so that draws keep no graph."""
         return self.requires_grad_(False).eval()
 
-    def generator(self, seed: int, index: int) -> torch.Generator:
-        """The generator of draw number `index`: a stream of its own, so chunking changes nothing."""
-        return seeds.generator(seed, "draw", index, device=TensorOptions.of(self.network).device)
+    def generator(self, seed: int, index: int, device: torch.device | None = None) -> torch.Generator:
+        """The generator of draw number `index`: a stream of its own, so chunking changes nothing.
+
+        Args:
+            seed: of all draws.
+            index: of the draw.
+            device: the network's, where it is known.
+        """
+        device = device or TensorOptions.of(self.network).device
+        return seeds.generator(seed, "draw", index, device=device)
 
     def _outputs(
         self,
@@ -376,7 +383,7 @@ class Posterior(nn.Module, ABC):
             with torch.set_grad_enabled(keep_graph):
                 applied = stack.enter_context(self.applying(inputs))
             for index in range(num_samples):
-                generator = seeds.generator(seed, "draw", index, device=options.device)
+                generator = self.generator(seed, index, options.device)
                 with (
                     torch.set_grad_enabled(keep_graph),
                     around(seed, "network", index),

@@ -29,11 +29,6 @@ class TwoSided:
         unit = torch.randn(shape, generator=generator, dtype=like.dtype, device=like.device)
         return unit if self.scale is None else unit.mul_(self.scale)
 
-    def suits(self, cases: float) -> bool:
-        """Whether functions of so many inputs take fewer products than the matrix: half of them, to be sure."""
-        m, n = len(self.left), len(self.right)
-        return 2 * cases * (n * n + m * n + m * m) <= m * n * (m + n)
-
     def turned(self, x: Tensor) -> Tensor:
         """R x for each row x of [N, n], or of [N, n − 1] where the last input is always 1."""
         biased = x.shape[1] < len(self.right)
@@ -46,3 +41,9 @@ class TwoSided:
     def added(self, mean: Tensor, noise: Tensor, turned: Tensor) -> Tensor:
         """M x + L (E ∘ s) (R x), from M x [N, m], E ∘ s and R x [N, n]."""
         return torch.addmm(mean, F.linear(turned, noise), self.left.mT)
+
+
+def products_saved(rows: int, columns: int, cases: float) -> float:
+    """By how many products an m × n matrix, written out, exceeds its functions of so many inputs."""
+    m, n = rows, columns
+    return m * n * (m + n) - cases * (n * n + m * n + m * m)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...curvature import Block
 from ...distributions import InverseWishart, MatrixNormal
 from ...distributions.two_sided import TwoSided
-from ..matrices import BlockDrawer, MatrixPosterior
+from ...matrices import BlockDrawer, MatrixPosterior
 from .layer import placed
 
 

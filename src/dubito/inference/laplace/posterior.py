@@ -18,10 +18,10 @@ from ...errors import ConfigError, NetworkError, require_count, require_positive
 from ...fitting import read
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors, take
 from ...likelihoods import GaussianLikelihood, at_least_float
+from ...matrices import BlockDrawer, MatrixPosterior
 from ...networks import run
 from ...posterior import MAX_ROWS, NamedTensors
 from ...prediction import Prediction, PredictionOptions
-from ..matrices import BlockDrawer, MatrixPosterior
 from .linearised import Linearised, predictive
 from .structures import BlockTensors, Diagonal, Structure, one_group
 from .tuning import Evidence, best_prior, best_scale

@@ -8,19 +8,18 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .. import seeds
-from ..curvature import Block
-from ..distributions.two_sided import TwoSided
-from ..errors import NetworkError
-from ..fitting import probe, read
-from ..inputs import Inputs, TensorOptions, call, checked_inputs, map_tensors, rows_of, take
-from ..layers import Context, Form, Layout, Survey, Use
-from ..layers.context import name_of
-from ..layers.kinds import Standin, plain
-from ..layers.linear import Dense
-from ..layers.passes import asking
-from ..layers.shell import noise_of
-from ..posterior import Drawer, Posterior
+from .curvature import Block
+from .distributions.two_sided import TwoSided, products_saved
+from .errors import NetworkError
+from .fitting import probe, read
+from .inputs import Inputs, TensorOptions, call, checked_inputs, map_tensors, rows_of, take
+from .layers import Context, Form, Layout, Survey, Use
+from .layers.context import name_of
+from .layers.kinds import Standin, plain
+from .layers.linear import Dense
+from .layers.passes import asking
+from .layers.shell import noise_of
+from .posterior import Drawer, Posterior
 
 #: From a block and the generator of a draw to the tensors of its parameters by name.
 BlockDrawer: TypeAlias = Callable[[Block, torch.Generator | None], Mapping[str, Tensor]]
@@ -129,7 +128,7 @@ class MatrixPosterior(Posterior):
         try:
             while order and roots and first < num_samples:
                 indices = range(first, min(first + together, num_samples))
-                generators = [seeds.generator(seed, "draw", s, device=options.device) for s in indices]
+                generators = [self.generator(seed, index, options.device) for index in indices]
                 context = DrawsOfRows(order, generators, roots, self.block_drawer())
                 outputs = self._together(context, inputs)
                 first += len(outputs)
@@ -174,14 +173,14 @@ class MatrixPosterior(Posterior):
         return not noisy
 
     def _roots(self, rows: int, inputs: Inputs) -> dict[str, TwoSided]:
-        """Of the blocks whose functions of so many rows take fewer products than their matrices."""
-        roots, surveyed = {}, self.survey(inputs)
-        for block in self.matrix_blocks():
-            cases = dense_cases(block, surveyed)
-            root = self.root(block) if cases else None
-            if root is not None and root.suits(rows * cases):
-                roots[block.weight] = root
-        return roots
+        """Of the blocks that have one, if functions of so many rows take fewer products than matrices in all."""
+        surveyed = self.survey(inputs)
+        cases = {block: rows * dense_cases(block, surveyed) for block in self.matrix_blocks()}
+        dense = {block: count for block, count in cases.items() if count}
+        if sum(products_saved(block.rows, block.columns, count) for block, count in dense.items()) <= 0:
+            return {}
+        roots = {block.weight: self.root(block) for block in dense}
+        return {name: root for name, root in roots.items() if root is not None}
 
 
 def single(use: Use) -> bool:
