@@ -187,6 +187,13 @@ MUTANTS = (
         "several draws of labels add up instead of being averaged",
     ),
     mutant(
+        "distributions/linalg.py",
+        "signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0)",
+        "signs = torch.where(triangle.diagonal() < 0, 1.0, 1.0)",
+        "distributions/test_distributions_linalg.py::test_eigenvectors_do_not_depend_on_the_solver",
+        "bases of eigenspaces have the signs that the solver gave them",
+    ),
+    mutant(
         "distributions/two_sided.py",
         "self.right[:, -1] if biased else None",
         "self.right[:, -2] if biased else None",
