@@ -1,6 +1,7 @@
 """Fresh draws at one row: what a server pays for 32 of them, in passes of the bare network and beside peers."""
 
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ def reparameterised(inputs: int, hidden: tuple[int, ...]) -> Work:
     from bayesian_torch.layers import LinearReparameterization  # pyright: ignore[reportMissingImports]
 
     sizes, row = (inputs, *hidden, 10), rows(inputs)[0][:1]
-    layers = [LinearReparameterization(n, m) for n, m in zip(sizes, sizes[1:], strict=False)]
+    layers = [LinearReparameterization(n, m) for n, m in pairwise(sizes)]
 
     @torch.no_grad()
     def work() -> Tensor:
