@@ -20,6 +20,7 @@ from .layers.linear import Dense
 from .layers.passes import asking
 from .layers.shell import noise_of
 from .posterior import Drawer, Posterior
+from .precision import full_precision
 
 #: From a block and the generator of a draw to the tensors of its parameters by name.
 BlockDrawer: TypeAlias = Callable[[Block, torch.Generator | None], Mapping[str, Tensor]]
@@ -67,12 +68,15 @@ class DrawsOfRows(Context):
             raise OtherUse(f"the network must use {names} as it did in the survey")
         root = self.roots.get(blocks[0].weight)
         if root is not None:
-            return self._function(root, x, form.apply(x, plain(weight), plain(bias)))
+            mean = form.apply(x, plain(weight), plain(bias))
+            with full_precision(x.device):
+                return self._function(root, x.to(root.left.dtype), mean.to(root.left.dtype))
         answers = []
         for cases, generator in zip(x.chunk(len(self.generators)), self.generators, strict=True):
             tensors: dict[str | None, Tensor] = {}
-            for block in blocks:
-                tensors.update(self.drawn(block, generator))
+            with full_precision(x.device):
+                for block in blocks:
+                    tensors.update(self.drawn(block, generator))
             given = (tensors.get(name, plain(p)) for name, p in zip(names, (weight, bias), strict=True))
             answers.append(form.apply(cases, *given))  # pyright: ignore[reportArgumentType]
         return torch.cat(answers)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from . import seeds, storage
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
-from .fitting import checked_rows, read
+from .fitting import checked_pieces, checked_rows, read
 from .inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
 from .layers import Survey, reasons, survey
 from .layers.shell import seeder
@@ -22,7 +22,9 @@ from .layers.shell import take as take_shell
 from .lazy import open_all
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
+from .precision import Precision, passes_in
 from .prediction import Prediction, PredictionOptions
+from .sources import holds_rows
 from .summary import Summary, SummaryRow
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
@@ -198,13 +200,15 @@ class Posterior(nn.Module, ABC):
         linearised: bool | None = None,
         marginal: bool = False,
         per_example: bool = False,
+        precision: Precision = "full",
     ) -> Prediction:
         """The prediction for some rows: averaged over draws, each one function for all rows, or in another form.
 
         A form that this posterior does not have is refused by an error that names the methods whose posteriors do.
 
         Args:
-            inputs: what the network reads.
+            inputs: what the network reads, or a `Dataset` or `DataLoader` of it, with or without targets, in the order
+                of the data set.
             num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely
                 many atoms uses each once instead, and a linearised prediction takes none.
             seed: the same seed, dtype and device give the same draws.
@@ -215,6 +219,8 @@ class Posterior(nn.Module, ABC):
                 instead of one function for all rows: cheaper for networks of few layers, right for each row by
                 itself where layers are dense, and an approximation for convolutions.
             per_example: draw factors anew for each row, as in training, instead of one function for all rows.
+            precision: of passes through the network: "full", or autocast with "bf16" or "fp16". Draws and what comes
+                after the network stay in full precision.
         """
         options = PredictionOptions(
             num_samples=num_samples,
@@ -223,8 +229,55 @@ class Posterior(nn.Module, ABC):
             linearised=linearised,
             marginal=marginal,
             per_example=per_example,
+            precision=precision,
         )
-        return self.predictor(options)(inputs)
+        if not holds_rows(inputs):
+            return self.predictor(options)(inputs)
+        predictions = list(self._predictions(inputs, options))
+        return type(predictions[0]).cat(predictions)
+
+    def predict_batches(
+        self,
+        data: Any,
+        num_samples: int = 32,
+        *,
+        seed: int = 0,
+        max_rows: int = MAX_ROWS,
+        linearised: bool | None = None,
+        marginal: bool = False,
+        per_example: bool = False,
+        precision: Precision = "full",
+    ) -> Iterator[Prediction]:
+        """Predictions of the rows of data in their order, some rows at a time, so that data may exceed the memory.
+
+        Options are checked before the first row is read. Arrays are cut before they are looked at: those of
+        `numpy.memmap` are not read whole.
+
+        Args:
+            data: what `predict` takes.
+            num_samples: as in `predict`.
+            seed: as in `predict`; all rows see the same draws.
+            max_rows: rows of a prediction, which go through the network at once; a loader with an order of its own
+                gives its own batches.
+            linearised: as in `predict`.
+            marginal: as in `predict`.
+            per_example: as in `predict`.
+            precision: as in `predict`.
+        """
+        options = PredictionOptions(
+            num_samples=num_samples,
+            seed=seed,
+            max_rows=max_rows,
+            linearised=linearised,
+            marginal=marginal,
+            per_example=per_example,
+            precision=precision,
+        )
+        return self._predictions(data, options)
+
+    def _predictions(self, data: Any, options: PredictionOptions) -> Iterator[Prediction]:
+        pieces = checked_pieces(self.network, data, seed=options.seed, max_rows=options.max_rows)
+        return map(self.predictor(options), pieces)
 
     def evaluate(
         self,
@@ -236,6 +289,7 @@ class Posterior(nn.Module, ABC):
         linearised: bool | None = None,
         marginal: bool = False,
         per_example: bool = False,
+        precision: Precision = "full",
     ) -> dict[str, float]:
         """Metrics on data with known targets, by name.
 
@@ -247,6 +301,7 @@ class Posterior(nn.Module, ABC):
             linearised: as in `predict`.
             marginal: as in `predict`.
             per_example: as in `predict`.
+            precision: as in `predict`.
         """
         options = PredictionOptions(
             num_samples=num_samples,
@@ -255,6 +310,7 @@ class Posterior(nn.Module, ABC):
             linearised=linearised,
             marginal=marginal,
             per_example=per_example,
+            precision=precision,
         )
         return evaluate(*self.predicted(data, options))
 
@@ -279,7 +335,13 @@ class Posterior(nn.Module, ABC):
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""
         self.check_form(options, self.method)
         default = "sampled" if options.linearised is False else self.default_form
-        return partial(getattr(self, f"{options.form or default}_prediction"), options=options)
+        predict = partial(getattr(self, f"{options.form or default}_prediction"), options=options)
+
+        def predicted(inputs: Inputs) -> Prediction:
+            with passes_in(options.precision, *TensorOptions.of(self.network)):
+                return predict(inputs)
+
+        return predict if options.precision == "full" else predicted
 
     @classmethod
     def check_form(cls, options: PredictionOptions, method: object) -> None:

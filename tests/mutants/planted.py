@@ -328,6 +328,20 @@ MUTANTS = (
         "the root of the Hessian is the Hessian",
     ),
     mutant(
+        "precision.py",
+        '{"bf16": torch.bfloat16, "fp16": torch.float16}',
+        '{"bf16": torch.float16, "fp16": torch.float16}',
+        "test_precision.py::test_a_prediction_in_bf16_is_the_mean_over_passes_under_autocast",
+        "passes in bf16 run in fp16",
+    ),
+    mutant(
+        "fitting.py",
+        "(checked_inputs(piece, options) for piece in cut(data, max_rows))",
+        "(checked_inputs(piece, options).flip(0) for piece in cut(data, max_rows))",
+        "test_predict_data.py::test_arrays_come_in_pieces",
+        "rows of a piece come in reverse",
+    ),
+    mutant(
         "matrices.py",
         "map_tensors(lambda tensor: tensor.repeat(draws, *",
         "map_tensors(lambda tensor: tensor.repeat_interleave(draws, 0).repeat(1, *",
