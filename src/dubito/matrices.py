@@ -62,9 +62,9 @@ class DrawsOfRows(Context):
         active: Tensor | None = None,
     ) -> Tensor:
         names = name_of(weight), name_of(bias)
-        blocks = next(self._coming, ())
+        blocks: tuple[Block, ...] = next(self._coming, ())
         expected = {name for block in blocks for name in block.parameters}
-        if isinstance(x, Standin) or expected != {name for name in names if name is not None}:
+        if not blocks or isinstance(x, Standin) or expected != {name for name in names if name is not None}:
             raise OtherUse(f"the network must use {names} as it did in the survey")
         root = self.roots.get(blocks[0].weight)
         if root is not None:

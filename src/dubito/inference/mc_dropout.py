@@ -1,6 +1,6 @@
 """Monte Carlo dropout: Bernoulli factors on the inputs of layers [Gal & Ghahramani 2016]."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -54,8 +54,10 @@ class MCDropoutPosterior(Posterior):
     ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
         return self._masked(generator) if self.layouts else super().applied(index, generator)
 
-    def applying(self, inputs: Inputs) -> AbstractContextManager[Applied]:
-        return nullcontext(self.applied) if self.layouts else super().applying(inputs)
+    @contextmanager
+    def applying(self, inputs: Inputs) -> Iterator[Applied]:
+        with nullcontext(self.applied) if self.layouts else super().applying(inputs) as applied:
+            yield applied
 
     @contextmanager
     def _masked(self, generator: torch.Generator | None):
