@@ -65,6 +65,13 @@ class Stepper(ABC):
             stop: whether this process was asked to stop.
         """
 
+    def settle(self, step: int) -> None:
+        """Bring the posterior up to what was learned, before it is read; refuse what went wrong on the device.
+
+        Args:
+            step: the number of steps made.
+        """
+
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and plain facts that a checkpoint must keep beside the posterior's own."""

@@ -168,6 +168,7 @@ class Loop:
         total, nll, kl = terms = record.terms.tolist()
         for name, value in zip(("nll", "kl", "loss"), (nll, kl, total), strict=True):
             if not abs(value) < float("inf"):
+                self.stepper.settle(record.step)  # it may know better
                 raise TrainingError(self._diagnosis(name, value, record.step, record.lr))
         if record.norm is not None and self.training.clip_norm is None:
             self._watch(float(record.norm), record.step)
@@ -180,6 +181,7 @@ class Loop:
     def _close_epoch(self) -> None:
         state, stopping = self.progress, self.training.early_stopping
         state.epoch += 1
+        self.stepper.settle(state.step)
         loss, nll, kl = (value / state.rows for value in state.sums)
         entry: dict[str, float] = {
             "epoch": state.epoch,
@@ -272,7 +274,10 @@ class Loop:
 
     def _save(self) -> None:
         self.saved_at = time.monotonic()
-        if self.run.checkpoint is None or not self.processes.first or self._unsound():
+        if self.run.checkpoint is None or not self.processes.first:
+            return
+        self.stepper.settle(self.progress.step)
+        if self._unsound():
             return  # a state whose next loss is no number must not replace a good one
         tensors, facts = self.stepper.state()
         everything = {

@@ -165,7 +165,8 @@ def _scores(
         assert candidate.effective_data is not None
         data = torch.full_like(layer.prior.data, candidate.effective_data)
         layer.prior = Prior(precision=layer.prior.precision, floor=floor, data=data)
-        layer.infer(correction, 0)
+        layer.infer(correction)
+        layer.settle()
     objective.commit(layers)
     losses = [
         -objective.draft.predict(batch.inputs, NUM_SAMPLES, seed=seed).log_prob(batch.targets)

@@ -85,8 +85,13 @@ class BALIObjective(Objective):
         for block in self.topology.blocks:
             for name, value in block.tensors(layers[block.name].mean).items():
                 self.draft.network.get_parameter(name).copy_(value)
-        if self.inferred_noise and self.last is not None:
-            put_noise(self.draft.likelihood, layers[self.last].output_tril[0])
+        if self.last is not None:
+            self.put_noise(layers[self.last].output_tril)
+
+    def put_noise(self, output_tril: Tensor) -> None:
+        """Put the last layer's noise into the likelihood, where it is inferred."""
+        if self.inferred_noise:
+            put_noise(self.draft.likelihood, output_tril[0])
 
 
 def prior_of(

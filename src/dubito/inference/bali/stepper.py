@@ -3,7 +3,7 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,17 +14,17 @@ from ...errors import ConfigError, DubitoWarning
 from ...inputs import Batch, TensorOptions, call, rows_of
 from ...layers.passes import asking
 from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
-from .layer import Layer, placed
+from .layer import Layer
 from .local import LayerNoise
 from .posterior import sampled_root
-from .products import gram
+from .products import cases, gram
 
 if TYPE_CHECKING:
     from .method import BALI
     from .objective import BALIObjective
 
 #: What a layer keeps beside the posterior's own tensors.
-KEPT = ("sums", "squares", "before")
+KEPT = ("sums", "squares", "factor", "before", "jitter", "failures")
 
 
 @dataclass(eq=False)
@@ -35,11 +35,13 @@ class StepSums:
         nll: the negative log-likelihood, summed over rows.
         grams: sums of products by block.
         cases: over how many rows and positions each was summed.
+        columns: the cases themselves, in place of sums; see `products.cases`.
     """
 
     nll: Tensor
     grams: dict[str, Tensor]
     cases: dict[str, float]
+    columns: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def add(self, name: str, sums: Tensor, cases: float) -> None:
         """Add the sums of one pass."""
@@ -82,9 +84,12 @@ class LayerwiseStepper(Stepper):
                 f"{layer.name!r} has {outputs} and effective_data is {least:g}; raise it, or take covariance='mode'"
             )
 
+    #: Whether means and roots of layers follow every step, and not only when the posterior is read.
+    eager = True
+
     @abstractmethod
     def commit(self) -> None:
-        """Put what was inferred where the posterior keeps it."""
+        """Put what was inferred where the next step reads it."""
 
     def width(self, name: str) -> int:
         """The side of a block's sums of products."""
@@ -102,24 +107,52 @@ class LayerwiseStepper(Stepper):
     @torch.no_grad()
     def learn(self, number: int, seen: StepSums, weights: Mapping[str, Tensor]) -> float:
         """Take in what a step saw and infer all layers; returns the rate."""
-        rate, method = self.rate(number), self.method
+        rate, momentum = self.rate(number), self.method.momentum
         self.remainder *= 1 - rate
         for name, layer in self.layers.items():
-            if name == self.last:
-                layer.see_targets(seen.grams[name], seen.cases[name], rate)
-            else:
-                layer.see_gradients(
-                    seen.grams[name],
-                    seen.cases[name],
-                    rate,
-                    self.correction,
-                    weights=weights[name],
-                    step_size=method.step_size,
-                    momentum=method.momentum,
-                )
-            layer.infer(self.correction, number)
+            went = weights[name]
+            if momentum:  # pseudo-targets go on by μ X (M − M_before)ᵀ
+                went = went + momentum * (layer.mean - layer.before)
+                layer.before.copy_(layer.mean)
+            self.see(layer, name, seen, rate, went)
+            layer.infer(self.correction)
+            if self.eager:
+                layer.settle()
         self.commit()
         return rate
+
+    def see(self, layer: Layer, name: str, seen: StepSums, rate: float, weights: Tensor) -> None:
+        """Take in what a step saw of a layer."""
+        step_size, columns = self.method.step_size, seen.columns.get(name)
+        if columns is not None:
+            inputs, *noise, last = columns
+            if name != self.last:
+                last = layer.pseudo_targets(
+                    inputs,
+                    last,
+                    noise[0] if noise else None,
+                    rate,
+                    self.correction,
+                    weights=weights,
+                    step_size=step_size,
+                )
+            layer.see_cases(inputs, last, rate)
+        elif name == self.last:
+            layer.see_targets(seen.grams[name], seen.cases[name], rate)
+        else:
+            layer.see_gradients(
+                seen.grams[name],
+                seen.cases[name],
+                rate,
+                self.correction,
+                weights=weights,
+                step_size=step_size,
+            )
+
+    def settle(self, step: int) -> None:
+        for layer in self.layers.values():
+            layer.check(step)
+            layer.settle()
 
     def combine(self, seen: StepSums, extra: list[Tensor], stop: bool) -> bool:
         """Sum over processes, in one message; one without rows takes part with zeros."""
@@ -141,19 +174,18 @@ class LayerwiseStepper(Stepper):
         tensors = {
             f"{name}:{key}": getattr(layer, key) for name, layer in self.layers.items() for key in KEPT
         }
-        jitters = {name: layer.jitters for name, layer in self.layers.items()}
-        return tensors, {"remainder": self.remainder, "jitters": jitters}
+        return tensors, {"remainder": self.remainder}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         for name, layer in self.layers.items():
             for key in KEPT:
                 getattr(layer, key).copy_(tensors[f"{name}:{key}"])
-            layer.jitters = facts["jitters"][name]
         self.remainder = facts["remainder"]
 
     def jitters(self) -> dict[str, int]:
         """How often a factorisation needed a jitter, by block; a warning says so where any did."""
-        counts = {name: layer.jitters for name, layer in self.layers.items() if layer.jitters}
+        totals = {name: int(layer.failures.sum()) for name, layer in self.layers.items()}
+        counts = {name: count for name, count in totals.items() if count}
         if counts:
             listed = ", ".join(f"{name} {count} times" for name, count in counts.items())
             warnings.warn(
@@ -184,6 +216,7 @@ class BALIStepper(LayerwiseStepper):
         super().__init__(layers, method, objective.last, plan, processes)
         self.objective, self.topology, self.seed = objective, topology, seed
         self.draft, self.device = objective.draft, TensorOptions.of(objective.draft.network).device
+        self.eager = method.momentum > 0 or method.sampling != "weight"
         self.points = (
             GradientStepper(objective, training, plan, processes, seed) if objective.beside() else None
         )
@@ -202,7 +235,7 @@ class BALIStepper(LayerwiseStepper):
             parameter.grad = torch.zeros_like(parameter)
         for index, batch in enumerate(passes):
             if batch is not None:
-                self.look(batch, weights, seen, number, index)
+                self.look(batch, weights, seen, number, index, single=len(passes) == self.processes.count)
         slopes = [parameter.grad for parameter in point_parameters if parameter.grad is not None]
         for slope in slopes:
             slope.div_(-rows)  # from the sum of the log-likelihood to its negative mean
@@ -229,14 +262,38 @@ class BALIStepper(LayerwiseStepper):
         sizes = [layer.mean.numel() for layer in self.layers.values()]
         noise = torch.randn(sum(sizes), generator=stream, dtype=self.dtype, device=self.device).split(sizes)
         return {
-            name: layer.mean if name in self.local else drawn(layer, self.method, unit, stream)
+            name: layer.mean if name in self.local else self.drawn(layer, unit, stream)
             for (name, layer), unit in zip(self.layers.items(), noise, strict=True)
         }
 
+    def drawn(self, layer: Layer, unit: Tensor, stream: torch.Generator) -> Tensor:
+        """Weights [K, m, n] from a layer's posterior as it stands, by unit noise for them and more for Σ."""
+        root = layer.output_root()
+        if self.method.covariance == "sampled":
+            assert self.method.effective_data is not None
+            root = sampled_root(root, self.method.effective_data, stream)
+        return layer.drawn(unit, root)
+
     def look(
-        self, batch: Batch, weights: Mapping[str, Tensor], seen: StepSums, number: int, index: int
+        self,
+        batch: Batch,
+        weights: Mapping[str, Tensor],
+        seen: StepSums,
+        number: int,
+        index: int,
+        *,
+        single: bool,
     ) -> None:
-        """A forward and a backward pass over some rows, and the sums of products they give."""
+        """A forward and a backward pass over some rows, and the cases or sums of products they give.
+
+        Args:
+            batch: the rows.
+            weights: of the pass, by block.
+            seen: what is added to.
+            number: of the step.
+            index: of the pass.
+            single: whether it is the only pass of all processes, whose cases need not be summed.
+        """
         network, rows = self.draft.network, rows_of(batch.inputs)
         tensors: dict[str, Tensor] = {name: network.get_parameter(name) for name in self.topology.points}
         for block in self.topology.blocks:
@@ -267,15 +324,25 @@ class BALIStepper(LayerwiseStepper):
                 added = noise.added(block.weight) if noise is not None and block.name in self.local else None
                 if targets is not None:
                     added = None  # true targets need no forward pass of their own layer
-                parts = self.topology.cover.parts[block.name]
-                seen.add(block.name, *gram(parts, record, rows, targets, added))
+                asked = self.topology.cover.parts[block.name], record, rows, targets, added
+                columns = cases(*asked) if single else None
+                if columns is None:
+                    seen.add(block.name, *gram(*asked))
+                else:
+                    seen.columns[block.name] = columns
 
     def width(self, name: str) -> int:
         noisy = name in self.local and name != self.last
         return super().width(name) + (self.layers[name].mean.shape[1] if noisy else 0)
 
     def commit(self) -> None:
-        self.objective.commit(self.layers)
+        if self.last is not None:
+            self.objective.put_noise(self.layers[self.last].output_root())
+
+    def settle(self, step: int) -> None:
+        super().settle(step)
+        if step:  # before the first, network and likelihood are as they came
+            self.objective.commit(self.layers)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, facts = super().state()
@@ -293,11 +360,3 @@ class BALIStepper(LayerwiseStepper):
                 name[7:]: tensor for name, tensor in tensors.items() if name.startswith("points:")
             }
             self.points.restore(point_tensors, facts["points"])
-
-
-def drawn(layer: Layer, method: "BALI", unit: Tensor, stream: torch.Generator) -> Tensor:
-    """Weights [K, m, n] from a layer's posterior as it stands, by unit noise for them and more for Σ."""
-    root = layer.output_tril
-    if method.covariance == "sampled":
-        root = sampled_root(root, float(layer.prior.data[0]), stream)
-    return placed(layer.mean, layer.input_tril, root, unit.view_as(layer.mean))
