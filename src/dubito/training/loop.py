@@ -181,7 +181,8 @@ class Loop:
     def _close_epoch(self) -> None:
         state, stopping = self.progress, self.training.early_stopping
         state.epoch += 1
-        self.stepper.settle(state.step)
+        over = state.epoch == self.training.epochs or state.step == self.training.iterations
+        self.stepper.close_epoch(state.step, over)
         loss, nll, kl = (value / state.rows for value in state.sums)
         entry: dict[str, float] = {
             "epoch": state.epoch,
@@ -202,7 +203,6 @@ class Loop:
                 state.waited += 1
         state.history.append(entry)
         state.passes, state.sums, state.rows = 0, [0.0, 0.0, 0.0], 0
-        over = state.epoch == self.training.epochs or state.step == self.training.iterations
         state.done = over or bool(stopping and state.waited >= stopping.patience)
         if state.done and not self.best_state and (name := self._unsound()):
             raise TrainingError(self._diagnosis(name, "NaN or infinite", state.step))

@@ -13,10 +13,13 @@ from torch import Tensor
 
 from ...errors import TrainingError
 from ...layers.grams import add_gram
+from ...sources import split
 
 #: The jitter after a first factorisation that fails, how it grows with further ones, and the most of it, in units of
 #: the dtype's eps times the mean of the diagonal.
 JITTER, GROWTH, MOST_JITTER = 10.0, 100.0, 1e5
+#: Rows of a triangular factor that are multiplied as one.
+TALL = 128
 #: Keeps the normalised gradient of a dead unit at 0; far below any gradient's square.
 TINY = 1e-30
 
@@ -94,14 +97,16 @@ class Layer:
         root = math.sqrt(prior.precision)
         least = torch.finfo(mean.dtype).eps
         output_tril = high * prior.floor.clamp(min=least).sqrt()[:, :, None]
-        factor = mean.new_zeros(count, inputs + outputs, inputs + outputs)
+        factor = mean.new_zeros(
+            count, inputs + outputs, inputs + outputs
+        ).mT  # column by column, as factorised
         factor[:, :inputs, :inputs] = root * wide
         factor[:, inputs:, :inputs] = root * mean
         factor[:, inputs:, inputs:] = output_tril / prior.scale
         return cls(
             name=name,
             prior=prior,
-            sums=torch.zeros_like(factor),
+            sums=mean.new_zeros(factor.shape),
             squares=mean.new_zeros(count, outputs),
             factor=factor,
             mean=mean.clone(),
@@ -120,20 +125,11 @@ class Layer:
         add_gram(self.sums, joint, rate / joint.shape[1], keep=1 - rate)
 
     def pseudo_targets(
-        self,
-        inputs: Tensor,
-        gradients: Tensor,
-        noise: Tensor | None,
-        rate: float,
-        correction: float,
-        *,
-        weights: Tensor,
-        step_size: float,
+        self, outputs: Tensor, gradients: Tensor, rate: float, correction: float, step_size: float
     ) -> Tensor:
-        """Y = X Wᵀ (+ E) + α G / √(Ψ^gg / b) (Eqs. 20 and 64) of cases [K, P, ...]; see `see_gradients`."""
+        """Y = X Wᵀ (+ E) + α G / √(Ψ^gg / b) (Eqs. 20 and 64) of cases [K, P, m], the first being the outputs."""
         self.squares.lerp_(gradients.square().mean(1), rate)  # Eq. 19
-        moved = gradients * self._rates(correction, step_size)[:, None]
-        return torch.baddbmm(moved if noise is None else moved.add_(noise), inputs, weights.mT)
+        return torch.addcmul(outputs, gradients, self._rates(correction, step_size)[:, None])
 
     def see_targets(self, gram: Tensor, cases: float, rate: float) -> None:
         """Take in [X Y]ᵀ[X Y] of true targets, summed over `cases`, at the rate β; see `see_gradients`."""
@@ -201,6 +197,31 @@ class Layer:
         diagonal.addcmul_(unit, self.jitter[:, None])
         return joint
 
+    @property
+    def below(self) -> Tensor:
+        """L₂₁ of the last factor, M L₁₁."""
+        n = self.mean.shape[2]
+        return self.factor[:, n:, :n]
+
+    def whitened(self, inputs: Tensor) -> Tensor:
+        """V = X L₁₁⁻ᵀ of cases [K, P, n], with V Vᵀ = X R Xᵀ."""
+        n = self.mean.shape[2]
+        return torch.linalg.solve_triangular(self.factor[:, :n, :n].mT, inputs, upper=True, left=False)
+
+    def move(self, white: Tensor, targets: Tensor, rate: float) -> None:
+        """Move the mean by cases [K, P, ...] at the rate β / b as Eq. 74 does, R being that of the last factor.
+
+        In place of R_t stands (R⁻¹ + c XᵀX)⁻¹ with c = β N_eff / (b P (1 − β / b)), which bounds the way along inputs
+        that R has not seen; with V = X L₁₁⁻ᵀ and E = Y − X Mᵀ it is L₂₁ += c Eᵀ (1 + c V Vᵀ)⁻¹ V.
+        """
+        gain = (self.prior.data * (rate / (white.shape[1] * (1 - rate))))[:, None, None]
+        inner = torch.bmm(white, white.mT).mul_(gain)
+        inner.diagonal(0, 1, 2).add_(1)
+        root = torch.linalg.cholesky_ex(inner)[0]
+        gap = torch.cholesky_solve(torch.baddbmm(targets, white, self.below.mT, alpha=-1), root).mul_(gain)
+        self.below.baddbmm_(gap.mT, white)
+        self.settled = False
+
     def infer(self, correction: float) -> None:
         """The posterior of Eq. 16 by one factorisation of the joint matrix.
 
@@ -214,7 +235,8 @@ class Layer:
         raised = (self.jitter * GROWTH).clamp_(JITTER, MOST_JITTER)
         raised.masked_fill_(self.jitter >= MOST_JITTER, torch.nan)  # no jitter helps: draws become NaN
         self.jitter = torch.where(failed, raised, self.jitter / 2)
-        self.factor, self.settled = torch.where(failed[:, None, None], self.factor, factor), False
+        torch.where(failed[:, None, None], self.factor, factor, out=self.factor)
+        self.settled = False
 
     def settle(self) -> None:
         """Bring the mean and the roots up to the last factor."""
@@ -222,7 +244,7 @@ class Layer:
             return
         n, self.settled = self.mean.shape[2], True
         first = self.factor[:, :n, :n]
-        self.mean.copy_(torch.linalg.solve_triangular(first, self.factor[:, n:, :n], upper=False, left=False))
+        self.mean.copy_(torch.linalg.solve_triangular(first, self.below, upper=False, left=False))
         self.input_tril.copy_(first)
         self.output_tril.copy_(self.output_root())
 
@@ -233,8 +255,11 @@ class Layer:
 
     def drawn(self, unit: Tensor, root: Tensor) -> Tensor:
         """W = M + C A L₁₁⁻¹ [K, m, n] of the last factor for unit noise A and a root C of Σ, by a single solve."""
-        n = self.mean.shape[2]
-        moved = torch.baddbmm(self.factor[:, n:, :n], root, unit.view_as(self.mean))
+        _, m, n = self.mean.shape
+        unit, moved = unit.view_as(self.mean), torch.empty_like(self.mean)
+        for rows in split(m, max(TALL, -(-m // 4))):  # C is triangular
+            seen = slice(0, rows.stop)
+            torch.baddbmm(self.below[:, rows], root[:, rows, seen], unit[:, seen], out=moved[:, rows])
         return torch.linalg.solve_triangular(self.factor[:, :n, :n], moved, upper=False, left=False)
 
     def check(self, step: int) -> None:

@@ -17,6 +17,7 @@ from .setup import Topology
 from .stepper import BALIStepper
 
 if TYPE_CHECKING:
+    from .choose import Choice
     from .method import BALI
 
 
@@ -48,6 +49,7 @@ class BALIObjective(Objective):
         super().__init__(draft, num_data=num_data, modes=modes)
         self.topology, self.target_std, self.inferred_noise = topology, target_std, inferred_noise
         self.final: BALIStepper | None = None
+        self.choice: Choice | None = None
         draft.tensors.requires_grad_(False)
         for block in topology.blocks:
             for name in block.parameters:
@@ -67,6 +69,22 @@ class BALIObjective(Objective):
         layer.input_tril = draft.group("input_tril")[block.weight].data
         layer.output_tril = draft.group("output_tril")[block.weight].data
         return layer
+
+    def set_priors(self, method: "BALI", layers: Mapping[str, Layer]) -> None:
+        """Give layers the priors of other settings."""
+        for block in self.topology.blocks:
+            layer = layers[block.name]
+            target_std = self.target_std if block.name == self.last else None
+            layer.prior = prior_of(method, self.topology, block, target_std, layer.mean)
+
+    def take(self, method: "BALI", layers: Mapping[str, Layer]) -> None:
+        """Go on with other settings."""
+        assert method.effective_data is not None
+        self.set_priors(method, layers)
+        self.draft.method = method
+        self.draft.details["effective_data"] = dict.fromkeys(
+            self.draft.details["effective_data"], method.effective_data
+        )
 
     def beside(self) -> list[Tensor]:
         """What the optimiser trains."""
