@@ -23,12 +23,12 @@ FLOORS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 #: What a run starts with, and goes on with where there is nothing to choose by.
 START_DATA, START_FLOOR = 2000.0, 1e-4
 #: How much of a run lies before the choice, which waits for the end of an epoch.
-BEFORE = 0.6
+BEFORE = 0.7
 #: Fewer rows than this are not split: what they would say about settings is noise.
 LEAST_ROWS = 100
 #: The part of the rows that judges, and how many it has at most.
 PART, MOST_ROWS = 0.1, 2000
-NUM_SAMPLES = 32
+NUM_SAMPLES = 16
 #: How many times more or fewer data than those of the run are tried.
 REACH = 4.0
 
