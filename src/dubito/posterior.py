@@ -3,29 +3,43 @@
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, ClassVar, Self
+from itertools import islice
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from . import seeds, storage
+from .draws import Draws, LinearisedDraws, PredictiveModule, WeightDraws, deviations, weight_stacks
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
-from .fitting import checked_rows, read
-from .inputs import Inputs, TensorOptions, checked_inputs, chunks, take
+from .fitting import checked_pieces, checked_rows, read
+from .inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
 from .layers import Survey, reasons, survey
-from .layers.shell import seeded
+from .layers.shell import seeder
+from .layers.shell import take as take_shell
 from .lazy import open_all
 from .likelihoods import BuiltLikelihood
-from .networks import duplicate, extra_states, run, with_flags, with_weights
+from .networks import duplicate, extra_states, run, with_flags
+from .precision import Precision, passes_in
 from .prediction import Prediction, PredictionOptions
+from .sources import holds_rows
 from .summary import Summary, SummaryRow
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
+
+#: The generators of draws.
+Streams: TypeAlias = Sequence[torch.Generator | None]
+#: From the number of a draw and its generator to tensors by name; what does not vary may be left out.
+Drawer: TypeAlias = Callable[[int, torch.Generator | None], Mapping[str, Tensor]]
+#: Likewise to the network with the draw in it, as a function from inputs to outputs.
+Applied: TypeAlias = Callable[
+    [int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]
+]
 
 #: Held while a posterior of an older file surveys its network.
 _surveying = threading.Lock()
@@ -101,6 +115,8 @@ class Posterior(nn.Module, ABC):
         self.details = dict(details or {})
         self.history = list(history or [])
         self._survey: Survey | None = None
+        #: Which passes answer for several draws at once, as draws found out.
+        self._ways: dict[str, int] = {}
         self.trainable = flagged(network) if trainable is None else set(trainable)
         if trainable is None and not self.trainable:
             raise NetworkError(
@@ -163,6 +179,7 @@ class Posterior(nn.Module, ABC):
         seed: int = 0,
         max_rows: int = MAX_ROWS,
         keep_graph: bool = False,
+        linearised: bool | None = None,
     ) -> Tensor:
         """Outputs of `num_samples` draws, each one function over all rows, [S, B, ...].
 
@@ -172,10 +189,16 @@ class Posterior(nn.Module, ABC):
             seed: the same seed, dtype and device give the same draws.
             max_rows: rows that go through the network at once.
             keep_graph: keep the autograd graph, for gradients with respect to the inputs.
+            linearised: draws of the network as linear in its weights; None does as `predict` does.
         """
         require_count(num_samples=num_samples, max_rows=max_rows)
         atoms = min(num_samples, self.num_atoms or num_samples)  # repeated atoms are computed once
-        outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
+        if self._linearises(linearised):
+            inputs = checked_inputs(inputs, TensorOptions.of(self.network))
+            draws = (self._made(range(index, index + 1), seed, True) for index in range(atoms))
+            outputs = [next(iter(draw.outputs(inputs, max_rows, keep_graph=keep_graph))) for draw in draws]
+        else:
+            outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
         if atoms < num_samples:
             outputs = [outputs[index % atoms] for index in range(num_samples)]
         return torch.stack(outputs)
@@ -190,13 +213,15 @@ class Posterior(nn.Module, ABC):
         linearised: bool | None = None,
         marginal: bool = False,
         per_example: bool = False,
+        precision: Precision = "full",
     ) -> Prediction:
         """The prediction for some rows: averaged over draws, each one function for all rows, or in another form.
 
         A form that this posterior does not have is refused by an error that names the methods whose posteriors do.
 
         Args:
-            inputs: what the network reads.
+            inputs: what the network reads, or a `Dataset` or `DataLoader` of it, with or without targets, in the order
+                of the data set.
             num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely
                 many atoms uses each once instead, and a linearised prediction takes none.
             seed: the same seed, dtype and device give the same draws.
@@ -207,6 +232,8 @@ class Posterior(nn.Module, ABC):
                 instead of one function for all rows: cheaper for networks of few layers, right for each row by
                 itself where layers are dense, and an approximation for convolutions.
             per_example: draw factors anew for each row, as in training, instead of one function for all rows.
+            precision: of passes through the network: "full", or autocast with "bf16" or "fp16". Draws and what comes
+                after the network stay in full precision.
         """
         options = PredictionOptions(
             num_samples=num_samples,
@@ -215,8 +242,55 @@ class Posterior(nn.Module, ABC):
             linearised=linearised,
             marginal=marginal,
             per_example=per_example,
+            precision=precision,
         )
-        return self.predictor(options)(inputs)
+        if not holds_rows(inputs):
+            return self.predictor(options)(inputs)
+        predictions = list(self._predictions(inputs, options))
+        return type(predictions[0]).cat(predictions)
+
+    def predict_batches(
+        self,
+        data: Any,
+        num_samples: int = 32,
+        *,
+        seed: int = 0,
+        max_rows: int = MAX_ROWS,
+        linearised: bool | None = None,
+        marginal: bool = False,
+        per_example: bool = False,
+        precision: Precision = "full",
+    ) -> Iterator[Prediction]:
+        """Predictions of the rows of data in their order, some rows at a time, so that data may exceed the memory.
+
+        Options are checked before the first row is read. Arrays are cut before they are looked at: those of
+        `numpy.memmap` are not read whole.
+
+        Args:
+            data: what `predict` takes.
+            num_samples: as in `predict`.
+            seed: as in `predict`; all rows see the same draws.
+            max_rows: rows of a prediction, which go through the network at once; a loader with an order of its own
+                gives its own batches.
+            linearised: as in `predict`.
+            marginal: as in `predict`.
+            per_example: as in `predict`.
+            precision: as in `predict`.
+        """
+        options = PredictionOptions(
+            num_samples=num_samples,
+            seed=seed,
+            max_rows=max_rows,
+            linearised=linearised,
+            marginal=marginal,
+            per_example=per_example,
+            precision=precision,
+        )
+        return self._predictions(data, options)
+
+    def _predictions(self, data: Any, options: PredictionOptions) -> Iterator[Prediction]:
+        pieces = checked_pieces(self.network, data, seed=options.seed, max_rows=options.max_rows)
+        return map(self.predictor(options), pieces)
 
     def evaluate(
         self,
@@ -228,6 +302,7 @@ class Posterior(nn.Module, ABC):
         linearised: bool | None = None,
         marginal: bool = False,
         per_example: bool = False,
+        precision: Precision = "full",
     ) -> dict[str, float]:
         """Metrics on data with known targets, by name.
 
@@ -239,6 +314,7 @@ class Posterior(nn.Module, ABC):
             linearised: as in `predict`.
             marginal: as in `predict`.
             per_example: as in `predict`.
+            precision: as in `predict`.
         """
         options = PredictionOptions(
             num_samples=num_samples,
@@ -247,6 +323,7 @@ class Posterior(nn.Module, ABC):
             linearised=linearised,
             marginal=marginal,
             per_example=per_example,
+            precision=precision,
         )
         return evaluate(*self.predicted(data, options))
 
@@ -271,7 +348,13 @@ class Posterior(nn.Module, ABC):
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""
         self.check_form(options, self.method)
         default = "sampled" if options.linearised is False else self.default_form
-        return partial(getattr(self, f"{options.form or default}_prediction"), options=options)
+        predict = partial(getattr(self, f"{options.form or default}_prediction"), options=options)
+
+        def predicted(inputs: Inputs) -> Prediction:
+            with passes_in(options.precision, *TensorOptions.of(self.network)):
+                return predict(inputs)
+
+        return predict if options.precision == "full" else predicted
 
     @classmethod
     def check_form(cls, options: PredictionOptions, method: object) -> None:
@@ -300,6 +383,84 @@ class Posterior(nn.Module, ABC):
         samples = self.num_atoms or -(-options.num_samples // self.num_components) * self.num_components
         return self.likelihood.predictive(self._outputs(inputs, samples, options.seed, options.max_rows))
 
+    # -- draws made once -----------------------------------------------------------------------------------
+
+    def sampled(
+        self, num_samples: int, *, seed: int = 0, linearised: bool | None = None
+    ) -> "SampledPosterior":
+        """The posterior cut down to some draws, made once: each later prediction runs these and draws nothing.
+
+        It predicts what `predict(x, num_samples, seed=seed)` does by draws. Draws are kept as factors where the
+        posterior's noise lives on nodes, and else as weights, num_samples times what differs between draws.
+
+        Args:
+            num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely many atoms
+                keeps each once instead.
+            seed: of the draws.
+            linearised: draws of the network as linear in its weights, f(x; w*) + J(x) (w − w*); None does as `predict`
+                does.
+        """
+        require_count(num_samples=num_samples)
+        count = self.num_atoms or -(-num_samples // self.num_components) * self.num_components
+        draws = self._made(range(count), seed, self._linearises(linearised))
+        known = {key: self.details[key] for key in ("survey", "points") if key in self.details}
+        posterior = SampledPosterior(
+            duplicate(self.network),
+            duplicate(self.likelihood),
+            method=self.method,
+            tensors=draws.tensors,
+            details={**known, "sampled": draws.facts},
+            history=self.history,
+            trainable=self.trainable,
+        )
+        return posterior.finished()
+
+    def function(
+        self, index: int = 0, seed: int = 0, *, linearised: bool | None = None
+    ) -> Callable[[Inputs], Tensor]:
+        """One drawn function, from inputs to outputs, differentiable in its inputs: `sample_outputs(...)[index]`.
+
+        Args:
+            index: of the draw.
+            seed: of the draws.
+            linearised: as in `sampled`.
+        """
+        require_count(0, index=index)
+        draws = self._made(range(index, index + 1), seed, self._linearises(linearised))
+        return lambda inputs: draws.function(0)(checked_inputs(inputs, draws.like))
+
+    @torch.no_grad()
+    def _made(self, indices: range, seed: int, linearised: bool) -> Draws:
+        if not linearised:
+            return self.draws(indices, seed)
+        draws = Posterior._drawn(self, indices, self._streams(indices, seed), seed)
+        facts = self._facts(indices, seed)
+        return LinearisedDraws(self.network, deviations(self.network, draws.tensors), **facts)
+
+    def draws(self, indices: range, seed: int) -> Draws:
+        """Draws made now, by their numbers."""
+        return self._drawn(indices, self._streams(indices, seed), seed)
+
+    def _drawn(self, indices: range, streams: Streams, seed: int) -> Draws:
+        """Draws from their streams: as sets of weights, unless a posterior keeps them in fewer numbers."""
+        drawn = (self.draw(index, stream) for index, stream in zip(indices, streams, strict=True))
+        tensors = weight_stacks(self.network, drawn, len(indices))
+        return WeightDraws(self.network, tensors, **self._facts(indices, seed))
+
+    def _facts(self, indices: range, seed: int, **others: Any) -> dict[str, Any]:
+        """What draws are told beside their tensors."""
+        facts = {"count": len(indices), "seed": seed, "first": indices.start, **others}
+        return {"facts": facts, "survey": self.survey, "ways": self._ways}
+
+    def _linearises(self, linearised: bool | None) -> bool:
+        """Whether draws are linearised; refused where this posterior's cannot be."""
+        if linearised is None:
+            return self.default_form == "linearised"
+        self.check_form(
+            PredictionOptions(num_samples=1, seed=0, max_rows=1, linearised=linearised), self.method
+        )
+        return linearised
+
     def applied(
         self, index: int, generator: torch.Generator | None
     ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
@@ -307,26 +468,59 @@ class Posterior(nn.Module, ABC):
         weights = self.draw(index, generator)
         return nullcontext(lambda inputs: run(self.network, weights, inputs))
 
-    def applying(
-        self,
-    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
-        """`applied` for several draws in a row, which may compute once what all of them need."""
-        return self.applied
+    def drawer(self) -> Drawer:
+        """`draw` for several draws in a row: what all of them need is computed once."""
+        return self.draw
+
+    @contextmanager
+    def applying(self, inputs: Inputs) -> Iterator[Applied]:
+        """`applied` for several draws in a row, each of which is done with when the next one is asked for.
+
+        Args:
+            inputs: checked rows, all that they will read.
+        """
+        draw = self.drawer()
+        if torch.is_grad_enabled():  # a graph keeps the tensors of its draw, and a shell of its own
+            yield lambda index, generator: nullcontext(partial(run, self.network, draw(index, generator)))
+            return
+        lease = take_shell(self.network)
+        function = partial(call, lease.module)
+
+        def applied(
+            index: int, generator: torch.Generator | None
+        ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
+            lease.fill(draw(index, generator))
+            return nullcontext(function)
+
+        try:
+            yield applied
+        finally:
+            lease.release()
 
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
         with torch.no_grad():
-            weights = self.draw(index, self.generator(seed, index))
-            return with_flags(with_weights(self.network, weights), self.trainable)
+            return with_flags(self.draws(range(index, index + 1), seed).plain(0), self.trainable)
 
     def finished(self) -> Self:
         """The posterior at rest: nothing requires a gradient, so that draws keep no graph."""
         return self.requires_grad_(False).eval()
 
-    def generator(self, seed: int, index: int) -> torch.Generator:
-        """The generator of draw number `index`: a stream of its own, so chunking changes nothing."""
-        return seeds.generator(seed, "draw", index, device=TensorOptions.of(self.network).device)
+    def generator(self, seed: int, index: int, device: torch.device | None = None) -> torch.Generator:
+        """The generator of draw number `index`: a stream of its own, so chunking changes nothing.
+
+        Args:
+            seed: of all draws.
+            index: of the draw.
+            device: the network's, where it is known.
+        """
+        device = device or TensorOptions.of(self.network).device
+        return seeds.generator(seed, "draw", index, device=device)
+
+    def _streams(self, indices: range, seed: int) -> list[torch.Generator]:
+        device = TensorOptions.of(self.network).device
+        return [self.generator(seed, index, device) for index in indices]
 
     def _outputs(
         self,
@@ -335,19 +529,24 @@ class Posterior(nn.Module, ABC):
         seed: int,
         max_rows: int,
         keep_graph: bool = False,
-    ) -> Iterator[Tensor]:
-        """Outputs [B, ...] of one draw after the other."""
-        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
-        with torch.set_grad_enabled(keep_graph):
-            applied = self.applying()
-        for index in range(num_samples):
-            with (
-                torch.set_grad_enabled(keep_graph),
-                seeded(self.network, seed, "network", index),  # noise of the network's own
-                applied(index, self.generator(seed, index)) as function,
-            ):
-                pieces = [read(function, piece) for piece in chunks(inputs, max_rows)]
-            yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    ) -> Iterable[Tensor]:
+        """Outputs [B, ...] of one draw after the other, or those of all draws, [S, B, ...]."""
+        options = TensorOptions.of(self.network)
+        inputs = checked_inputs(inputs, options)
+        pieces = list(chunks(inputs, max_rows))
+        around = seeder(self.network)  # noise of the network's own
+        with ExitStack() as stack:
+            with torch.set_grad_enabled(keep_graph):
+                applied = stack.enter_context(self.applying(inputs))
+            for index in range(num_samples):
+                generator = self.generator(seed, index, options.device)
+                with (
+                    torch.set_grad_enabled(keep_graph),
+                    around(seed, "network", index),
+                    applied(index, generator) as function,
+                ):
+                    outputs = [read(function, piece) for piece in pieces]
+                yield outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     # -- size and storage ----------------------------------------------------------------------------------
 
@@ -392,6 +591,80 @@ class Posterior(nn.Module, ABC):
             **{f"{key}.{name}": t for key in self.tensors for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
+
+
+class SampledPosterior(Posterior):
+    """Draws of another posterior, made once: finitely many atoms, equally likely, whatever seed is asked for.
+
+    The network holds the centre of that posterior, `tensors` what differs between draws, and `details["sampled"]` what
+    they are.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_atoms = self.num_samples = self.details["sampled"]["count"]
+        self._together: Draws | None = None
+
+    @property
+    def linearised(self) -> bool:
+        """Whether the draws are those of the network as linear in its weights."""
+        return self.details["sampled"]["kind"] == LinearisedDraws.kind
+
+    @property
+    def together(self) -> Draws:
+        """All draws, ready to run."""
+        draws = self._together
+        if draws is None:
+            groups = {key: self.group(key).items() for key in self.tensors}
+            tensors = {key: {name: t.detach() for name, t in group} for key, group in groups.items()}
+            facts = self.details["sampled"]
+            draws = Draws.kinds[facts["kind"]](self.network, tensors, facts, self.survey, self._ways)
+            self._together = draws
+        return draws
+
+    def as_module(self) -> PredictiveModule:
+        """A module from inputs to a dict of mean and uncertainties, which `torch.export.export` can trace."""
+        return PredictiveModule(self.together, self.likelihood)
+
+    def draws(self, indices: range, seed: int) -> Draws:
+        return self.together.part(indices)
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return self.weights() | self.together.weights(index % self.num_samples)
+
+    def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
+        self._linearises(options.linearised)
+        if options.marginal or options.per_example:
+            raise ConfigError(
+                f"draws made once are functions of all rows, got {options.form}=True; leave it out"
+            )
+        return partial(self.sampled_prediction, options=options)
+
+    def _linearises(self, linearised: bool | None) -> bool:
+        if linearised not in (None, self.linearised):
+            kind = "linearised" if self.linearised else "of weights"
+            raise ConfigError(
+                f"these draws are {kind}, got linearised={linearised!r}; leave it out, or make others: "
+                f"sampled(..., linearised={linearised!r})"
+            )
+        return False  # they are what they are
+
+    def _outputs(
+        self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
+    ) -> Iterable[Tensor]:
+        draws = self.together
+        outputs = draws.outputs(checked_inputs(inputs, draws.like), max_rows, keep_graph=keep_graph)
+        if num_samples == self.num_samples:
+            return outputs
+        return outputs[:num_samples] if isinstance(outputs, Tensor) else islice(outputs, num_samples)
+
+    def holds(self, name: str) -> str:
+        words = [key.replace("_", " ") for key in self.tensors if name in self.group(key)]
+        return f"{self.num_samples} {' and '.join(words)}" if words else super().holds(name)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self._together = None  # moved
+        return super()._apply(*args, **kwargs)
 
 
 def flagged(network: nn.Module) -> set[str]:

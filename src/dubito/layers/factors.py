@@ -12,7 +12,7 @@ from ..errors import NetworkError
 from .context import Applied, Context
 from .embedding import Lookup
 from .form import Form, Nodes
-from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding_is_cheaper
+from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding_is_cheaper, product
 from .kinds import NoRule, Standin, plain
 from .loop_kernels import Patches, first_convolution, is_first
 from .special_factors import looked_up, recurrent_step, summed
@@ -80,6 +80,12 @@ class Factor:
             bias: [C], [P, C], or [P, n, C] where rows have their own.
         """
         passes = self.mean.shape[0]
+        general = (
+            torch.is_grad_enabled() or torch.compiler.is_compiling() or self.std is not None or self.positive
+        )
+        single = not general and rows == 1 and (bias is None or bias.ndim < 3)
+        if single and x.shape == self.mean.shape and x.dtype == self.mean.dtype:  # one row of every pass
+            return product(x, self.mean, bias)
         if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
             factors = self.mean[0].to(x.dtype)
             if x.ndim > 2:
@@ -138,6 +144,7 @@ class Factors(Context):
         rows: n.
         additive: answer W x + r (sᵀ x) + b instead; for dense layers.
         patches: kept from one pass over a batch to the next, by convolutions that read the inputs.
+        repeated: whether the network's inputs are repeated before a pass, to P·n rows.
     """
 
     def __init__(
@@ -149,8 +156,9 @@ class Factors(Context):
         rows: int,
         additive: bool = False,
         patches: Patches | None = None,
+        repeated: bool = False,
     ) -> None:
-        self.factors, self.biases = factors, {} if biases is None else biases
+        self.factors, self.biases, self.repeated = factors, {} if biases is None else biases, repeated
         self.passes, self.rows, self.additive = passes, rows, additive
         self.patches: Patches = {} if patches is None else patches
 
@@ -160,8 +168,8 @@ class Factors(Context):
         return [*self.factors, *self.biases]
 
     def begin(self, rows: int) -> None:
-        """Inputs are those of one pass."""
-        self.rows = rows
+        """Inputs are those of one pass, or of all."""
+        self.rows = rows // self.passes if self.repeated else rows
 
     def use(
         self,

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ...layers.factors import Factor, NodeFactors
 from ...networks import with_flags, with_weights
 from ...node_factors import NodePosterior
+from ...posterior import Streams
 
 
 class ImplicitPosterior(NodePosterior):
@@ -17,14 +18,17 @@ class ImplicitPosterior(NodePosterior):
     `bias_raw_std`, [K] by the bias's name; and the number of rows seen in training, by which components take turns.
     """
 
-    def drawn_biases(self, component: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+    def bias_draws(self, components: Tensor, streams: Streams) -> dict[str, Tensor]:
         stds, weights = self.stds(), self.weights()
         drawn = {}
         for name in self.varied_biases:
             bias = weights[name]
-            noise = torch.randn((), generator=generator, dtype=bias.dtype, device=bias.device)
-            factor = self.group("bias_mean")[name][component] + stds["bias", name][component] * noise
-            drawn[name] = factor * bias
+            like: dict[str, Any] = {"dtype": bias.dtype, "device": bias.device}
+            noise = torch.stack([torch.randn((), generator=stream, **like) for stream in streams])
+            factors = torch.addcmul(
+                self.group("bias_mean")[name][components], stds["bias", name][components], noise
+            )
+            drawn[name] = factors.unsqueeze(1) * bias
         return drawn
 
     @property

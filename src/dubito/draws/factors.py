@@ -1,0 +1,59 @@
+"""Draws as factors on the nodes of shared weights."""
+
+from collections.abc import Callable, Iterator
+from functools import cached_property
+
+from torch import Tensor
+
+from ..inputs import Inputs
+from ..layers import Use
+from ..layers.declared import stored_uses
+from ..layers.factors import Factor, Factors, NodeFactors
+from ..layers.kernels import fold_values
+from .base import Draws, JointPass
+from .tile import tile
+
+
+class FactorDraws(Draws):
+    """W ∘ r sᵀ, or W + r sᵀ, with factors [S, nodes] by the weight's name, and biases [S, C] by their own.
+
+    The groups are `input_factors`, `output_factors` and `biases`; `facts` also holds the `uses` of the weights and
+    whether factors are `additive`. One pass sends the rows of all draws through the shared weights.
+    """
+
+    kind = "factors"
+
+    @cached_property
+    def uses(self) -> dict[str, Use]:
+        """How each weight with factors stands between its nodes, by name."""
+        return stored_uses(self.facts)
+
+    def weights(self, index: int) -> dict[str, Tensor]:
+        centre = dict(self.network.named_parameters())
+        folded = {name: values[index] for name, values in self.tensors.get("biases", {}).items()}
+        for name, use in self.uses.items():
+            s, r = (None if side is None else side[index] for side in self._sides(name))
+            folded[name] = fold_values(use.views, centre[name], s, r, additive=self.facts["additive"])
+        return folded
+
+    def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
+        yield self._tile
+
+    def _tile(self) -> JointPass:
+        factors = {
+            name: NodeFactors(*(None if side is None else Factor(side) for side in self._sides(name)))
+            for name in self.uses
+        }
+        context = Factors(
+            factors,
+            self.tensors.get("biases"),
+            passes=self.count,
+            rows=1,
+            additive=self.facts["additive"],
+            repeated=True,
+        )
+        return tile(self.network, context, self.count, passing=self.passing)
+
+    def _sides(self, name: str) -> tuple[Tensor | None, Tensor | None]:
+        inputs, outputs = (self.tensors.get(f"{side}_factors", {}).get(name) for side in ("input", "output"))
+        return inputs, outputs
