@@ -282,7 +282,7 @@ class _LowRankKernel(_Kernel):
         return self._difference(first, torch.cat(taken), False, inputs)
 
     def formed(self, jacobians: _Jacobians, pairs: bool) -> Share:
-        first = projected = torch.zeros(()).to(self.factor)
+        first = projected = self.factor.new_zeros(())
         for i in jacobians.slices:
             j = jacobians[i].to(self.factor)
             first = first + contracted((self.inverse[i] * j).flatten(2), j.flatten(2), pairs)
