@@ -1,7 +1,7 @@
 """One optimiser step: gradients of all passes and processes, clipped, at the rates of the moment."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 
 from .. import seeds
 from ..inputs import Batch, TensorOptions
+from ..precision import autocast
 from ..processes import Processes
 from .contract import ObjectiveLike, Stepper, StepRecord
 from .plan import Plan
 from .settings import Training
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: A gradient norm is taken at every so many steps, enough to see noise with heavy tails.
 NORM_EVERY = 8
 
@@ -98,9 +98,7 @@ class GradientStepper(Stepper):
             self.scaler.load_state_dict(dict(facts["scaler"]))
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        if self.training.precision == "full":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=AUTOCAST[self.training.precision])
+        return autocast(self.training.precision, self.device)
 
     def _combine(self, total: Tensor, stop: bool) -> tuple[Tensor, bool]:
         """Sums over processes: gradients, terms of the loss, and the wish to stop, in one message."""
