@@ -12,7 +12,7 @@ from ..errors import DubitoError
 from ..fitting import read
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, map_tensors, rows_of, take
 from ..layers import Survey
-from ..layers.shell import draws_noise, seeded
+from ..layers.shell import noise_of, seeded
 from ..networks import run, with_weights
 
 #: Tensors of draws, in groups by parameter name.
@@ -197,7 +197,7 @@ class Draws(ABC):
         """The number of the first maker whose pass answers as the first and the last draw do, or −1."""
         ends = sorted({0, self.count - 1})
         truth = torch.stack([self.function(index)(inputs) for index in ends])
-        if draws_noise(self.network):
+        if noise_of(self.network):
             return -1
         for way, maker in enumerate(self.makers(inputs)):
             try:
