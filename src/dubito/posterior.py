@@ -463,20 +463,13 @@ class Posterior(nn.Module, ABC):
         )
         return linearised
 
-    def applied(
-        self, index: int, generator: torch.Generator | None
-    ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
-        """The network with draw number `index` in it, as a function from inputs to outputs."""
-        weights = self.draw(index, generator)
-        return nullcontext(lambda inputs: run(self.network, weights, inputs))
-
     def drawer(self) -> Drawer:
         """`draw` for several draws in a row: what all of them need is computed once."""
         return self.draw
 
     @contextmanager
     def applying(self, inputs: Inputs) -> Iterator[Applied]:
-        """`applied` for several draws in a row, each of which is done with when the next one is asked for.
+        """The network with one draw after the other in it, each done with when the next one is asked for.
 
         Args:
             inputs: checked rows, all that they will read.
