@@ -5,6 +5,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeAlias
@@ -443,7 +444,8 @@ class Posterior(nn.Module, ABC):
 
     def _drawn(self, indices: range, streams: Streams, seed: int) -> Draws:
         """Draws from their streams: as sets of weights, unless a posterior keeps them in fewer numbers."""
-        drawn = (self.draw(index, stream) for index, stream in zip(indices, streams, strict=True))
+        draw = self.drawer()
+        drawn = (draw(index, stream) for index, stream in zip(indices, streams, strict=True))
         tensors = weight_stacks(self.network, drawn, len(indices))
         return WeightDraws(self.network, tensors, **self._facts(indices, seed))
 
@@ -461,20 +463,13 @@ class Posterior(nn.Module, ABC):
         )
         return linearised
 
-    def applied(
-        self, index: int, generator: torch.Generator | None
-    ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
-        """The network with draw number `index` in it, as a function from inputs to outputs."""
-        weights = self.draw(index, generator)
-        return nullcontext(lambda inputs: run(self.network, weights, inputs))
-
     def drawer(self) -> Drawer:
         """`draw` for several draws in a row: what all of them need is computed once."""
         return self.draw
 
     @contextmanager
     def applying(self, inputs: Inputs) -> Iterator[Applied]:
-        """`applied` for several draws in a row, each of which is done with when the next one is asked for.
+        """The network with one draw after the other in it, each done with when the next one is asked for.
 
         Args:
             inputs: checked rows, all that they will read.
@@ -638,7 +633,7 @@ class SampledPosterior(Posterior):
             raise ConfigError(
                 f"draws made once are functions of all rows, got {options.form}=True; leave it out"
             )
-        return partial(self.sampled_prediction, options=options)
+        return super().predictor(replace(options, linearised=None))
 
     def _linearises(self, linearised: bool | None) -> bool:
         if linearised not in (None, self.linearised):

@@ -240,12 +240,6 @@ def _modes(network: nn.Module, training: Mapping[str, bool] | None) -> tuple[_Po
     return pool, ("training", *sorted(name for name, mode in training.items() if not mode))
 
 
-def draws_noise(network: nn.Module) -> bool:
-    """Whether passes in the network's modes draw from the global state, as far as one under `seeded` has told."""
-    pool, modules = _pool(network)
-    return pool.noisy.get(tuple(module.training for module in modules), True)
-
-
 @contextmanager
 def _watched(
     noisy: dict[Any, bool], modes: Any, forked: AbstractContextManager[None], device: torch.device
