@@ -22,6 +22,7 @@ CORE = (
     ("sources", "likelihoods", "layers"),
     ("networks",),
     ("fitting",),
+    ("draws",),
     ("curvature", "posterior"),
     ("training", "optim"),
     ("objective",),

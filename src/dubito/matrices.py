@@ -10,15 +10,16 @@ from torch import Tensor
 
 from .curvature import Block
 from .distributions.two_sided import TwoSided, products_saved
+from .draws.base import repeated
 from .errors import NetworkError
 from .fitting import probe, read
-from .inputs import Inputs, TensorOptions, call, checked_inputs, map_tensors, rows_of, take
+from .inputs import Inputs, TensorOptions, call, checked_inputs, rows_of, take
 from .layers import Context, Form, Layout, Survey, Use
 from .layers.context import name_of
 from .layers.kinds import Standin, plain
 from .layers.linear import Dense
 from .layers.passes import asking
-from .layers.shell import noise_of
+from .layers.shell import draws_noise
 from .posterior import Drawer, Posterior
 from .precision import full_precision
 
@@ -145,11 +146,12 @@ class MatrixPosterior(Posterior):
     def _together(self, context: DrawsOfRows, inputs: Inputs) -> Sequence[Tensor]:
         """The outputs of the context's draws, [B, ...] each, from one pass."""
         draws = len(context.generators)
-        repeated = map_tensors(lambda tensor: tensor.repeat(draws, *(1 for _ in tensor.shape[1:])), inputs)
         names = [name for block in self.matrix_blocks() for name in block.parameters]
         with torch.no_grad(), asking(self.network, context, names) as shell:
             outputs = read(
-                lambda rows: call(shell, repeated).unflatten(0, (draws, rows_of(rows))).transpose(0, 1),
+                lambda rows: (
+                    call(shell, repeated(rows, draws)).unflatten(0, (draws, rows_of(rows))).transpose(0, 1)
+                ),
                 inputs,
             )
         return outputs.unbind(1)
@@ -170,11 +172,9 @@ class MatrixPosterior(Posterior):
 
     def _silent(self, inputs: Inputs) -> bool:
         """Whether the network draws no noise of its own, which would differ from draw to draw."""
-        noisy = noise_of(self.network)
-        if noisy is None:
+        if draws_noise(self.network):  # or no pass has told yet
             probe(self.network, take(inputs, slice(1)))
-            noisy = noise_of(self.network)
-        return not noisy
+        return not draws_noise(self.network)
 
     def _roots(self, rows: int, inputs: Inputs) -> dict[str, TwoSided]:
         """Of the blocks that have one, if functions of so many rows take fewer products than matrices in all."""
