@@ -187,7 +187,7 @@ def checked_rows(
     """
     source, first = as_source(data, TensorOptions.of(network), name), 0
     for batch in _read_batches(source, seed, max_rows, whole, name):
-        outputs = _answered(network, take(batch.inputs, slice(1)))
+        outputs = answered(network, take(batch.inputs, slice(1)))
         yield batch._replace(targets=likelihood.check_targets(outputs, batch.targets, first))
         first += len(batch.targets)
 
@@ -237,13 +237,14 @@ def undisturbed(prepared: Prepared, *path: str) -> Iterator[None]:
 
 def probe(network: nn.Module, inputs: Inputs) -> Tensor:
     """The network's outputs for a few rows, which must be finite."""
-    outputs = _answered(network, inputs)
+    outputs = answered(network, inputs)
     if not outputs.isfinite().all():
         raise NetworkError("the network's outputs on the first rows hold NaN or infinity; check its weights")
     return outputs
 
 
-def _answered(network: nn.Module, inputs: Inputs) -> Tensor:
+def answered(network: nn.Module, inputs: Inputs) -> Tensor:
+    """The network's outputs, of which nothing is asked but that there are as many rows."""
     with torch.no_grad(), seeded(network, 0, "probe"):
         return read(partial(networks.run, network, {}), inputs)
 

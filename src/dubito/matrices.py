@@ -15,7 +15,7 @@ from .curvature import Block
 from .distributions.two_sided import TwoSided, products_saved
 from .draws.base import repeated
 from .errors import NetworkError
-from .fitting import probe, read
+from .fitting import answered, read
 from .inputs import Inputs, TensorOptions, call, checked_inputs, rows_of, take
 from .layers import Context, Form, Layout, Survey, Use
 from .layers.context import name_of
@@ -176,7 +176,7 @@ class BlockPosterior(Posterior):
     def _silent(self, inputs: Inputs) -> bool:
         """Whether the network draws no noise of its own, which would differ from draw to draw."""
         if draws_noise(self.network):  # or no pass has told yet
-            probe(self.network, take(inputs, slice(1)))
+            answered(self.network, take(inputs, slice(1)))
         return not draws_noise(self.network)
 
     def _roots(self, rows: int, inputs: Inputs) -> dict[str, TwoSided]:
