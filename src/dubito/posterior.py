@@ -3,7 +3,7 @@
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeAlias
@@ -31,6 +31,8 @@ from .summary import Summary, SummaryRow
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
 
+#: The generators of draws.
+Streams: TypeAlias = Sequence[torch.Generator | None]
 #: From the number of a draw and its generator to tensors by name; what does not vary may be left out.
 Drawer: TypeAlias = Callable[[int, torch.Generator | None], Mapping[str, Tensor]]
 
@@ -426,16 +428,19 @@ class Posterior(nn.Module, ABC):
     def _made(self, indices: range, seed: int, linearised: bool) -> Draws:
         if not linearised:
             return self.draws(indices, seed)
+        draws = Posterior._drawn(self, indices, self._streams(indices, seed), seed)
         facts = self._facts(indices, seed)
-        return LinearisedDraws(self.network, deviations(self.network, self._stacks(indices, seed)), **facts)
+        return LinearisedDraws(self.network, deviations(self.network, draws.tensors), **facts)
 
     def draws(self, indices: range, seed: int) -> Draws:
-        """Draws made now, by their numbers: as sets of weights, unless a posterior keeps them in fewer numbers."""
-        return WeightDraws(self.network, self._stacks(indices, seed), **self._facts(indices, seed))
+        """Draws made now, by their numbers."""
+        return self._drawn(indices, self._streams(indices, seed), seed)
 
-    def _stacks(self, indices: range, seed: int) -> dict[str, dict[str, Tensor]]:
-        drawn = (self.draw(index, self.generator(seed, index)) for index in indices)
-        return weight_stacks(self.network, drawn, len(indices))
+    def _drawn(self, indices: range, streams: Streams, seed: int) -> Draws:
+        """Draws from their streams: as sets of weights, unless a posterior keeps them in fewer numbers."""
+        drawn = (self.draw(index, stream) for index, stream in zip(indices, streams, strict=True))
+        tensors = weight_stacks(self.network, drawn, len(indices))
+        return WeightDraws(self.network, tensors, **self._facts(indices, seed))
 
     def _facts(self, indices: range, seed: int, **others: Any) -> dict[str, Any]:
         """What draws are told beside their tensors."""
@@ -475,6 +480,10 @@ class Posterior(nn.Module, ABC):
         """
         device = device or TensorOptions.of(self.network).device
         return seeds.generator(seed, "draw", index, device=device)
+
+    def _streams(self, indices: range, seed: int) -> list[torch.Generator]:
+        device = TensorOptions.of(self.network).device
+        return [self.generator(seed, index, device) for index in indices]
 
     def _outputs(
         self,
