@@ -24,9 +24,9 @@ CORE = (
     ("fitting",),
     ("draws",),
     ("curvature", "posterior"),
-    ("training", "optim"),
+    ("training", "optim", "matrices"),
     ("objective",),
-    ("calibration", "method", "node_factors", "weight_normals", "matrices", "diagnostics"),
+    ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
     ("inference", "factors"),
     ("loading",),
 )

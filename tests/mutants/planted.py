@@ -343,10 +343,10 @@ MUTANTS = (
     ),
     mutant(
         "matrices.py",
-        "map_tensors(lambda tensor: tensor.repeat(draws, *",
-        "map_tensors(lambda tensor: tensor.repeat_interleave(draws, 0).repeat(1, *",
+        "zip(turned, noisy, self.generators, strict=True)",
+        "zip(turned, noisy, reversed(self.generators), strict=True)",
         "test_matrices.py::test_functions_of_few_rows_are_those_of_the_written_weights",
-        "rows of a pass over several draws come row by row, and meet the noise of other draws",
+        "rows of a pass over several draws meet the noise of other draws",
     ),
     mutant(
         "metrics/calibration.py",
