@@ -80,7 +80,7 @@ def joint_outputs(
         max_rows: rows that go through the network at once, where there is no graph.
     """
     rows, sizes = rows_of(inputs), linearised.measured(inputs)
-    graph = torch.is_grad_enabled() and any(tensor.requires_grad for _, tensor in named_tensors(inputs))
+    graph = any(tensor.requires_grad for _, tensor in named_tensors(inputs))
     most, _, _ = sizes.plan(rows, max_rows, pairs=True, units=True)
     if graph or rows <= most:
         return _together(linearised, inputs, posterior, max_rows, graph)

@@ -30,9 +30,9 @@ from .covariance import CHUNK, Share, added, contracted, in_basis, joined, outpu
 from .passes import Last, Pass, Reading
 
 #: Numbers that the inputs and gradients of all layers may hold at once, unless one output of one row has more.
-BUDGET = 1 << 24
+BUDGET = 1 << 25
 #: Numbers that layers answer in one backward pass, for which rows are repeated: fewer are slow.
-TOGETHER = 1 << 20
+TOGETHER = 1 << 21
 #: Outputs of a row whose gradients are there at the same time, where the budget allows: they share work on its inputs.
 SHARING = 8
 #: A variance of less than this many roundings is taken again as a sum of squares.

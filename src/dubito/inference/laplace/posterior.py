@@ -184,10 +184,12 @@ class LaplacePosterior(Posterior):
             max_rows: rows that go through the network at once, where no gradients are asked for.
         """
         require_count(max_rows=max_rows)
-        with torch.inference_mode(False):
-            inputs = self.readable(inputs)
+        wanted = torch.is_grad_enabled()
+        with torch.inference_mode(False):  # which turns gradients on
+            rows = self.readable(inputs)
+            rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
-            return Joint(*joint_outputs(self.linearised(inputs), inputs, normals, max_rows))
+            return Joint(*joint_outputs(self.linearised(rows), rows, normals, max_rows))
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
