@@ -234,7 +234,9 @@ class Largest(TorchDispatchMode):
 @every_structure
 def test_nothing_of_size_outputs_squared_per_row_and_at_most_one_number_read(structure) -> None:
     inputs, count = torch.randn(20, 8), 300
-    posterior = Laplace(structure=structure).fit(mlp(count, 8).float(), (inputs, labels(20, count)), Categorical())
+    posterior = Laplace(structure=structure).fit(
+        mlp(count, 8).float(), (inputs, labels(20, count)), Categorical()
+    )
     read = posterior.linearised(inputs)
     read(inputs, [posterior.normals], 1000, pairs=False)  # what is made once
     with Largest() as seen:
