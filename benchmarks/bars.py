@@ -57,11 +57,14 @@ class Benchmark(NamedTuple):
 BENCHMARKS: dict[str, Benchmark] = {}
 
 
-def benchmark(bars: Mapping[str, Bar]) -> Callable[[Callable[[int], Values]], Callable[[int], Values]]:
-    """Enter a function from the number of rounds to the values of these bars."""
+def benchmark(
+    bars: Mapping[str, Bar], name: str | None = None
+) -> Callable[[Callable[[int], Values]], Callable[[int], Values]]:
+    """Enter a function from the number of rounds to the values of these bars, under its name or another."""
 
     def enter(measure: Callable[[int], Values]) -> Callable[[int], Values]:
-        BENCHMARKS[measure.__name__] = Benchmark(measure.__name__, bars, measure)
+        label = name or measure.__name__
+        BENCHMARKS[label] = Benchmark(label, bars, measure)
         return measure
 
     return enter
@@ -122,15 +125,20 @@ def importable(package: str) -> bool:
 def peak_mebibytes(work: Work) -> float:
     """By how much the peak memory of some work exceeds what was held before it, by Linux's count."""
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the highest memory so far is that of now
     before = _status("VmRSS")
+    return highest_mebibytes(work) - before
+
+
+def highest_mebibytes(work: Work) -> float:
+    """The peak memory of the process during some work."""
+    Path("/proc/self/clear_refs").write_text("5")  # the highest memory so far is that of now
     work()
-    return (_status("VmHWM") - before) / 1024
+    return _status("VmHWM")
 
 
-def _status(field: str) -> int:
+def _status(field: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
 
 
 class Other:

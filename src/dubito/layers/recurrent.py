@@ -78,7 +78,8 @@ class LSTMGates(Function):
 
 def advance(at: Context, mode: str, x: Tensor, h: Tensor, state: State) -> State:
     """The next state (h,) or (h, c) from the projections of the inputs and of the state."""
-    if mode == "lstm" and at.keep_graph:  # gradients of gradients, which the function above has not
+    # Gradients of gradients are wanted, or transforms are at work: the function above knows neither.
+    if mode == "lstm" and (at.keep_graph or torch._C._are_functorch_transforms_active()):
         i, f, g, o = (x + h).chunk(4, -1)
         after = torch.addcmul(f.sigmoid() * state[1], i.sigmoid(), g.tanh())
         return o.sigmoid() * after.tanh(), after
