@@ -20,7 +20,7 @@ from dubito import (
     NetworkError,
     load,
 )
-from dubito.inference.laplace import covariance, linearised
+from dubito.inference.laplace import covariance, linearised, shares
 from dubito.inputs import map_tensors
 from dubito.layers import survey
 
@@ -127,7 +127,7 @@ def test_chunks_change_nothing(structure, budget: int, monkeypatch: pytest.Monke
     expected = output_covariances(posterior, inputs, 1000)[1]
     monkeypatch.setattr(linearised, "BUDGET", budget)
     monkeypatch.setattr(covariance, "CHUNK", budget)
-    monkeypatch.setattr(linearised, "CHUNK", budget)
+    monkeypatch.setattr(shares, "CHUNK", budget)
     torch.testing.assert_close(output_covariances(posterior, inputs)[1], expected)
     torch.testing.assert_close(output_covariances(posterior, inputs[:1])[1], expected[:1])
 
