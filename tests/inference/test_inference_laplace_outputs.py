@@ -93,14 +93,14 @@ class Skipped(nn.Module):
 
 
 LAST = {
-    "as it is": lambda: After(nn.Identity()),
+    "as-it-is": lambda: After(nn.Identity()),
     "alone": lambda: nn.Linear(4, 4),
     "scaled": lambda: After(lambda y: 2 * y),
-    "in place": lambda: After(lambda y: y.mul_(2)),
+    "in-place": lambda: After(lambda y: y.mul_(2)),
     "reshaped": lambda: After(lambda y: y.unflatten(1, (2, 2))),
-    "turned around": lambda: After(lambda y: y.unflatten(1, (2, 2)).mT),
+    "turned-around": lambda: After(lambda y: y.unflatten(1, (2, 2)).mT),
     "reversed": lambda: After(lambda y: y.flip(1)),
-    "some of it": lambda: After(lambda y: y[:, :3]),
+    "some-of-it": lambda: After(lambda y: y[:, :3]),
     "turned": Turned,
     "twice": Twice,
     "skipped": Skipped,
@@ -119,7 +119,7 @@ def test_last_layers_of_every_kind(structure, last: str, monkeypatch: pytest.Mon
     torch.testing.assert_close(variances(posterior, inputs), dense_variances(posterior, inputs))
 
 
-@pytest.mark.parametrize("last", ["as it is", "alone", "turned"])
+@pytest.mark.parametrize("last", ["as-it-is", "alone", "turned"])
 def test_last_layers_too_wide_for_factors(last: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(covering, "LARGEST_SIDE", 2)
     network = LAST[last]().double()
@@ -141,9 +141,9 @@ class Pixels(nn.Module):
 
 
 HEADS = {
-    "1 x 1": lambda: nn.Conv2d(4, 3, 1),
-    "3 x 3, in groups": lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2),
-    "with a stride": lambda: nn.Conv2d(4, 3, 2, stride=2, bias=False),
+    "1-x-1": lambda: nn.Conv2d(4, 3, 1),
+    "3-x-3-in-groups": lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2),
+    "with-a-stride": lambda: nn.Conv2d(4, 3, 2, stride=2, bias=False),
     "dense": lambda: nn.Linear(4, 3),
 }
 
