@@ -7,8 +7,7 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 from dubito import EFB, INF, KFAC, Categorical, DataError, Diagonal, Gaussian, Laplace
-from dubito.inference.laplace import covariance
-from dubito.inference.laplace import joint as joint_module
+from dubito.inference.laplace import covariance, linearised
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the network is no better than a constant:dubito.DubitoWarning"
@@ -65,7 +64,7 @@ def test_pieces_change_nothing(structure, name: str, monkeypatch: pytest.MonkeyP
     posterior, shape = fitted(structure, "cnn")
     inputs = normal(5, *shape, seed=3)
     expected = posterior.joint(inputs)
-    for module in (joint_module, covariance):
+    for module in (linearised, covariance):
         monkeypatch.setattr(module, name, 1, raising=False)
     joint = posterior.joint(inputs)
     torch.testing.assert_close(joint.covariance, expected.covariance)

@@ -216,6 +216,16 @@ def test_sizes_are_known_before() -> None:
     assert sizes.plan(100, 100, pairs=False, units=False)[2] == 1
 
 
+def test_copies_of_rows_are_counted_by_the_whole_network() -> None:
+    inputs, network = normal(9, 2, 6, 5), cnn()
+    whole = Laplace().fit(network, (inputs, labels(9)), Categorical())
+    last = Laplace(subset=["5"]).fit(network, (inputs, labels(9)), Categorical())
+    sizes = last.linearised(inputs).measured(inputs)
+    assert sizes.network >= 4 * 3 * 6 + 6 * 2 * 5 + 3 > sizes.answers == 3
+    assert sizes.closed and sizes.copies(1) == 1
+    assert whole.linearised(inputs).measured(inputs).copies(1) == 3
+
+
 class Largest(TorchDispatchMode):
     """The largest tensor that is made."""
 

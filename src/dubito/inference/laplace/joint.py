@@ -12,7 +12,7 @@ from ... import seeds
 from ...fitting import read
 from ...inputs import Inputs, map_tensors, named_tensors, rows_of
 from .covariance import contracted, joint_covariance
-from .linearised import TOGETHER, Linearised, repeated
+from .linearised import Linearised, repeated
 from .output_gradients import OutputGradients
 from .shares import BlockNormals, BlockShares
 
@@ -81,7 +81,7 @@ def joint_outputs(linearised: Linearised, inputs: Inputs, posterior: BlockNormal
     """
     rows, sizes = rows_of(inputs), linearised.measured(inputs)
     graph = any(tensor.requires_grad for _, tensor in named_tensors(inputs))
-    copies = max(1, min(sizes.outputs, TOGETHER // (rows * sizes.answers)))
+    copies = sizes.copies(rows)
     shares, stored = BlockShares(linearised.cover, [posterior]), {}
     total: Any = 0.0
     with linearised.reading(keep_graph=graph) as (function, record), torch.enable_grad():

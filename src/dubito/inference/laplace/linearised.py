@@ -42,8 +42,9 @@ class Sizes:
 
     Attributes:
         outputs: E, of a row.
-        inputs: numbers of all layers' inputs as matrices.
-        answers: numbers that all layers answer.
+        inputs: numbers of the inputs of layers with distributions, as matrices.
+        answers: numbers that these layers answer.
+        network: numbers on the way through the whole network.
         tail: those of a last layer that needs no gradients, else 0.
         plain: numbers of the largest parameter without factors.
         closed: whether there is no other layer, so that there is nothing to send back.
@@ -52,6 +53,7 @@ class Sizes:
     outputs: int
     inputs: int
     answers: int
+    network: int
     tail: int
     plain: int
     closed: bool
@@ -65,13 +67,16 @@ class Sizes:
             pairs: whether all outputs of a row are wanted together.
             units: whether the gradients of the last layer are wanted too.
         """
-        row = self.inputs + 4 * self.answers  # a graph holds more than what layers answer
+        row = self.inputs + 4 * self.network  # a graph holds more than what layers answer
         gradients = max(1, self.plain + self.answers - (0 if units else self.tail))
         wanted = self.outputs if pairs else min(self.outputs, SHARING)
         rows = max(1, min(count, max_rows, BUDGET // (row + wanted * gradients)))
         together = min(self.outputs, max(1, (BUDGET - rows * row) // (rows * gradients)))
-        copies = min(together, max(1, TOGETHER // (rows * self.answers)), max(1, max_rows // rows))
-        return rows, together, copies
+        return rows, together, min(together, self.copies(rows), max(1, max_rows // rows))
+
+    def copies(self, rows: int) -> int:
+        """Outputs of a backward pass, for each of which every row goes through the network."""
+        return 1 if self.closed else max(1, min(self.outputs, TOGETHER // (rows * self.network)))
 
 
 class Linearised:
@@ -157,6 +162,9 @@ class Linearised:
                 outputs=outputs.numel(),
                 inputs=sum(matrices),
                 answers=sum(answered.values()),
+                network=max(
+                    sum(answered.values()), math.ceil(sum(use.size for use in self.cover.survey.uses))
+                ),
                 tail=answered[tail.call] if tail is not None and closed else 0,
                 plain=max(
                     (b.size for b in blocks.values() if not b.kronecker and b.name not in closed), default=0
