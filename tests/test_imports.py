@@ -15,8 +15,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 
 #: The rooms from first to last: a room imports from the levels before its own, and from itself.
 CORE = (
-    ("errors", "version", "allocator", "lazy"),
-    ("seeds", "processes"),
+    ("errors", "version", "allocator", "lazy", "devices"),
+    ("seeds", "processes", "precision"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
     ("inputs", "evaluation"),
     ("sources", "likelihoods", "layers"),
@@ -26,14 +26,14 @@ CORE = (
     ("curvature", "posterior"),
     ("training", "optim"),
     ("objective",),
-    ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
+    ("calibration", "method", "node_factors", "weight_normals", "matrices", "diagnostics"),
     ("inference", "factors"),
     ("loading",),
 )
 PUBLIC = ("dubito",)  # `__init__.py`, the public names, which open what lies before them when asked
 BEYOND = (
     ("registry",),
-    ("data", "models", "jobs"),
+    ("data", "models", "jobs", "selfcheck"),
     ("shifts", "active"),
     ("compare",),
     ("plot",),

@@ -13,12 +13,22 @@ from torch import Tensor, nn
 
 from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
-from .inputs import Batch, Inputs, TensorOptions, named_tensors, rows_of, take
+from .inputs import (
+    Batch,
+    Inputs,
+    RowNumbers,
+    TensorOptions,
+    checked_inputs,
+    cut,
+    named_tensors,
+    rows_of,
+    take,
+)
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes
 from .processes import Processes
-from .sources import Source, TensorSource, as_source, reading
+from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +159,7 @@ def _prepared(
     plain.check_outputs(outputs)
     for rows in (source, run.validation):
         if rows is not None:
-            rows.check_targets(lambda targets, numbers: plain.check_targets(outputs, targets, numbers))
+            rows.check_targets(lambda _, targets, numbers: plain.check_targets(outputs, targets, numbers))
     known = num_data or source.num_data
     if known is None:
         raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
@@ -186,18 +196,41 @@ def checked_rows(
         name: of the data, for messages.
     """
     source = as_source(data, TensorOptions.of(network), name)
+
+    def check(inputs: Inputs, targets: Tensor, rows: RowNumbers) -> Tensor:
+        return likelihood.check_targets(_answered(network, take(inputs, slice(1))), targets, rows)
+
+    source.check_targets(check)
+    yield from _read_batches(source, seed, max_rows, whole, name)
+
+
+def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -> Iterator[Inputs]:
+    """Rows to predict, some at a time.
+
+    Args:
+        network: that is to read them.
+        data: inputs, cut before they are looked at, so that an array on a disk is not read whole; or a `Dataset` or
+            a `DataLoader`, with or without targets.
+        seed: of what loaders draw.
+        max_rows: the size of pieces; a loader with an order of its own gives its own batches.
+    """
+    options = TensorOptions.of(network)
+    if holds_rows(data):
+        batches = _read_batches(as_inputs_source(data, options), seed, max_rows, False, "data")
+        return (batch.inputs for batch in batches)
+    return (checked_inputs(piece, options) for piece in cut(data, max_rows))
+
+
+def _read_batches(source: Source, seed: int, max_rows: int, whole: bool, name: str) -> Iterator[Batch]:
     held = isinstance(source, TensorSource)
     batches = iter([source.batch] if whole and held else source.batches(max_rows))
-    first = 0
     for number in count():
         # Loaders draw from the global state; a lone reading must not leave it changed between batches.
         with reading(source, seed, name, number):
             batch = next(batches, None)
         if batch is None:
             return
-        outputs = _answered(network, take(batch.inputs, slice(1)))
-        yield batch._replace(targets=likelihood.check_targets(outputs, batch.targets, first))
-        first += len(batch.targets)
+        yield batch
 
 
 @contextmanager

@@ -1,13 +1,14 @@
 """Where training and evaluation rows come from: one interface over tensors, datasets and loaders."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -20,10 +21,17 @@ from torch.utils.data import (
 
 from . import seeds, storage
 from .errors import DataError
-from .inputs import Batch, RowNumbers, TensorOptions, checked_batch, map_tensors, named_tensors, take
-
-#: From targets, and where they stand in the user's data, to targets in the likelihood's form.
-TargetCheck: TypeAlias = Callable[[Tensor, RowNumbers], Tensor]
+from .inputs import (
+    Batch,
+    Inputs,
+    RowNumbers,
+    TargetCheck,
+    TensorOptions,
+    checked_batch,
+    map_tensors,
+    named_tensors,
+    take,
+)
 
 
 class Source(ABC):
@@ -38,6 +46,8 @@ class Source(ABC):
     num_data: int | None
     batch_size: int | None = None
     drop_last: bool = False
+    #: Whether batches are pairs with targets; if not, targets that come along are not looked at.
+    labelled: bool = True
     #: Brings targets into the likelihood's form or refuses them; set by `check_targets`.
     _check: TargetCheck | None = None
 
@@ -54,8 +64,8 @@ class Source(ABC):
         self._check = check
 
     def _checked(self, raw: Any, like: TensorOptions, rows: RowNumbers) -> Batch:
-        batch = without_graph(checked_batch(raw, like, rows))
-        return Batch(batch.inputs, self._check(batch.targets, rows)) if self._check else batch
+        raw = raw if self.labelled else unlabelled(raw)
+        return without_graph(checked_batch(raw, like, rows, check=self._check))
 
     def example(self, rows: int = 8) -> Batch:
         """The first rows, to learn shapes from."""
@@ -83,7 +93,8 @@ class TensorSource(OrderedSource):
         self.num_data = len(batch.targets)
 
     def check_targets(self, check: TargetCheck) -> None:
-        self.batch = Batch(self.batch.inputs, check(self.batch.targets, 0))
+        inputs, targets = self.batch.inputs, self.batch.targets
+        self.batch = Batch(inputs, check(inputs, targets.cpu(), 0).to(targets.device))
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         for rows in split(self.num_data, batch_size):
@@ -91,9 +102,12 @@ class TensorSource(OrderedSource):
 
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
         inputs, targets = self.batch.inputs, self.batch.targets
-        for group in groups:
-            index = group.to(targets.device)
-            yield Batch(take(inputs, index), targets[index]) if len(index) else None
+        sizes = [len(group) for group in groups]
+        if not sizes:
+            return
+        # All row numbers move to the data's device at once, not batch by batch.
+        for size, index in zip(sizes, torch.cat([*groups]).to(targets.device).split(sizes), strict=True):
+            yield Batch(take(inputs, index), targets[index]) if size else None
 
     def digest(self) -> str:
         return storage.checksum(dict(named_tensors((self.batch.inputs, self.batch.targets), "data")))
@@ -170,6 +184,30 @@ class LoaderSource(Source):
         return f"{self.num_data} rows in an order of their own"
 
 
+def unlabelled(raw: Any) -> tuple[Inputs, Tensor]:
+    """A batch of inputs, with or without targets, as a pair whose targets say nothing."""
+    if isinstance(raw, tuple | list):
+        if len(raw) not in (1, 2):
+            raise DataError(
+                f"a batch must be inputs or a pair (inputs, targets), got {len(raw)} values; "
+                "several inputs go into one tuple or dict: ((a, b), targets)"
+            )
+        raw = raw[0]
+    leaves = (leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor | np.ndarray))
+    first = next(leaves, None)
+    return raw, torch.zeros(len(first) if first is not None and first.ndim else 0)
+
+
+def holds_rows(data: Any) -> bool:
+    """Whether rows are to be read from these data, one after the other, so that they are no inputs themselves."""
+    if isinstance(data, DataLoader | Dataset):
+        return True
+    numbered = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return numbered and not (
+        hasattr(data, "__array__") or isinstance(data, Mapping | tuple | list | str | bytes)
+    )
+
+
 def reading(
     source: Source, seed: int, *path: int | str, device: torch.device | str = "cpu"
 ) -> AbstractContextManager[None]:
@@ -205,6 +243,15 @@ def reads_all_rows(loader: DataLoader) -> bool:
     return type(sampler) is SequentialSampler and len(sampler) == len(loader.dataset)  # pyright: ignore
 
 
+def as_inputs_source(data: Any, like: TensorOptions) -> Source:
+    """The source for a `Dataset` or a `DataLoader` whose targets, where there are any, are not looked at."""
+    if type(data) is TensorDataset and len(data.tensors) in (1, 2):
+        data = unlabelled(list(data.tensors))
+    source = as_source(data, like)
+    source.labelled = False
+    return source
+
+
 def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
     """The source for a pair (inputs, targets), a `Dataset` or a `DataLoader`."""
     if isinstance(data, DataLoader):
@@ -217,7 +264,7 @@ def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
                 f"{name} must be a pair (inputs, targets), got {len(data)} values; "
                 "several inputs go into one tuple or dict: ((a, b), targets)"
             )
-        return TensorSource(without_graph(checked_batch(data, like)))
+        return TensorSource(without_graph(checked_batch(data, like, anywhere=True)))
     if isinstance(data, IterableDataset):
         return LoaderSource(DataLoader(data, batch_size=128), like)
     known = hasattr(data, "__getitem__") and hasattr(data, "__len__")
