@@ -185,7 +185,7 @@ class LaplacePosterior(BlockPosterior):
             )
             return predictive(self.likelihood, outputs, covariance)
 
-    def joint(self, inputs: Inputs, *, max_rows: int = MAX_ROWS) -> Joint:
+    def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
 
         They are the network's outputs, before the likelihood's noise. Where inputs require gradients, mean and
@@ -193,13 +193,13 @@ class LaplacePosterior(BlockPosterior):
 
         Args:
             inputs: what the network reads.
-            max_rows: rows that go through the network at once, where no gradients are asked for.
         """
-        require_count(max_rows=max_rows)
-        with torch.inference_mode(False):
-            inputs = self.readable(inputs)
+        wanted = torch.is_grad_enabled()
+        with torch.inference_mode(False):  # which turns gradients on
+            rows = self.readable(inputs)
+            rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
-            return Joint(*joint_outputs(self.linearised(inputs), inputs, normals, max_rows))
+            return Joint(*joint_outputs(self.linearised(rows), rows, normals))
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
