@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
-from .inputs import Batch, Inputs, TensorOptions, checked_inputs, cut, named_tensors, rows_of, take
+from .inputs import (
+    Batch,
+    Inputs,
+    RowNumbers,
+    TensorOptions,
+    checked_inputs,
+    cut,
+    named_tensors,
+    rows_of,
+    take,
+)
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes
@@ -149,7 +159,7 @@ def _prepared(
     plain.check_outputs(outputs)
     for rows in (source, run.validation):
         if rows is not None:
-            rows.check_targets(lambda targets, numbers: plain.check_targets(outputs, targets, numbers))
+            rows.check_targets(lambda _, targets, numbers: plain.check_targets(outputs, targets, numbers))
     known = num_data or source.num_data
     if known is None:
         raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
@@ -185,11 +195,13 @@ def checked_rows(
         whole: rows in memory come as one batch all the same.
         name: of the data, for messages.
     """
-    source, first = as_source(data, TensorOptions.of(network), name), 0
-    for batch in _read_batches(source, seed, max_rows, whole, name):
-        outputs = _answered(network, take(batch.inputs, slice(1)))
-        yield batch._replace(targets=likelihood.check_targets(outputs, batch.targets, first))
-        first += len(batch.targets)
+    source = as_source(data, TensorOptions.of(network), name)
+
+    def check(inputs: Inputs, targets: Tensor, rows: RowNumbers) -> Tensor:
+        return likelihood.check_targets(_answered(network, take(inputs, slice(1))), targets, rows)
+
+    source.check_targets(check)
+    yield from _read_batches(source, seed, max_rows, whole, name)
 
 
 def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -> Iterator[Inputs]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .. import seeds
 from ..draws import FactorDraws, MaskDraws
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
@@ -49,8 +50,8 @@ class MCDropoutPosterior(Posterior):
     def _drawn(self, indices: range, streams: Streams, seed: int) -> FactorDraws | MaskDraws:
         """Draws as factors on the inputs of layers, or as the seeds of masks."""
         if self.layouts:
-            seeds = [mask_seed(stream) for stream in streams]
-            facts = self._facts(indices, seed, seeds=seeds, dropouts=self.details["dropouts"])
+            mask_seeds = [seeds.drawn(stream, 31) for stream in streams]
+            facts = self._facts(indices, seed, seeds=mask_seeds, dropouts=self.details["dropouts"])
             return MaskDraws(self.network, {}, **facts)
         weights, rate = self.weights(), self.method.rate
         factors = {
@@ -194,9 +195,3 @@ def dropped(use: Use, weight: Tensor, rate: float, generator: torch.Generator | 
     """The weight with the columns of dropped input nodes set to 0, all others scaled up."""
     factors = bernoulli_factors(use.input_shape, rate, weight, generator)
     return fold_values(use.views, weight, factors, None)
-
-
-def mask_seed(generator: torch.Generator | None) -> int:
-    """A seed for masks, from the stream of a draw."""
-    device = generator.device if generator is not None else "cpu"
-    return int(torch.randint(2**31, (), generator=generator, device=device))

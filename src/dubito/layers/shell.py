@@ -80,7 +80,8 @@ class Lease:
         if self._changes is not None:
             self._changes.close()
         if shell is not None and self._pool is not None:
-            shell.fill({}, False)
+            if self._given or shell.detached:
+                shell.fill({}, False)
             self._pool.idle.append(shell)
 
     def withdraw(self) -> Shell:
