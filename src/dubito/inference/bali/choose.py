@@ -157,9 +157,9 @@ def climbed(start: "BALI", name: str, values: Sequence[float], scores: Callable[
         values: what may be tried, from the least to the most.
         scores: negative log-likelihoods of the judging rows.
     """
-    present, own = scores(start), getattr(start, name)
+    present, first = scores(start), getattr(start, name)
     tried, others = [start], []
-    for side in ([v for v in reversed(values) if v < own], [v for v in values if v > own]):
+    for side in ([v for v in reversed(values) if v < first], [v for v in values if v > first]):
         lowest = float(present.mean())
         for value in side:
             tried.append(replace(start, **{name: value}))
