@@ -198,7 +198,17 @@ def test_a_mean_moves_by_equation_74_between_factorisations() -> None:
 def test_weights_that_are_not_written_out_are_the_same(monkeypatch) -> None:
     net = seeded(lambda: nn.Sequential(nn.Linear(3, 60), nn.ReLU(inplace=True), nn.Linear(60, 40, bias=False),
                                        nn.Tanh(), nn.Linear(40, 2)).double())  # fmt: skip
-    data, training = table(16), Training(iterations=12, batch_size=8)
+    check_few(net, table(16), monkeypatch)
+    sequences = noise(16, 30, 3), noise(16, 30, 2, seed=1)  # few rows, many cases
+    check_few(
+        seeded(lambda: nn.Sequential(nn.Linear(3, 62), nn.Tanh(), nn.Linear(62, 2)).double()),
+        sequences,
+        monkeypatch,
+    )
+
+
+def check_few(net: nn.Module, data: tuple[Tensor, Tensor], monkeypatch) -> None:
+    training = Training(iterations=12, batch_size=8)
     for every in (1, 3):
         fits = []
         for few in (8, 10**6):  # 8 rows are few for 63 inputs and outputs or more; then none are

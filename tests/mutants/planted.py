@@ -81,6 +81,20 @@ MUTANTS = (
         "the mode of the noise has twice the outputs in its denominator",
     ),
     mutant(
+        "inference/bali/layer.py",
+        "white.shape[1] * (1 - rate)",
+        "white.shape[1]",
+        "inference/test_inference_bali.py::test_a_mean_moves_by_equation_74_between_factorisations",
+        "between factorisations a mean forgets too little",
+    ),
+    mutant(
+        "inference/bali/choose.py",
+        "self.rows[order[:count]] = order[count : 2 * count]",
+        "self.rows[order[:count]] = order[:count]",
+        "inference/test_inference_bali_choose.py::test_withheld_rows_do_not_train_until_they_are_released",
+        "rows that judge have trained",
+    ),
+    mutant(
         "inference/batch_ensemble.py",
         "additive: ClassVar[bool] = False",
         "additive: ClassVar[bool] = True",
