@@ -96,6 +96,12 @@ def take(inputs: Inputs, index: Any) -> Inputs:
     return map_tensors(lambda tensor: tensor[index], inputs)
 
 
+def joined(trees: Sequence[Inputs]) -> Inputs:
+    """The rows of several trees of one form, one tree after the other."""
+    leaves = [iter([tensor for _, tensor in named_tensors(tree)]) for tree in trees]
+    return map_tensors(lambda _: torch.cat([next(tensors) for tensors in leaves]), trees[0])
+
+
 def to_tensors(inputs: Inputs, like: TensorOptions) -> Inputs:
     """Arrays become tensors, floats take the dtype of `like`, everything moves to its device."""
     if isinstance(inputs, np.ndarray):

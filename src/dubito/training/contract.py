@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -49,6 +49,10 @@ class StepRecord:
     lr: float
     norm: Tensor | None
     stop: bool
+
+
+#: Those of `Stepper.step`.
+StepArguments: TypeAlias = tuple[int, Sequence[Batch | None], int, bool]
 
 
 class Stepper(ABC):

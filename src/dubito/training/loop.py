@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,7 +23,7 @@ from ..layers.shell import seeded
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
-from .contract import ObjectiveLike, StepRecord
+from .contract import ObjectiveLike, StepArguments, StepRecord
 from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training
@@ -88,6 +88,25 @@ class Loop:
 
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
+        with interruptible(self.interrupt):
+            course = self.course()
+            try:
+                arguments = next(course)
+                while True:
+                    arguments = course.send(self._step(arguments))
+            except StopIteration as end:
+                return end.value
+
+    def _step(self, arguments: StepArguments) -> StepRecord:
+        network, modes = self.objective.draft.network, self.objective.modes
+        with seeded(network, self.run.seed, "network", arguments[0], training=modes):
+            return self.stepper.step(*arguments)
+
+    def course(self) -> Generator[StepArguments, StepRecord, list[dict[str, float]]]:
+        """The run as a generator that gives the arguments of its steps and is sent their records.
+
+        Whoever drives it makes the steps: its stepper alone, or one that makes those of several runs at once.
+        """
         network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
         if self.training.compile and self.objective.asks:
             warnings.warn(
@@ -101,9 +120,9 @@ class Loop:
                 self._resume()
             shown = self.run.progress if self.processes.first else False
             bar = Bar(self.plan.total, shown, title, done=self.progress.step)
-            with interruptible(self._interrupt), bar.open():
+            with bar.open():
                 while not self.progress.done:
-                    self._epoch(bar)
+                    yield from self._epoch(bar)
         if self.best_state:
             checkpoint.put(self.objective.draft.stored(), self.best_state)
         self.processes.broadcast(list(self.objective.draft.stored().values()))
@@ -111,11 +130,10 @@ class Loop:
 
     # -- one epoch -----------------------------------------------------------------------------------------
 
-    def _epoch(self, bar: Bar) -> None:
-        state, network, modes = self.progress, self.objective.draft.network, self.objective.modes
+    def _epoch(self, bar: Bar) -> Generator[StepArguments, StepRecord, None]:
+        state = self.progress
         for passes, rows in self._steps():
-            with seeded(network, self.run.seed, "network", state.step, training=modes):
-                record = self.stepper.step(state.step, passes, rows, self.interrupted)
+            record = yield state.step, passes, rows, self.interrupted
             self._account(record, len(passes), bar)
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
@@ -255,7 +273,8 @@ class Loop:
             f"warmup or clip_norm, or standardise the data{note}"
         )
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """Ask the run to save itself and end at its next step."""
         self.interrupted = True
 
     def _farewell(self) -> str:

@@ -56,7 +56,7 @@ class GradientStepper(Stepper):
             noise = None
             if self.objective.noisy:
                 noise = seeds.generator(self.seed, "noise", number, index, device=self.device)
-            with self._autocast():
+            with self.autocast():
                 loss = self.objective.batch_loss(batch, weight, noise)
             share = len(batch.targets) / self.plan.step_rows
             self.scaler.scale(loss.total if share == 1 else loss.total * share).backward()
@@ -97,7 +97,8 @@ class GradientStepper(Stepper):
         if facts["scaler"]:
             self.scaler.load_state_dict(dict(facts["scaler"]))
 
-    def _autocast(self) -> AbstractContextManager[Any]:
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The precision of a forward pass."""
         if self.training.precision == "full":
             return nullcontext()
         return torch.autocast(self.device.type, dtype=AUTOCAST[self.training.precision])
