@@ -100,16 +100,15 @@ class DeepEnsemble(Method):
         )
         points = []
         for objective, history in zip(objectives, histories, strict=True):
-            point = objective.posterior()
-            assert isinstance(point, PointPosterior)
-            point.history = history
-            points.append(point)
+            objective.draft.history = history
+            points.append(objective.draft.finished())
         return points
 
     def _start(self, prepared: Prepared, member: int) -> nn.Module:
+        if member == 0:
+            return prepared.network
         network = copy.deepcopy(prepared.network)
-        if member > 0:
-            reinitialise(network, prepared.run.seed, member)
+        reinitialise(network, prepared.run.seed, member)
         return network
 
     def _run(self, run: Run, member: int, *, shown: bool) -> Run:

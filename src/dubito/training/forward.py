@@ -1,7 +1,7 @@
 """One forward pass for the networks of several runs: as stacked weights, by `vmap`, or not at all."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,13 +10,12 @@ from torch.func import vmap
 
 from .. import seeds
 from ..errors import DubitoError
-from ..inputs import Inputs, TensorOptions, call, joined, map_tensors, rows_of, take
-from ..layers import Dense, Form, Survey, survey
+from ..inputs import Inputs, TensorOptions, call, joined, map_tensors, named_tensors, rows_of, take
+from ..layers import Dense, Form, Layout, Survey, survey
 from ..layers.passes import asked
 from ..layers.shell import take as take_shell
 from ..layers.stack import Stack
 from ..layers.tree import plain_values
-from ..networks import duplicate
 
 
 #: What a pass raises that cannot be made for several networks at once.
@@ -38,8 +37,8 @@ class Forward(ABC):
         self.network, self.modes = network, modes
 
     @abstractmethod
-    def __call__(self, stacks: Mapping[str, Tensor], count: int, inputs: Inputs) -> Tensor:
-        """The outputs of all, with their tensors [K, ...] by name."""
+    def over(self, stacks: Mapping[str, Tensor], count: int) -> Callable[[Inputs], Tensor]:
+        """From inputs to the outputs of all, with their tensors [K, ...] by name, as they stand at each call."""
 
 
 class StackedForward(Forward):
@@ -48,18 +47,24 @@ class StackedForward(Forward):
     Args:
         network: see `Forward`.
         modes: see `Forward`.
-        surveyed: how the network uses its parameters.
+        surveyed: how the network uses its parameters; None where all layers hold rows first.
     """
 
     buffers = False
 
-    def __init__(self, network: nn.Module, modes: Mapping[str, bool], surveyed: Survey) -> None:
+    def __init__(self, network: nn.Module, modes: Mapping[str, bool], surveyed: Survey | None) -> None:
         super().__init__(network, modes)
         self.surveyed = surveyed
 
-    def __call__(self, stacks: Mapping[str, Tensor], count: int, inputs: Inputs) -> Tensor:
-        context = TrainedStack(stacks, self.surveyed, draws=count, rows=rows_of(inputs) // count, repeated=True)
-        return asked(self.network, context, stacks, training=self.modes).outputs(inputs)
+    def over(self, stacks: Mapping[str, Tensor], count: int) -> Callable[[Inputs], Tensor]:
+        context = TrainedStack(stacks, self.surveyed, count)
+        lease = asked(self.network, context, stacks, training=self.modes)  # ends with the function
+
+        def outputs(inputs: Inputs) -> Tensor:
+            context.begin(rows_of(inputs))
+            return call(lease.module, inputs)
+
+        return outputs
 
 
 class MappedForward(Forward):
@@ -67,7 +72,7 @@ class MappedForward(Forward):
 
     buffers = True
 
-    def __call__(self, stacks: Mapping[str, Tensor], count: int, inputs: Inputs) -> Tensor:
+    def over(self, stacks: Mapping[str, Tensor], count: int) -> Callable[[Inputs], Tensor]:
         def single(tensors: dict[str, Tensor], rows: Inputs) -> Tensor:
             lease = take_shell(self.network, tensors, training=self.modes)
             try:  # nothing is written back to the first network
@@ -75,12 +80,28 @@ class MappedForward(Forward):
             finally:
                 lease.release()
 
-        rows = map_tensors(lambda tensor: tensor.unflatten(0, (count, -1)), inputs)
-        return vmap(single)(dict(stacks), rows).flatten(0, 1)
+        def outputs(inputs: Inputs) -> Tensor:
+            rows = map_tensors(lambda tensor: tensor.unflatten(0, (count, -1)), inputs)
+            return vmap(single)(dict(stacks), rows).flatten(0, 1)
+
+        return outputs
 
 
 class TrainedStack(Stack):
-    """Stacked products whose gradients come in the memory order of the weights, so that nothing copies them."""
+    """Stacked products whose gradients come in the memory order of the weights, so that nothing copies them.
+
+    Args:
+        tensors: parameters [K, ...] by name.
+        surveyed: how the network uses them; None where all layers hold rows first.
+        count: K.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], surveyed: Survey | None, count: int) -> None:
+        self.rows_first = surveyed is None
+        super().__init__(tensors, surveyed or Survey({}, {}), draws=count, rows=0, repeated=True)
+
+    def _layout(self, form: Form, weight: Tensor | None, bias: Tensor | None) -> Layout:
+        return Layout.ROWS if self.rows_first else super()._layout(form, weight, bias)
 
     def answer(self, form: Form, x: Tensor, weights: Tensor | None, biases: Tensor | None) -> Tensor:
         if type(form) is not Dense or form.turned or weights is None or biases is None:
@@ -126,58 +147,71 @@ def forward_of(networks: Sequence[nn.Module], modes: Mapping[str, bool], example
         example: some rows to try it on.
     """
     network = networks[0]
-    if any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()):
-        return None  # kernels of their own run all steps of a sequence at once
-    try:
-        trial = _Trial(networks[:2], modes, example)
-        if trial.peculiar:
-            return None
-        if trial.still and all(_alike(networks, name) for name, _ in network.named_buffers()):
-            stacked = StackedForward(network, modes, survey(network, example))
-            if trial.agrees(stacked):
-                return stacked
-    except REFUSALS:
-        pass
-    try:
-        mapped = MappedForward(network, modes)
-        return mapped if trial.agrees(mapped) else None
-    except REFUSALS:
+    if rows_of(example) < 2 or any(
+        isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()
+    ):
+        return None  # nothing to tell rows apart by; kernels of their own run all steps of a sequence at once
+    trial = _Trial(networks[:2], modes, example)
+    if trial.peculiar:
         return None
+    candidates: list[Callable[[], Forward]] = [lambda: MappedForward(network, modes)]
+    if trial.still and all(_alike(networks, name) for name, _ in network.named_buffers()):
+        surveys = (lambda: None, lambda: survey(network, example))
+        candidates[:0] = [lambda get=get: StackedForward(network, modes, get()) for get in surveys]
+    for candidate in candidates:
+        try:
+            forward = candidate()
+            if trial.agrees(forward):
+                return forward
+        except REFUSALS:
+            continue
+    return None
 
 
 class _Trial:
-    """Training passes of two networks over some rows, on copies.
+    """Training passes of two networks over some rows, in a private shell.
 
     Attributes:
         answers: their outputs.
-        states: their buffers afterwards.
+        states: their tensors afterwards.
         still: whether no buffer was changed.
         peculiar: whether a pass draws noise, which is each network's own, or assigns values that no stack holds.
     """
 
     def __init__(self, pair: Sequence[nn.Module], modes: Mapping[str, bool], example: Inputs) -> None:
+        network, device = pair[0], TensorOptions.of(pair[0]).device
         numbers = torch.arange(rows_of(example))
-        self.pair, self.rows = pair, [take(example, numbers.roll(shift)) for shift in (0, 1)]
-        copies, device = [duplicate(network) for network in pair], TensorOptions.of(pair[0]).device
+        self.pair, self.rows = pair, [take(example, index) for index in (numbers, numbers // 2)]
+        self.states, before = side_by_side(pair, buffers=True), side_by_side(pair, buffers=True)
+        shell, answers = take_shell(network, training=modes).withdraw(), []
         with seeds.forked(0, "trial", device=device), torch.no_grad():
             state = seeds.state(device)
-            passes = zip(copies, self.rows, strict=True)
-            self.answers = torch.cat([take_shell(n, training=modes).outputs(rows) for n, rows in passes])
+            for number, rows in enumerate(self.rows):
+                shell.fill({name: stack[number] for name, stack in self.states.items()}, False)
+                answers.append(call(shell.module, rows))
             drawn = state != seeds.state(device)
-        before, self.states = (side_by_side(networks, buffers=True) for networks in (pair, copies))
+        self.answers = torch.cat(answers)
         self.still = all(torch.equal(before[name], self.states[name]) for name in before)
-        values = [[plain_values(module) for n in networks for module in n.modules()] for networks in (pair, copies)]
-        self.peculiar = drawn or values[0] != values[1]
+        there, here = ([plain_values(m) for m in root.modules()] for root in (network, shell.module))
+        self.peculiar = drawn or any(not _same(*values) for values in zip(there, here, strict=True))
 
     def agrees(self, forward: Forward) -> bool:
-        """Whether one pass gives the same outputs and buffers, to rounding, and has gradients."""
+        """Whether one pass gives the same outputs and buffers, to rounding, and keeps the networks apart."""
         stacks = side_by_side(self.pair, buffers=forward.buffers)
+        inputs = map_tensors(lambda t: t.requires_grad_(t.is_floating_point()), joined(self.rows))
         with torch.enable_grad():
-            outputs = forward(stacks, 2, joined(self.rows))
-        leaves = [tensor for tensor in stacks.values() if tensor.requires_grad]
-        torch.autograd.grad(outputs.sum(), leaves, allow_unused=True)
+            outputs = forward.over(stacks, 2)(inputs)
+            first = outputs[: len(outputs) // 2].square().sum()
+        tensors = [t for t in (*stacks.values(), *(t for _, t in named_tensors(inputs))) if t.requires_grad]
+        gradients = torch.autograd.grad(first, tensors, materialize_grads=True)
         pairs = [(outputs, self.answers), *((stacks[name], self.states[name]) for name in stacks)]
-        return all(_close(*pair) for pair in pairs)
+        return all(_close(*pair) for pair in pairs) and not any(g[len(g) // 2 :].any() for g in gradients)
+
+
+def _same(there: dict[str, Any], here: dict[str, Any]) -> bool:
+    """Whether a pass left a module's plain values as they were."""
+    modes = ("training", "_compiled_call_impl")
+    return there.keys() == here.keys() and all(here[k] is v for k, v in there.items() if k not in modes)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

@@ -42,15 +42,17 @@ class Members:
     """
 
     def __init__(self, objectives: Sequence[Any], forward: Forward) -> None:
-        self.first, self.forward, self.count = objectives[0], forward, len(objectives)
+        self.first, self.count = objectives[0], len(objectives)
         networks = [objective.draft.network for objective in objectives]
         self.stacks = side_by_side(networks, buffers=forward.buffers)
         self.weights = {name: stack for name, stack in self.stacks.items() if stack.requires_grad}
         #: The tensors of each network by name.
         self.tensors = [tensors_of(network, buffers=forward.buffers) for network in networks]
         self.likelihoods = [objective.draft.likelihood for objective in objectives]
+        self.zeros = next(iter(self.weights.values())).new_zeros(self.count)
         #: Whether one likelihood speaks for all.
         self.shared = not self.likelihoods[0].state_dict()
+        self.outputs = forward.over(self.stacks, self.count)
         for number, tensors in enumerate(self.tensors):
             for name, tensor in tensors.items():
                 tensor.data = self.stacks[name].detach()[number]
@@ -66,7 +68,7 @@ class Members:
 
     def loss(self, batch: Batch, kl_weight: float) -> Loss:
         """The terms of each run's loss, [K], for rows run by run."""
-        outputs = at_least_float(self.forward(self.stacks, self.count, batch.inputs))
+        outputs = at_least_float(self.outputs(batch.inputs))
         if self.shared:
             log_probs = self.likelihoods[0].log_prob(outputs, batch.targets)
             nll = -log_probs.unflatten(0, (self.count, -1)).mean(1)
@@ -75,7 +77,9 @@ class Members:
             nll = torch.stack(
                 [-own.log_prob(*part).mean() for own, part in zip(self.likelihoods, rows, strict=True)]
             )
-        kl = vmap(self.first.penalty)(self.weights) if self.first.penalised else torch.zeros_like(nll)
+        if not self.first.penalised:
+            return Loss(nll, nll, self.zeros)
+        kl = vmap(self.first.penalty)(self.weights)
         return Loss(nll + (kl_weight / self.first.num_data) * kl, nll, kl)
 
 
@@ -98,6 +102,9 @@ class MemberStepper(JointStepper):
             first.processes,
             first.seed,
         )
+        beside = (p for likelihood in self.members.likelihoods for p in likelihood.parameters())
+        #: What has gradients.
+        self.trained = [*self.members.weights.values(), *beside]
         self.shared_state = False
         for name, stack in self.members.weights.items():
             states = [state for state in self._states(name) if state]
@@ -110,26 +117,28 @@ class MemberStepper(JointStepper):
     def step(
         self, number: int, passes: Sequence[Sequence[Batch | None]], rows: int, stop: bool
     ) -> list[StepRecord]:
-        weight, step_rows, total = self.descent.kl_weight(number), self.descent.plan.step_rows, 0
-        for stepper in (self.descent, *(() if self.members.shared else self.steppers)):
-            stepper.optimizer.zero_grad(set_to_none=True)
+        weight, step_rows = self.descent.kl_weight(number), self.descent.plan.step_rows
+        for tensor in self.trained:
+            tensor.grad = None
+        sums: list[Tensor] = []
         for parts in zip(*passes, strict=True):
             batches = [batch for batch in parts if batch is not None]
             batch = Batch(joined([b.inputs for b in batches]), torch.cat([b.targets for b in batches]))
             with self.descent.autocast():
                 loss = self.members.loss(batch, weight)
             count = len(batches[0].targets)
-            loss.total.sum().mul(count / step_rows).backward()
-            total = total + count * torch.stack([loss.total, loss.nll, loss.kl], 1).detach()
+            loss.total.backward(torch.full_like(loss.total, count / step_rows))
+            terms = torch.stack([loss.total.detach(), loss.nll.detach(), loss.kl.detach()], 1)
+            sums.append(terms if count == rows else terms * (count / rows))
             del loss
-        assert isinstance(total, Tensor)
         norms = self._norms(number)
         lr = self.descent.descend(number)
         for stepper in () if self.members.shared else self.steppers:
             stepper.descend(number)
         if not self.shared_state:
             self._share_state()
-        values = zip(total / rows, norms if norms is not None else [None] * self.members.count, strict=True)
+        total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+        values = zip(total.unbind(), [None] * len(total) if norms is None else norms.unbind(), strict=True)
         return [StepRecord(number, terms, rows, lr, norm, stop) for terms, norm in values]
 
     def part(self) -> None:
@@ -145,7 +154,9 @@ class MemberStepper(JointStepper):
         if most is None and number % NORM_EVERY:
             return None
         stacked = [stack.grad for stack in self.members.weights.values() if stack.grad is not None]
-        beside = [[p.grad for p in own.parameters() if p.grad is not None] for own in self.members.likelihoods]
+        beside = [
+            [p.grad for p in own.parameters() if p.grad is not None] for own in self.members.likelihoods
+        ]
         parts = [torch.linalg.vector_norm(g, dim=tuple(range(1, g.ndim))) for g in stacked if g.ndim > 1]
         parts += [g.abs() for g in stacked if g.ndim == 1]  # of parameters that are one number
         if any(beside):
@@ -170,7 +181,9 @@ class MemberStepper(JointStepper):
         self.shared_state = True
         for name, stack in self.members.weights.items():
             whole = self.descent.optimizer.state.get(stack, {})
-            for number, (stepper, tensors) in enumerate(zip(self.steppers, self.members.tensors, strict=True)):
+            for number, (stepper, tensors) in enumerate(
+                zip(self.steppers, self.members.tensors, strict=True)
+            ):
                 stepper.optimizer.state[tensors[name]] = {
                     key: value[number] if _per_weight(key, value) else value for key, value in whole.items()
                 }
