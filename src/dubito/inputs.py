@@ -98,6 +98,8 @@ def take(inputs: Inputs, index: Any) -> Inputs:
 
 def joined(trees: Sequence[Inputs]) -> Inputs:
     """The rows of several trees of one form, one tree after the other."""
+    if isinstance(trees[0], Tensor):
+        return torch.cat([tree for tree in trees if isinstance(tree, Tensor)])
     leaves = [iter([tensor for _, tensor in named_tensors(tree)]) for tree in trees]
     return map_tensors(lambda _: torch.cat([next(tensors) for tensors in leaves]), trees[0])
 

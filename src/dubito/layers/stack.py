@@ -71,16 +71,12 @@ class Stack(Context):
             return super().use(form, x, weight, bias)
         layout = self._layout(form, weight, bias)
         x = self._first(x, layout)
-        y = self.answer(form, x, self._stacked(weight), self._stacked(bias))
+        y = form.stacked(x, self._stacked(weight), self._stacked(bias), self.draws)
         if layout is Layout.SECOND:
             return y.transpose(0, 1)
         if layout is Layout.FLAT_SECOND:
             return y.unflatten(0, (self.draws * self.rows, -1)).transpose(0, 1).flatten(0, 1)
         return y
-
-    def answer(self, form: Form, x: Tensor, weights: Tensor | None, biases: Tensor | None) -> Tensor:
-        """What a form answers with the parameters of all draws, for rows draw by draw."""
-        return form.stacked(x, weights, biases, self.draws)
 
     def parted(self, x: Tensor, *parameters: Tensor | None) -> Tensor:
         """Inputs of a function that uses several parameters, with rows for every draw."""

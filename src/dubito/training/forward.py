@@ -12,6 +12,7 @@ from .. import seeds
 from ..errors import DubitoError
 from ..inputs import Inputs, TensorOptions, call, joined, map_tensors, named_tensors, rows_of, take
 from ..layers import Dense, Form, Layout, Survey, survey
+from ..layers.kinds import Standin
 from ..layers.passes import asked
 from ..layers.shell import take as take_shell
 from ..layers.stack import Stack
@@ -103,25 +104,39 @@ class TrainedStack(Stack):
     def _layout(self, form: Form, weight: Tensor | None, bias: Tensor | None) -> Layout:
         return Layout.ROWS if self.rows_first else super()._layout(form, weight, bias)
 
-    def answer(self, form: Form, x: Tensor, weights: Tensor | None, biases: Tensor | None) -> Tensor:
-        if type(form) is not Dense or form.turned or weights is None or biases is None:
-            return super().answer(form, x, weights, biases)
-        cases = x.reshape(self.draws, -1, form.columns)
-        return _Product.apply(cases, weights, biases).reshape(*x.shape[:-1], form.rows)  # pyright: ignore
+    def use(
+        self,
+        form: Form,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None = None,
+        *,
+        active: Tensor | None = None,
+    ) -> Tensor:
+        plain = self.rows_first and type(form) is Dense and not form.turned and type(x) is Tensor
+        if plain and type(weight) is Standin and type(bias) is Standin and weight.parts == bias.parts == 1:
+            return _Product.apply(x, self.tensors[weight.parameter], self.tensors[bias.parameter])  # pyright: ignore
+        return super().use(form, x, weight, bias, active=active)
 
 
 class _Product(torch.autograd.Function):
-    """y = x Wᵀ + b with x [K, B, n], W [K, m, n] and b [K, m]."""
+    """y = x Wᵀ + b with x [K·B, ..., n], W [K, m, n] and b [K, m]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, biases: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weights)
-        return torch.baddbmm(biases.unsqueeze(1), x, weights.mT)
+        count, rows, columns = weights.shape
+        cases = x.reshape(count, -1, columns)
+        ctx.save_for_backward(cases, weights)
+        return torch.baddbmm(biases.unsqueeze(1), cases, weights.mT).view(*x.shape[:-1], rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:  # pyright: ignore
-        (g,), (x, weights) = gradients, ctx.saved_tensors
-        return torch.bmm(g, weights) if ctx.needs_input_grad[0] else None, torch.bmm(g.mT, x), g.sum(1)
+        cases, weights = ctx.saved_tensors
+        g = gradients[0].reshape(*cases.shape[:2], -1)
+        before = None
+        if ctx.needs_input_grad[0]:
+            before = torch.bmm(g, weights).view(*gradients[0].shape[:-1], -1)
+        return before, torch.bmm(g.mT, cases), g.sum(1)
 
 
 def tensors_of(network: nn.Module, *, buffers: bool) -> dict[str, Tensor]:
