@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test mutants lint docs runs clean
+.PHONY: demo test mutants lint docs runs bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,6 +28,10 @@ lint: .venv/ready
 # The papers' cells that were not run yet; stop and start it at any time. RUNS="--only bali --jobs 1" for a part.
 runs: .venv/ready
 	$(BIN)/python -m papers runs $(RUNS)
+
+# Every bar, with other libraries where they are installed: `make bench BENCH="--only start --rounds 3"` for a part.
+bench: .venv/ready
+	$(BIN)/python -m benchmarks $(BENCH)
 
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -1,17 +1,7 @@
-"""BALI's cost: a step against Adam's, and many fits side by side against one by one.
+"""BALI's cost: a step against Adam's, and many fits side by side against one by one."""
 
-CPU time, one thread, cases interleaved in every round, medians over rounds. A busy machine adds to absolute times,
-because its caches are shared; ratios of one run suffer less.
-
-    python benchmarks/bali.py [rounds]
-"""
-
-import json
-import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +16,9 @@ from dubito.optim import VOGN, NoisyAdam, NoisyKFAC, NoisyOptimizer, Vadam
 from dubito.training import Processes
 from dubito.training.plan import plan_run
 
-RESULTS = Path(__file__).parent / "results" / "bali.json"
-ROWS, STEPS = 2048, 4
-#: A step in steps of Adam; CPU-seconds per 1,000 iterations and split; one by one over side by side.
-BARS = {"BALI": 3.0, "yacht": 0.5, "power": 1.5, "yacht, one by one": 3.0}
+from .bars import Bar, Values, benchmark, interleaved, ratios
+
+ROWS = 2048
 
 
 def classifier(inputs: int = 784) -> nn.Sequential:
@@ -113,26 +102,26 @@ def throughput(rows: int, columns: int, splits: int, side_by_side: bool) -> Call
     return per_thousand
 
 
-def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
-    torch.set_num_threads(1)
+@benchmark({"BALI, 784 inputs": Bar(3.0, "steps of Adam"), "BALI, 57 inputs": Bar(3.0, "steps of Adam")})
+def bali_steps(rounds: int) -> Values:
     keep_large_blocks()
-    steps = {"Adam": adam(), "BALI": bali(), "Adam, 57 inputs": adam(57), "BALI, 57 inputs": bali(57)}
-    steps |= {kind.__name__: natural(kind) for kind in (NoisyAdam, Vadam, VOGN, NoisyKFAC)}
-    for step in steps.values():
-        step()
-    ratios: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        spent = {}
-        for name, step in steps.items():
-            start = time.process_time()
-            for _ in range(STEPS):
-                step()
-            spent[name] = time.process_time() - start
-        for name in steps:
-            plain = "Adam, 57 inputs" if "57" in name else "Adam"
-            ratios[name].append(spent[name] / spent[plain])
-    results = {f"step of {name}, in steps of Adam": statistics.median(each) for name, each in ratios.items()}
+    works = {"Adam, 784 inputs": adam(), "BALI, 784 inputs": bali()}
+    works |= {"Adam, 57 inputs": adam(57), "BALI, 57 inputs": bali(57)}
+    works |= {f"{kind.__name__}, 784 inputs": natural(kind) for kind in (NoisyAdam, Vadam, VOGN, NoisyKFAC)}
+    seconds = interleaved(works, rounds)
+    named = [name for name in works if not name.startswith("Adam")]
+    return {name: ratios(seconds, name, f"Adam, {name.split(', ')[1]}") for name in named}
+
+
+@benchmark(
+    {
+        "yacht, 20 splits": Bar(0.5, "CPU-seconds per 1,000 iterations and split"),
+        "power, 10 splits": Bar(1.5, "CPU-seconds per 1,000 iterations and split"),
+        "yacht, side by side over one by one": Bar(1 / 3, "of the same"),
+    }
+)
+def bali_splits(rounds: int) -> Values:
+    keep_large_blocks()
     runs = {
         "yacht, 20 splits": (throughput(277, 6, 20, True), 150),
         "power, 10 splits": (throughput(8611, 4, 10, True), 60),
@@ -140,21 +129,9 @@ def main() -> None:
     }
     for run, _ in runs.values():
         run(2)
-    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    values: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, (run, iterations) in runs.items():
-            seconds[name].append(run(iterations))
-    for name, each in seconds.items():
-        results[f"{name}: CPU-seconds per 1,000 iterations and split"] = statistics.median(each)
-    each = zip(seconds["yacht, one by one"], seconds["yacht, 20 splits"], strict=True)
-    results["yacht: one by one over side by side"] = statistics.median(alone / many for alone, many in each)
-    for name, value in results.items():
-        print(f"{name:<60} {value:7.2f}")
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
-    RESULTS.write_text(
-        json.dumps({"rounds": rounds, "rows": ROWS, "bars": BARS, "results": results}, indent=2) + "\n"
-    )
-
-
-if __name__ == "__main__":
-    main()
+            values[name].append(run(iterations))
+    side_by_side = ratios(values, "yacht, 20 splits", "yacht, one by one")
+    return {**values, "yacht, side by side over one by one": side_by_side}

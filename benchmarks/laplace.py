@@ -1,44 +1,35 @@
 """Laplace in plain passes: fits, linearised predictions and draws against passes over the fit's data; memory.
 
-CPU time, one thread. All cases of a network are interleaved in every round; each is preceded by a plain forward
-and backward pass over all inputs of the fit, ratios are taken to that pass, and their medians are shown.
-Differences under 10 % mean nothing; a busy machine adds to them, because its caches are shared.
+Each case is preceded by a plain forward and backward pass over all inputs of the fit, and its ratio is taken to that
+pass.
 
 Networks: MLP 784-400-400-10 with 5,000 inputs in batches of 128; LeNet-5 with 1,000 inputs in batches of 128;
 ResNet-18 of widths 16 to 128 at 32×32 with 512 inputs in batches of 64, its batch norm frozen. Predictions are of
 1,000 inputs (the ResNet's of 100) × 10 classes.
 
-laplace-torch stands beside it in the same rounds, from an environment of its own that holds both
-(`pip install -e . laplace-torch`):
-
-    python benchmarks/laplace.py [--rounds 5] [--networks mlp,lenet,resnet] [--peer ../peers/bin/python]
-
-Its linearised predictions are timed on few inputs at a time and scaled to all, because they grow with the number of
-inputs, and its memory with it (1.4 GB for every 50 inputs of the ResNet). What one input costs grows too: 4 at a time
-take a seventh of what 16 at a time take on the ResNet.
+laplace-torch stands in the same rounds where it is installed. Its linearised predictions are timed on few inputs at a
+time and scaled to all, because they grow with the number of inputs, and its memory with it (1.4 GB for every 50 inputs
+of the ResNet). What one input costs grows too: 4 at a time take a seventh of what 16 at a time take on the ResNet.
 Memory is the peak of a fit over that of a plain pass, in a process of its own (Linux).
 """
 
-import argparse
 import copy
 import json
-import platform
-import statistics
 import subprocess
 import sys
-import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dubito import EFB, INF, KFAC, Categorical, Diagonal, DubitoWarning, Laplace
+from dubito import EFB, INF, KFAC, Categorical, Diagonal, Laplace
 from dubito.models import lenet, mlp, resnet18
+
+from .bars import ROOT, Bar, Values, benchmark, cpu_seconds, highest_mebibytes, importable
 
 STRUCTURES = {"diagonal": Diagonal(), "kfac": KFAC(), "efb": EFB(), "inf": INF(rank=100, max_rank=1000)}
 #: The most a case may cost, in plain passes.
@@ -57,8 +48,8 @@ BARS = {
     "lenet": {},
     "resnet": {"fit diagonal": 3.2, "fit kfac": 2.8, "fit efb": 7.5, "fit inf": 9.0},
 }
-#: The least by which linearised predictions must be faster than laplace-torch's of the same structure.
-FASTER = {"lenet": 20.0, "resnet": 20.0}
+#: The most that a linearised prediction may take of laplace-torch's of the same structure.
+PEER = {"lenet": 1 / 20, "resnet": 1 / 20}
 #: The most memory of a fit beyond a plain pass, in MiB.
 MEMORY = 200.0
 
@@ -143,11 +134,9 @@ def ours(own: Task) -> dict[str, Case]:
 
 def theirs(own: Task) -> dict[str, Case]:
     """laplace-torch's, named as ours."""
-    sys.path.remove(str(Path(__file__).parent))  # this file has the package's name
+    from laplace import Laplace as Theirs  # pyright: ignore[reportMissingImports]
     from laplace.curvature import BackPackGGN, CurvlinopsGGN  # pyright: ignore[reportMissingImports]
     from torch.utils.data import DataLoader, TensorDataset
-
-    from laplace import Laplace as Theirs  # pyright: ignore[reportMissingImports]
 
     def fitted(structure: str, backend: Any, drawn: bool, rows: int):
         loader = DataLoader(TensorDataset(own.inputs[:rows], own.targets[:rows]), batch_size=own.batch)
@@ -180,153 +169,56 @@ def theirs(own: Task) -> dict[str, Case]:
     return cases
 
 
-def seconds(work: Callable[[], object]) -> float:
-    start = time.process_time()
-    work()
-    return time.process_time() - start
+def measured(own: Task, case: Case) -> float:
+    """How many plain passes the case takes."""
+    unit = cpu_seconds(own.plain)
+    return case[1] * cpu_seconds(case[0]) / unit
 
 
-def measured(own: Task, case: Case) -> tuple[float, float]:
-    """Seconds of a plain pass, and how many of them the case takes."""
-    unit = seconds(own.plain)
-    return unit, case[1] * seconds(case[0]) / unit
-
-
-class Peer:
-    """A process of another environment that measures when asked."""
-
-    def __init__(self, python: str, network: str) -> None:
-        command = [python, __file__, "--serve", network]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.cases: list[str] = self._answer()
-
-    def _answer(self) -> Any:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise SystemExit("the peer's process ended; see its message above")
-        return json.loads(line)
-
-    def measured(self, case: str) -> tuple[float, float]:
-        assert self.process.stdin is not None
-        print(case, file=self.process.stdin, flush=True)
-        unit, ratio = self._answer()
-        return unit, ratio
-
-    def close(self) -> None:
-        self.process.communicate()
-
-
-def serve(network: str) -> None:
-    """In the peer's environment: names of cases, then a measurement for every line of input."""
-    own = task(network)
-    cases = theirs(own)
-    own.plain()
-    print(json.dumps(list(cases)), flush=True)
-    for line in sys.stdin:
-        print(json.dumps(measured(own, cases[line.strip()])), flush=True)
-
-
-def speed(network: str, rounds: int, python: str | None) -> list[dict[str, Any]]:
-    """One row for every case of a network."""
+def speed(network: str, rounds: int) -> Values:
+    """Plain passes of every case of a network, and of laplace-torch's ("peer: ...")."""
     own = task(network)
     cases = ours(own)
-    peer = Peer(python, network) if python else None
-    units: list[float] = []
-    found: dict[tuple[str, str], list[float]] = {}
+    if importable("laplace"):
+        cases |= {f"peer: {name}": case for name, case in theirs(own).items()}
+    values: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):  # the first round warms up
-        for who, name in [
-            *(("dubito", name) for name in cases),
-            *(("laplace-torch", name) for name in (peer.cases if peer else ())),
-        ]:
-            unit, ratio = peer.measured(name) if peer and who != "dubito" else measured(own, cases[name])
-            if number > 0:
-                units.append(unit)
-                found.setdefault((who, name), []).append(ratio)
-    if peer:
-        peer.close()
-    medians = {key: statistics.median(ratios) for key, ratios in found.items()}
-    rows = []
-    for (who, name), ratio in medians.items():
-        row: dict[str, Any] = {"network": network, "who": who, "case": name, "passes": round(ratio, 3)}
-        row["plain_ms"] = round(1e3 * statistics.median(units), 1)
-        other = medians.get(("laplace-torch", name))
-        if who == "dubito" and name in BARS[network]:
-            row |= {"bar": BARS[network][name], "met": ratio <= BARS[network][name]}
-        if who == "dubito" and other is not None:
-            row["times_faster"] = round(other / ratio, 2)
-            if name.startswith("linearised") and network in FASTER:
-                row |= {"least": FASTER[network], "met": other / ratio >= FASTER[network]}
-        rows.append(row)
-    return rows
+        for name, case in cases.items():
+            passes = measured(own, case)
+            if number:
+                values[name].append(passes)
+    for name in list(values):
+        if name.startswith("linearised") and f"peer: {name}" in values:
+            pairs = zip(values[name], values[f"peer: {name}"], strict=True)
+            values[f"{name} to the peer's"] = [passes / other for passes, other in pairs]
+    return values
 
 
-def peak(network: str, structure: str) -> None:
-    """In a process of its own: by how many MiB the peak memory of a fit exceeds that of a plain pass."""
+def memory(network: str, rounds: int) -> Values:
+    """MiB by which the peak of a fit exceeds that of a plain pass, per structure, in processes of their own."""
+    values = {}
+    for structure in STRUCTURES:
+        code = f"from benchmarks.laplace import peak; print(peak({network!r}, {structure!r}))"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        values[f"fit {structure}"] = [json.loads(done.stdout)]
+    return values
+
+
+def peak(network: str, structure: str) -> float:
+    """The same in this process."""
+    torch.set_num_threads(1)
     own = task(network, steps=0)  # training would have a peak of its own
-    before = highest(own.plain)
     data = (own.inputs, own.targets)
     laplace = Laplace(structure=STRUCTURES[structure], batch_size=own.batch)
-    after = highest(lambda: laplace.fit(own.network, data, Categorical()))
-    print(json.dumps([before, after - before]))
+    before = highest_mebibytes(own.plain)
+    return highest_mebibytes(lambda: laplace.fit(own.network, data, Categorical())) - before
 
 
-def highest(work: Callable[[], object]) -> float:
-    """The peak memory of some work, in MiB, by Linux's own count."""
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-    work()
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-
-
-def memory(network: str) -> list[dict[str, Any]]:
-    """One row for every structure."""
-    rows = []
-    for structure in STRUCTURES:
-        command = [sys.executable, __file__, "--peak", network, structure]
-        answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        plain, over = json.loads(answer)
-        row = {
-            "network": network,
-            "who": "dubito",
-            "case": f"memory of fit {structure}",
-            "plain_MiB": round(plain),
-        }
-        rows.append(row | {"over_plain_MiB": round(over, 1), "bar": MEMORY, "met": over <= MEMORY})
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--networks", default="mlp,lenet,resnet")
-    parser.add_argument("--peer", help="the Python of an environment with laplace-torch and this project")
-    parser.add_argument("--output", type=Path, help="a JSON file for the results")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--peak", nargs=2, help=argparse.SUPPRESS)
-    chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore", DubitoWarning)
-    if chosen.serve:
-        warnings.simplefilter("ignore")
-        serve(chosen.serve)
-        return
-    if chosen.peak:
-        peak(*chosen.peak)
-        return
-    if not chosen.peer:
-        print("without --peer laplace-torch is not measured", file=sys.stderr)
-    facts = {"rounds": chosen.rounds, "torch": torch.__version__, "machine": platform.machine()}
-    rows: list[dict[str, Any]] = []
-    for network in chosen.networks.split(","):
-        new = [*speed(network, chosen.rounds, chosen.peer), *memory(network)]
-        for row in new:
-            print(json.dumps(row), flush=True)
-        rows += new
-        if chosen.output:
-            chosen.output.parent.mkdir(parents=True, exist_ok=True)
-            chosen.output.write_text(json.dumps({**facts, "rows": rows}, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+for name, limits in BARS.items():
+    bars = {case: Bar(limit, "plain passes") for case, limit in limits.items()}
+    for kind in ("diagonal", "kfac") if name in PEER else ():
+        bars[f"linearised {kind} to the peer's"] = Bar(PEER[name], "of laplace-torch's")
+    benchmark(bars, f"laplace_{name}")(partial(speed, name))
+    fits = {f"fit {structure}": Bar(MEMORY, "MiB over a plain pass") for structure in STRUCTURES}
+    benchmark(fits, f"laplace_memory_{name}")(partial(memory, name))

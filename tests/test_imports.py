@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 
 #: The rooms from first to last: a room imports from the levels before its own, and from itself.
 CORE = (
-    ("errors", "version", "allocator"),
+    ("errors", "version", "allocator", "lazy"),
     ("seeds", "processes"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
     ("inputs", "evaluation"),
@@ -26,10 +27,11 @@ CORE = (
     ("objective",),
     ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
     ("inference", "factors"),
-    ("registry",),
+    ("loading",),
 )
-PUBLIC = ("dubito",)  # `__init__.py`, the public names: what `import dubito` runs ends here
+PUBLIC = ("dubito",)  # `__init__.py`, the public names, which open what lies before them when asked
 BEYOND = (
+    ("registry",),
     ("data", "models", "jobs"),
     ("shifts", "active"),
     ("compare",),
@@ -137,9 +139,9 @@ def test_the_checks_see_what_they_should(tmp_path, monkeypatch):
     (tmp_path / "inference").mkdir()
     texts = {
         "seeds.py": "def late():\n    from .posterior import x\n",
-        "posterior.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .registry import load\n",
+        "posterior.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .loading import load\n",
         "__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import seeds\n",
-        "registry.py": "import dubito\nfrom dubito.posterior import x\nfrom dubito import seeds, methods\n",
+        "loading.py": "import dubito\nfrom dubito.posterior import x\nfrom dubito import seeds, methods\n",
         "inference/a.py": "from .b import B\nfrom ..seeds import x\nfrom . import b\n",
         "inference/b.py": "import torch\nfrom .. import seeds\n",
     }
@@ -149,13 +151,13 @@ def test_the_checks_see_what_they_should(tmp_path, monkeypatch):
     found = {name: [rooms_of(parts) for parts in imported(tmp_path / name)] for name in texts}
     assert found == {
         "seeds.py": ["posterior"],
-        "posterior.py": ["registry"],
+        "posterior.py": ["loading"],
         "__init__.py": [],
-        "registry.py": ["dubito", "posterior", "seeds", "dubito"],
+        "loading.py": ["dubito", "posterior", "seeds", "dubito"],
         "inference/a.py": ["inference", "seeds", "inference"],
         "inference/b.py": ["seeds"],
     }
-    for broken in ("seeds.py", "posterior.py", "registry.py"):
+    for broken in ("seeds.py", "posterior.py", "loading.py"):
         with pytest.raises(AssertionError):
             test_imports_come_from_earlier_rooms(tmp_path / broken)
     with pytest.raises(AssertionError):
@@ -181,15 +183,13 @@ def test_import_dubito_is_light():
         "import sys, torch, numpy\n"
         "before = set(sys.modules)\n"
         "import dubito\n"
+        "dubito.Laplace\n"
         "new = {name.partition('.')[0] for name in set(sys.modules) - before}\n"
         f"heavy = sorted(new & set({HEAVY!r}))\n"
         "beyond = sorted(name for name in sys.modules if name.startswith('dubito.'))\n"
         "print(heavy, *beyond, sep='\\n')\n"
     )
-    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    heavy, *modules = done.stdout.splitlines()
+    heavy, *modules = run_code(code).splitlines()
     assert heavy == "[]"
     assert {name.split(".")[1] for name in modules} <= INNER  # what lies beyond the core is not loaded
 
@@ -260,16 +260,55 @@ def test_the_check_lets_the_rest_pass(text: str):
     assert not list(forbidden(ast.parse(text)))
 
 
+def run_code(code: str) -> str:
+    """What some code prints in a process of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_rooms_open_when_they_are_asked_for():
     """`import dubito` is enough for `dubito.data.load`, and does not load it."""
-    code = (
+    run_code(
         "import sys, dubito\n"
-        "rooms = [name for name in dubito._LATER if name != 'calibration']\n"  # the core's own, loaded with it
-        "early = [name for name in rooms if f'dubito.{name}' in sys.modules]\n"
-        "assert not early, early\n"
-        "assert set(dubito._LATER) <= set(dir(dubito))\n"
-        "for name in dubito._LATER:\n"
+        "early = [name for name in sys.modules if name.startswith('dubito.')]\n"
+        "assert early == ['dubito.lazy'], early\n"
+        "assert {*dubito._ROOMS, *dubito.__all__} <= set(dir(dubito))\n"
+        "for name in dubito._ROOMS:\n"
         "    assert getattr(dubito, name).__name__ == f'dubito.{name}'\n"
-        "assert not hasattr(dubito, 'dta')\n"
+        "for name in dubito.__all__:\n"
+        "    assert getattr(dubito, name) is not None\n"
+        "assert dubito.posterior.Posterior and not hasattr(dubito, 'dta') and not hasattr(dubito, '_x')\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("package", ["dubito", "dubito.data"])
+def test_what_type_checkers_read_is_what_opens(package: str):
+    module = import_module(package)
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    block = next(node for node in tree.body if is_typing_only(node))
+    named = {
+        (node.module or "", alias.name)
+        for node in ast.walk(block)
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    opened = {(where, name) for where, names in module._NAMES.items() for name in names}
+    assert named == opened | {("", room) for room in getattr(module, "_ROOMS", ())}
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "from dubito.cli import main; main(['--help'])",
+        "from dubito.cli import main; main(['compare', '--help'])",
+        "from dubito.cli import main; main(['data', 'list'])",
+        "from dubito.cli.common import method_names, data_names; assert len(method_names() + data_names()) > 30",
+        "from dubito.cli import make_parser; from dubito.cli.completion import answer; answer(make_parser())",
+    ],
+)
+def test_what_computes_nothing_does_without_pytorch(work: str):
+    code = f"import sys\ntry:\n    {work}\nexcept SystemExit as end:\n    assert not end.code\n"
+    assert run_code(f"{code}print('torch' in sys.modules)").endswith("False\n")
+    assert run_code("import sys, dubito\ndubito.MAP\nprint('torch' in sys.modules)") == "True\n"

@@ -17,6 +17,8 @@ WITHOUT = {
     "errors",
     "factors",
     "jobs",
+    "lazy",
+    "loading",
     "registry",
     "summary",
     "version",

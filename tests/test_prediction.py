@@ -46,6 +46,25 @@ def mixture(components) -> MixtureSameFamily:
     return MixtureSameFamily(CategoricalTruth(logits=torch.zeros(components.batch_shape)), components)
 
 
+@pytest.mark.parametrize("at_once", [1, 7, 10**6])  # one by one, in unequal stacks, all together
+@pytest.mark.parametrize("shape", [(20, 3, 4), (20, 3, 4, 5)])
+def test_draws_are_judged_together_or_one_by_one(monkeypatch, at_once: int, shape: tuple[int, ...]):
+    monkeypatch.setattr("dubito.likelihoods.base.STACKED", at_once * math.prod(shape[1:]))
+    values = 5 * normal(*shape)
+    for draws in (values, iter(values)):
+        some = Categorical().build(None).predictive(draws)  # pyright: ignore
+        probs = values.softmax(2)
+        torch.testing.assert_close(some.probs, probs.mean(0))
+        torch.testing.assert_close(some.aleatoric, torch.special.entr(probs).sum(2).mean(0))
+        both = Bernoulli().build(None).predictive(iter(values) if draws is not values else draws)  # pyright: ignore
+        yes = values.sigmoid()
+        torch.testing.assert_close(both.probs, yes.mean(0))
+        torch.testing.assert_close(both.log_complements.exp(), (1 - yes).mean(0))
+        entropies = torch.special.entr(yes) + torch.special.entr(1 - yes)
+        torch.testing.assert_close(both.aleatoric, entropies.mean(0))
+        assert both.sample_logits is not None and both.sample_logits.equal(values)
+
+
 # -- classes -----------------------------------------------------------------------------------------------
 
 

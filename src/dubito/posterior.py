@@ -18,6 +18,7 @@ from .fitting import checked_rows, read
 from .inputs import Inputs, TensorOptions, checked_inputs, chunks, take
 from .layers import Survey, reasons, survey
 from .layers.shell import seeded
+from .lazy import open_all
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags, with_weights
 from .prediction import Prediction, PredictionOptions
@@ -277,6 +278,7 @@ class Posterior(nn.Module, ABC):
         """Refuse a form that the posteriors of a method lack, naming the methods whose posteriors have it."""
         form = options.form
         if form is not None and not cls.has_form(form):
+            open_all("dubito")  # every method enters its posteriors
             makers = sorted(name for name, kind in Posterior.makers.items() if kind.has_form(form))
             raise ConfigError(
                 f"{form}=True is for posteriors of {', '.join(makers)}, got one of {type(method).__name__}; "

@@ -3,9 +3,6 @@
 from dataclasses import dataclass
 from io import StringIO
 
-from rich.console import Console
-from rich.table import Table
-
 
 @dataclass(frozen=True)
 class SummaryRow:
@@ -41,6 +38,9 @@ class Summary:
     nbytes: int
 
     def __str__(self) -> str:
+        from rich.console import Console
+        from rich.table import Table
+
         table = Table(title=f"{self.method}: {self.num_parameters:,} parameters, {self.nbytes:,} bytes")
         for name in ("parameter", "shape", "holds", "numbers"):
             table.add_column(name, justify="right" if name == "numbers" else "left", overflow="fold")

@@ -293,6 +293,13 @@ MUTANTS = (
         "a network's dtype is not looked at",
     ),
     mutant(
+        "likelihoods/categorical.py",
+        "entropy(some_log_probs, axis + 1).sum(0)",
+        "entropy(some_log_probs, axis + 1).mean(0) * len(outputs) ** 0.5",
+        "test_prediction.py::test_draws_are_judged_together_or_one_by_one",
+        "a stack of draws counts by its root in the aleatoric entropy",
+    ),
+    mutant(
         "likelihoods/gaussian.py",
         "noise[draw % self.num_components]",
         "noise[-1 - draw % self.num_components]",

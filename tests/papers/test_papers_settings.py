@@ -11,8 +11,8 @@ import pytest
 import dubito
 from dubito import BALI, Gaussian, MeanField, Rank1, Training, active, training
 from dubito.errors import ConfigError
+from dubito.loading import known_settings
 from dubito.method import Method
-from dubito.registry import known_settings
 from dubito.storage import encode
 from papers import settings
 from papers.runner import tables

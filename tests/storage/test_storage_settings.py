@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from dubito import MAP, Categorical, ConfigError, Gaussian, He, Laplace, MeanField, StorageError
-from dubito.registry import known_settings, methods
+from dubito.loading import known_settings
+from dubito.registry import methods
 from dubito.storage import decode, encode
 
 EXAMPLES = [

@@ -33,9 +33,9 @@ def completed(argument: argparse.Action, names: Callable[[], Iterable[str]]) -> 
 
 def method_names() -> list[str]:
     """Names of all methods."""
-    from ..registry import methods
+    from ..registry import MAKERS
 
-    return list(methods())
+    return list(MAKERS)
 
 
 def data_names() -> list[str]:

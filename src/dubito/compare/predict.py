@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError, StorageError
+from ..loading import load
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
-from ..registry import load
 from .evidence import epistemic
 from .evidence_real import target_names
 from .folder import Folder

@@ -5,9 +5,8 @@ from typing import Any
 from . import physionet, synthetic
 from .bundled import from_sklearn
 from .images import IMAGES
-from .parts import TaskKind
 from .readers import npz_reviews
-from .registry import Entry, File, StoredForm
+from .registry import Entry, File, StoredForm, TaskKind
 from .synthetic import drawn
 from .uci import BINARY, UCI
 

@@ -13,8 +13,8 @@ from . import tabular
 from .assemble import assembled
 from .catalogue import ENTRIES
 from .locate import obtain
-from .parts import Data, Scaling, TaskKind
-from .registry import Entry
+from .parts import Data, Scaling
+from .registry import Entry, TaskKind
 
 OWN_SPLITS = 20
 

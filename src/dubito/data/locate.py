@@ -17,8 +17,7 @@ from dubito.errors import DataError, StorageError
 
 from .catalogue import ENTRIES
 from .download import fetch, sha256_of
-from .parts import TaskKind
-from .registry import Entry, File, Pair, Raw, StoredForm
+from .registry import Entry, File, Pair, Raw, StoredForm, TaskKind
 
 #: What was found right in this process, by path, size and time of change.
 _verified: set[tuple[str, int, int, str]] = set()

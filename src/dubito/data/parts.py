@@ -1,13 +1,12 @@
 """What loading gives: parts of inputs and targets, the statistics that scaled them, and their names."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from .columns import Column
-
-TaskKind = Literal["classification", "binary", "regression"]
+from .registry import TaskKind
 
 
 class Part(NamedTuple):

@@ -8,8 +8,8 @@ from typing import Literal
 import numpy as np
 
 from .columns import Column
-from .parts import TaskKind
 
+TaskKind = Literal["classification", "binary", "regression"]
 Pair = tuple[np.ndarray, np.ndarray]
 #: What one input is: a row of columns, an image [channels, height, width] of 0 to 255, word numbers,
 #: or a series [time, channels] that brings its own statistics.

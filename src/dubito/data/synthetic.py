@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dubito import seeds
 from dubito.errors import ConfigError
 
 from .registry import Pair, Raw
@@ -21,6 +20,8 @@ def drawn(name: str, law: Law, default: int) -> Callable[[int, int | None], Raw]
     """The builder of a set of `default` points that follow `law`."""
 
     def build(split: int, num_data: int | None) -> Raw:
+        from dubito import seeds  # with PyTorch, which the list of data sets does without
+
         rows = default if num_data is None else num_data
         train, test = (
             law(np.random.default_rng(seeds.derived(split, name, part)), count)

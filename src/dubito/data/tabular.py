@@ -11,8 +11,7 @@ from dubito.errors import DataError, unknown_name
 from . import archives
 from .columns import Column, described, encoded, numbers
 from .frames import frame
-from .parts import TaskKind
-from .registry import Raw
+from .registry import Raw, TaskKind
 
 SUFFIXES = (".csv", ".parquet", ".npz")
 MOST_CLASSES = 20

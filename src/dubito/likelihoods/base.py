@@ -1,7 +1,7 @@
 """What every likelihood is: frozen settings, and the built module that judges outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from ..errors import ConfigError
 from ..inputs import RowNumbers
 from ..prediction import Prediction
+
+#: Numbers of outputs that are judged together, over draws: they stay in cache.
+STACKED = 65_536
 
 
 class Likelihood(ABC):
@@ -59,7 +62,26 @@ class BuiltLikelihood(nn.Module, ABC):
 
     @abstractmethod
     def predictive(self, draws: Iterable[Tensor]) -> Prediction:
-        """The prediction from outputs per draw, each [B, ...], read one at a time."""
+        """The prediction from outputs per draw, each [B, ...], read some at a time."""
+
+
+def stacks(draws: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Outputs [s, B, ...] of some draws at a time, as many as stay in cache, in at least single precision."""
+    if isinstance(draws, Tensor):  # stacked as they came
+        yield from at_least_float(draws).split(max(1, STACKED // max(1, draws[0].numel())))
+        return
+    waiting: list[Tensor] = []
+    for outputs in draws:
+        waiting.append(at_least_float(outputs))
+        if (len(waiting) + 1) * outputs.numel() > STACKED:
+            yield _stacked(waiting)
+            waiting = []
+    if waiting:
+        yield _stacked(waiting)
+
+
+def _stacked(draws: list[Tensor]) -> Tensor:
+    return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
 
 
 def at_least_float(outputs: Tensor) -> Tensor:

@@ -13,10 +13,11 @@ from ..prediction import (
     BernoulliPrediction,
     aligned,
     entropy,
+    log_sum_exp,
     not_binary,
     sum_events,
 )
-from .base import BuiltLikelihood, Likelihood, at_least_float
+from .base import BuiltLikelihood, Likelihood, at_least_float, stacks
 
 
 @dataclass(frozen=True)
@@ -60,19 +61,18 @@ class BernoulliLikelihood(BuiltLikelihood):
         return root.reshape(len(root), -1).diag_embed()
 
     def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
-        yes = no = aleatoric = torch.empty(())
+        sums = aleatoric = torch.empty(())
         stored: list[Tensor] = []
         count = 0
-        for outputs in draws:
-            logits = at_least_float(outputs)
-            pair = torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], -1)
-            no = pair[..., 0] if count == 0 else torch.logaddexp(no, pair[..., 0])
-            yes = pair[..., 1] if count == 0 else torch.logaddexp(yes, pair[..., 1])
-            aleatoric = entropy(pair, -1) + (aleatoric if count else 0)
-            if logits.ndim > 2 or (logits.ndim == 2 and logits.shape[1] > 1):
+        for logits in stacks(draws):  # [s, B, ...]
+            pair = torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], 1)  # [s, 2, B, ...]
+            log_sum = log_sum_exp(pair)
+            sums = log_sum if count == 0 else torch.logaddexp(sums, log_sum)
+            aleatoric = entropy(pair, 1).sum(0) + (aleatoric if count else 0)
+            if logits.ndim > 3 or (logits.ndim == 3 and logits.shape[2] > 1):
                 stored.append(logits)
-            count += 1
+            count += len(logits)
         if count > 1:
-            no, yes = torch.stack([no, yes]).log_softmax(0)  # Σ_s p_s + Σ_s (1 − p_s) = S: this divides by S
-        samples = torch.stack(stored) if stored else None
-        return BernoulliPrediction(yes, aleatoric / count, no, samples)
+            sums = sums.log_softmax(0)  # Σ_s p_s + Σ_s (1 − p_s) = S: this divides by S
+        samples = torch.cat(stored) if stored else None
+        return BernoulliPrediction(sums[1], aleatoric / count, sums[0], samples)

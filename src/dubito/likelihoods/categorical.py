@@ -12,9 +12,10 @@ from ..inputs import RowNumbers, row_number
 from ..prediction import (
     CategoricalPrediction,
     entropy,
+    log_sum_exp,
     sum_events,
 )
-from .base import BuiltLikelihood, Likelihood, at_least_float
+from .base import BuiltLikelihood, Likelihood, at_least_float, stacks
 
 
 @dataclass(frozen=True)
@@ -93,15 +94,16 @@ class CategoricalLikelihood(BuiltLikelihood):
         log_probs = aleatoric = torch.empty(())
         stored: list[Tensor] = []
         count, axis = 0, 1
-        for outputs in draws:
-            axis = self._axis(outputs)
-            draw_log_probs = at_least_float(outputs).log_softmax(axis)
-            log_probs = draw_log_probs if count == 0 else torch.logaddexp(log_probs, draw_log_probs)
-            aleatoric = entropy(draw_log_probs, axis) + (aleatoric if count else 0)
-            if draw_log_probs.ndim > 2:
-                stored.append(draw_log_probs)
-            count += 1
-        samples = torch.stack(stored) if stored else None
+        for outputs in stacks(draws):  # [s, B, ...]
+            axis = self._axis(outputs[0])
+            some_log_probs = outputs.log_softmax(axis + 1)
+            log_sum = log_sum_exp(some_log_probs)
+            log_probs = log_sum if count == 0 else torch.logaddexp(log_probs, log_sum)
+            aleatoric = entropy(some_log_probs, axis + 1).sum(0) + (aleatoric if count else 0)
+            if log_probs.ndim > 2:
+                stored.append(some_log_probs)
+            count += len(outputs)
+        samples = torch.cat(stored) if stored else None
         if count > 1:
             log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
         return CategoricalPrediction(log_probs, aleatoric / count, axis, samples)

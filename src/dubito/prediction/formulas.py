@@ -36,6 +36,11 @@ def std_per_row(stds: Tensor) -> Tensor:
     return per_row(stds.log()).exp()
 
 
+def log_sum_exp(draws: Tensor) -> Tensor:
+    """Log Σ_s exp(draws_s) over the leading axis; a single draw costs no pass."""
+    return draws[0] if len(draws) == 1 else draws.logsumexp(0)
+
+
 def log_mean_exp(draws: Tensor) -> Tensor:
     """Log 1/S Σ_s exp(draws_s) over the leading axis."""
     return draws.logsumexp(0) - math.log(len(draws))

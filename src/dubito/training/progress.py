@@ -6,9 +6,6 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 
 @dataclass(frozen=True)
 class Reached:
@@ -51,11 +48,16 @@ class Bar:
     """
 
     def __init__(self, total: int | None, show: bool | None, title: str, *, done: int = 0) -> None:
-        console = Console(stderr=True)
         self._listener, self._title, self._total = _listener.get(), title, total
-        self.shown = (console.is_terminal if show is None else show) and self._listener is None
-        self._progress: Progress | None = None
-        if self.shown:
+        self.shown, self._progress = False, None
+        if show is False or self._listener is not None:
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        if console.is_terminal if show is None else show:
+            self.shown = True
             columns = (
                 TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
                 TextColumn("{task.fields[terms]}"),

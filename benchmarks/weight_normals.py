@@ -1,22 +1,11 @@
-"""Training steps and predictions of mean field and 2-tied posteriors against the plain network.
+"""Training steps and predictions of mean field and 2-tied posteriors, in steps and passes of the plain network.
 
-CPU time, one thread, all cases interleaved in every round, medians of the ratios to the plain network's time in
-the same round; `least` is the ratio of the shortest times, which a busy machine disturbs less. Memory is kept
-between steps (`dubito.allocator`) for all of them. Differences under 10 % mean nothing. Where bayesian-torch and
-blitz can be imported (in an environment of their own) they run in the same rounds, KL term included.
-
-    python benchmarks/weight_noise.py [rounds] [case ...]
-
-Results are kept by case in benchmarks/results/weight_noise.json.
+Memory is kept between steps (`dubito.allocator`) for all of them. Where bayesian-torch and blitz are installed they
+run in the same rounds, KL term included.
 """
 
-import importlib.util
-import json
-import statistics
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +17,10 @@ from dubito.inputs import Batch
 from dubito.method import TrainedMethod
 from dubito.models import lenet, mlp
 
-RESULTS = Path(__file__).parent / "results" / "weight_noise.json"
+from .bars import Bar, Values, Work, benchmark, importable, interleaved, ratios
+
 ESTIMATORS = {"reparameterised": Reparameterised(), "local": LocalReparameterised(), "flipout": Flipout()}
 METHODS: dict[str, Callable[..., TrainedMethod]] = {"mean field": MeanField, "2-tied": KTied}
-Work = Callable[[], object]
 
 #: The most a case may cost, in plain steps, or in plain passes over the inputs for predictions of 16 samples.
 BARS = {
@@ -61,8 +50,6 @@ STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "small mlp": (lambda: mlp(784, (100, 100)), (128, 784), 10),
     "wide mlp": (lambda: mlp(784, (1200, 1200)), (128, 784), 10),
 }
-#: Rounds that are not counted: memory is mapped in the first.
-WARM = 4
 
 
 def step(parameters: list, loss: Callable[[], Tensor]) -> Work:
@@ -120,7 +107,7 @@ def predictions() -> dict[str, Work]:
 def peers(make: Callable[[], nn.Module]) -> dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]]:
     """The network in other libraries' layers, and its divergence there, as far as they are installed."""
     found: dict[str, tuple[nn.Module, Callable[[nn.Module], Tensor]]] = {}
-    if importlib.util.find_spec("bayesian_torch") is not None:
+    if importable("bayesian_torch"):
         from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
 
         for kind in ("Reparameterization", "Flipout"):
@@ -129,7 +116,7 @@ def peers(make: Callable[[], nn.Module]) -> dict[str, tuple[nn.Module, Callable[
             net = make()
             dnn_to_bnn(net, settings)
             found[f"bayesian-torch {kind}"] = net, get_kl_loss
-    if importlib.util.find_spec("blitz") is not None:
+    if importable("blitz"):
         from blitz.modules import BayesianConv2d, BayesianLinear
 
         net = make()
@@ -149,51 +136,25 @@ def blitz_divergence(net: nn.Module) -> Tensor:
     return torch.stack([layer.log_variational_posterior - layer.log_prior for layer in layers]).sum()  # pyright: ignore
 
 
-def measure(cases: dict[str, Work], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of every case in every round."""
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(WARM + rounds):
-        for name, work in cases.items():
-            start = time.process_time()
-            work()
-            if number >= WARM:
-                found[name].append(time.process_time() - start)
-    return found
+def bars(case: str, unit: str) -> dict[str, Bar]:
+    return {name: Bar(limit, unit) for name, limit in BARS.get(case, {}).items()}
 
 
-def ratio(found: dict[str, list[float]], name: str, to: str = "plain") -> dict[str, float]:
-    pairs = zip(found[name], found[to], strict=True)
-    least = min(found[name]) / min(found[to])
-    return {"ratio": round(statistics.median(a / b for a, b in pairs), 3), "least": round(least, 3)}
-
-
-def report(case: str, rounds: int) -> dict[str, object]:
-    """What a case found, and how it stands to the bars."""
-    found = measure(predictions() if case == "predict" else steps(case), rounds)
-    bars, rows = BARS.get(case, {}), {}
-    for name in found:
-        rows[name] = ratio(found, name)
-        if name in bars:
-            rows[name]["bar"] = bars[name]
-        if name.startswith("2-tied") and case != "predict":
-            to = ratio(found, name, name.replace("2-tied", "mean field"))
-            rows[name] |= {"to_mean_field": to["ratio"], "least_to_mean_field": to["least"]}
-    return {"plain_ms": round(1e3 * statistics.median(found["plain"]), 2), "rounds": rounds, "cases": rows}
-
-
-def main() -> None:
-    torch.set_num_threads(1)
+def measured(case: str, rounds: int) -> Values:
+    """Every case of a network over the plain one."""
     keep_large_blocks()
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    for case in sys.argv[2:] or [*STEPS, "predict"]:
-        found = report(case, rounds)
-        print(json.dumps({"case": case, **{key: found[key] for key in ("plain_ms", "rounds")}}))
-        for name, row in found["cases"].items():  # pyright: ignore[reportAttributeAccessIssue]
-            print(json.dumps({"case": name, **row}))
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"torch": str(torch.__version__)}
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps({**kept, case: found}, indent=1) + "\n")
+    seconds = interleaved(predictions() if case == "predict" else steps(case), rounds, warm=4)
+    values = {name: ratios(seconds, name, "plain") for name in seconds if name != "plain"}
+    if case != "predict":
+        for key in ESTIMATORS:
+            values[f"2-tied {key} to mean field's"] = ratios(seconds, f"2-tied {key}", f"mean field {key}")
+    return values
 
 
-if __name__ == "__main__":
-    main()
+for network in STEPS:
+    label = f"weight_normals_{network.replace(' ', '_')}"
+    limits = bars(network, "plain steps") | {
+        f"2-tied {key} to mean field's": Bar(1.0, "mean field steps") for key in ESTIMATORS
+    }
+    benchmark(limits, label)(partial(measured, network))
+benchmark(bars("predict", "passes for 16 draws"), "weight_normals_predictions")(partial(measured, "predict"))

@@ -1,20 +1,15 @@
-"""Training steps, predictions and memory of methods with doubt on the nodes, against the plain network.
+"""Training steps, predictions and memory of methods with uncertainty on the nodes, over the plain network's.
 
-CPU time, one thread, all cases interleaved in every round, medians of the ratios to the plain network's time in
-the same round. Memory is kept between steps (`dubito.allocator`) for all of them. Differences under 10 % mean
-nothing; a busy machine adds to them, because its caches are shared. Where torch-uncertainty is on the path its
+Memory is kept between steps (`dubito.allocator`) for all of them. Where torch-uncertainty is installed its
 BatchEnsemble layers run beside ours, without the rest of that package.
-
-    python benchmarks/node_noise.py [rounds] [case ...]
 """
 
 import importlib.util
 import json
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 
@@ -30,7 +25,8 @@ from dubito.method import TrainedMethod
 from dubito.models import lenet, mlp
 from dubito.models.residual import PreActivationResNet, PreBlock
 
-RESULTS = Path(__file__).parent / "results" / "node_noise.json"
+from .bars import ROOT, Bar, Values, benchmark, interleaved, peak_mebibytes, ratios
+
 K = 4
 METHODS: dict[str, TrainedMethod] = {
     "rank-1": Rank1(components=K),
@@ -157,95 +153,50 @@ def parameters() -> dict[str, float]:
 
 
 def memory_of(case: str) -> float:
-    """Peak memory in bytes that three steps take beyond what is there before them, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, __file__, "--memory", case], capture_output=True, text=True, check=True
-    )
-    return float(done.stdout)
+    """Peak memory that three steps take, networks and optimisers included, in a process of its own."""
+    code = f"from benchmarks.node_factors import peak; print(peak({case!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    return json.loads(done.stdout)
 
 
-def peak(case: str) -> None:
-    """Print the bytes that three steps of a case take, networks and optimisers included."""
+def peak(case: str) -> float:
+    """The same in this process."""
     torch.set_num_threads(1)
     batch = data("mlp")
     small = Batch(batch.inputs[:8], batch.targets[:8])
     method_step(METHODS["rank-1"], mlp(784, (8, 8)), small)()  # what code takes is not counted
-    Path("/proc/self/clear_refs").write_text("5")  # the highest memory so far is that of now
-    before = memory("VmRSS")
-    if case == "ensemble":
-        nets = [mlp(784) for _ in range(K)]
-        works = [
-            step(list(net.parameters()), lambda net=net: F.cross_entropy(net(batch.inputs), batch.targets))
-            for net in nets
-        ]
-    else:
-        works = [method_step(METHODS[case], mlp(784), batch)]
-    for _ in range(3):
-        for work in works:
-            work()
-    print(memory("VmHWM") - before)
+
+    def three_steps() -> None:
+        if case == "ensemble":
+            nets = [mlp(784) for _ in range(K)]
+            works = [
+                step(
+                    list(net.parameters()), lambda net=net: F.cross_entropy(net(batch.inputs), batch.targets)
+                )
+                for net in nets
+            ]
+        else:
+            works = [method_step(METHODS[case], mlp(784), batch)]
+        for _ in range(3):
+            for work in works:
+                work()
+
+    return peak_mebibytes(three_steps)
 
 
-def memory(field: str) -> int:
-    """Bytes of a field of this process's status; Linux only."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
-
-
-def seconds(work: Callable[[], object], times: int) -> float:
-    start = time.process_time()
-    for _ in range(times):
-        work()
-    return (time.process_time() - start) / times
-
-
-def measure(cases: dict[str, Callable[[], object]], rounds: int, times: int) -> dict[str, list[float]]:
-    """CPU seconds of every case in every round."""
-    for work in cases.values():
-        work()
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(rounds):
-        for name, work in cases.items():
-            found[name].append(seconds(work, times))
-    return found
-
-
-def ratios(case: str, rounds: int) -> dict[str, float]:
+def measured(case: str, rounds: int) -> Values:
+    """Every method over the plain network, or over an ensemble's memory."""
     if case == "parameters":
-        return parameters()
+        return {label: [value] for label, value in parameters().items()}
     if case == "memory":
-        base = memory_of("ensemble")
-        return {label: memory_of(label) / base for label in METHODS}
-    found = measure(
-        predictions() if case == "predict" else steps(case), rounds, 1 if case == "predict" else 2
-    )
-    return {
-        name: statistics.median(a / b for a, b in zip(times, found["plain"], strict=True))
-        for name, times in found.items()
-        if name != "plain"
-    }
-
-
-def main() -> None:
-    if sys.argv[1:2] == ["--memory"]:
-        peak(sys.argv[2])
-        return
-    torch.set_num_threads(1)
+        peaks = [{label: memory_of(label) for label in ("ensemble", *METHODS)} for _ in range(rounds)]
+        return {label: [peak[label] / peak["ensemble"] for peak in peaks] for label in METHODS}
     keep_large_blocks()
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 9
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for case in sys.argv[2:] or [*STEPS, "predict", "parameters", "memory"]:
-        lines = []
-        for name, ratio in ratios(case, rounds).items():
-            line: dict[str, object] = {"case": case, "method": name, "ratio": round(ratio, 3)}
-            if name in BARS.get(case, {}):
-                line["bar"] = BARS[case][name]
-            print(json.dumps(line))
-            lines.append(line)
-        results[case] = {"torch": torch.__version__, "rounds": rounds, "lines": lines}
-        RESULTS.parent.mkdir(parents=True, exist_ok=True)
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    seconds = interleaved(predictions() if case == "predict" else steps(case), rounds)
+    return {name: ratios(seconds, name, "plain") for name in seconds if name != "plain"}
 
 
-if __name__ == "__main__":
-    main()
+UNITS = {"predict": "passes for 16 draws", "parameters": "of the network's", "memory": "of an ensemble's"}
+for case, limits in BARS.items():
+    bars = {name: Bar(limit, UNITS.get(case, "plain steps")) for name, limit in limits.items()}
+    benchmark(bars, f"node_factors_{case}")(partial(measured, case))
