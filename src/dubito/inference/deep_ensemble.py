@@ -3,18 +3,20 @@
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import seeds
+from .. import jobs, seeds
 from ..errors import NetworkError, require_count, require_positive
 from ..fitting import Prepared
 from ..inputs import TensorOptions
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method
 from ..posterior import Posterior, stored_tensors
-from ..training import Processes, Run, Training, current, joined_descent, train_many
+from ..training import Join, Processes, Run, Training, current, joined_descent, train_many
+from ..training.checkpoint import put
 from .map import MAP, PointPosterior
 
 
@@ -89,20 +91,17 @@ class DeepEnsemble(Method):
         return self._joined(points, history)
 
     def _trained(self, starts: list[Prepared], training: Training) -> list[PointPosterior]:
-        """The members of this process, side by side where one pass can serve them."""
-        objectives = [MAP(prior_std=self.prior_std).objective(start) for start in starts]
-        histories = train_many(
-            objectives,
-            [start.source for start in starts],
-            training,
-            [start.run for start in starts],
-            lambda: joined_descent(objectives, training, starts[0].example),
-        )
-        points = []
-        for objective, history in zip(objectives, histories, strict=True):
-            objective.draft.history = history
-            points.append(objective.draft.finished())
-        return points
+        """The members of this process: side by side where one pass can serve them, and as jobs where asked."""
+        pool = jobs.pool()
+        if pool is None:
+            return fit_members(self, starts, training)
+        points = [MAP(prior_std=self.prior_std).objective(start).draft for start in starts]
+        shares = [(self, share, [starts[n] for n in share], training) for share in pool.shares(len(starts))]
+        for share, members in pool.each(fit_share, shares):
+            for number, (tensors, history) in zip(share, members, strict=True):
+                put(points[number].stored(), tensors)
+                points[number].history = history
+        return [point.finished() for point in points]
 
     def _start(self, prepared: Prepared, member: int) -> nn.Module:
         if member == 0:
@@ -135,6 +134,27 @@ class DeepEnsemble(Method):
             trainable=first.trainable,
         )
         return posterior.finished()
+
+
+def fit_members(method: DeepEnsemble, starts: list[Prepared], training: Training) -> list[PointPosterior]:
+    """Members from their starts, side by side where one pass can serve them."""
+    objectives = [MAP(prior_std=method.prior_std).objective(start) for start in starts]
+    sources, runs = [start.source for start in starts], [start.run for start in starts]
+
+    def join(rows: int) -> Join | None:
+        return joined_descent(objectives, training, starts[0].example, rows)
+
+    histories = train_many(objectives, sources, training, runs, join)
+    for objective, history in zip(objectives, histories, strict=True):
+        objective.draft.history = history
+    return [objective.draft.finished() for objective in objectives]
+
+
+def fit_share(method: DeepEnsemble, share: range, starts: list[Prepared], training: Training) -> Any:
+    """A job: some members, as their numbers, tensors and histories."""
+    with jobs.alone():
+        points = fit_members(method, starts, training)
+    return share, [(point.stored(), point.history) for point in points]
 
 
 def stacked(names: list[str], members: list[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from ..fitting import Run
 from ..inputs import Batch
 from ..sources import DatasetSource, Source, TensorSource
 from .contract import ObjectiveLike, Stepper, StepRecord
-from .loop import Loop, interruptible, train
+from .loop import Loop, interruptible
 from .settings import Training
 
 
@@ -37,7 +37,7 @@ def train_many(
     sources: Sequence[Source],
     training: Training,
     runs: Sequence[Run],
-    join: Callable[[], Join | None],
+    join: Callable[[int], Join | None],
 ) -> list[list[dict[str, float]]]:
     """Train several objectives in place, to rounding as `train` would one after the other; the history of each.
 
@@ -46,15 +46,17 @@ def train_many(
         sources: the rows of each.
         training: how, alike for all.
         runs: what surrounds each.
-        join: asked where nothing else speaks against one pass for all; None says that the objectives do.
+        join: asked with the rows of a pass where nothing else speaks against one pass for all; None says that the
+            objectives do.
     """
-    stepped = join() if len(runs) > 1 and _joinable(sources, training) else None
-    if stepped is None:
-        return [train(*of, training, run) for *of, run in zip(objectives, sources, runs, strict=True)]
-    first, *others = runs  # of which a terminal can show one
-    runs = [first, *(replace(run, progress=False) for run in others)]
     triples = zip(objectives, sources, runs, strict=True)
-    return _Beside([Loop(*of, training, run) for *of, run in triples], stepped).run_to_end()
+    loops = [Loop(objective, source, training, run) for objective, source, run in triples]
+    joined = join(loops[0].plan.batch_size) if len(loops) > 1 and _joinable(sources, training) else None
+    if joined is None:
+        return [loops.pop(0).run_to_end() for _ in runs]
+    for loop in loops[1:]:  # a terminal shows one bar
+        loop.run = replace(loop.run, progress=False)
+    return _Beside(loops, joined).run_to_end()
 
 
 def _joinable(sources: Sequence[Source], training: Training) -> bool:

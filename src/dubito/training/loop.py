@@ -65,8 +65,6 @@ def train(objective: ObjectiveLike, source: Source, training: Training, run: Run
     The same seed, data and settings give the same result, also when the run was interrupted and started again
     with its checkpoint.
     """
-    if training.early_stopping is not None and run.validation is None:
-        raise ConfigError("early_stopping needs validation data: pass validation= to fit")
     return Loop(objective, source, training, run).run_to_end()
 
 
@@ -74,6 +72,8 @@ class Loop:
     """One run; see `train`."""
 
     def __init__(self, objective: ObjectiveLike, source: Source, training: Training, run: Run) -> None:
+        if training.early_stopping is not None and run.validation is None:
+            raise ConfigError("early_stopping needs validation data: pass validation= to fit")
         self.objective, self.source, self.training, self.run = objective, source, training, run
         self.device = TensorOptions.of(objective.draft).device
         self.processes = run.processes or current(training.timeout, self.device)

@@ -18,18 +18,19 @@ from .settings import Training
 from .steps import NORM_EVERY, GradientStepper
 
 
-def joined_descent(objectives: Sequence[Any], training: Training, example: Batch) -> Join | None:
+def joined_descent(objectives: Sequence[Any], training: Training, example: Batch, rows: int) -> Join | None:
     """How networks are trained as one; None where they must be trained one after the other.
 
     Args:
         objectives: `PlainObjective`s of one form.
         training: how; an optimiser that looks at whole tensors would see those of all networks.
         example: some rows.
+        rows: of a pass of one network.
     """
     if type(training.optimizer) not in (Adam, AdamW, SGD):
         return None
     networks = [objective.draft.network for objective in objectives]
-    forward = forward_of(networks, objectives[0].modes, example.inputs)
+    forward = forward_of(networks, objectives[0].modes, example.inputs, rows)
     return None if forward is None else lambda steppers: MemberStepper(steppers, forward)
 
 
