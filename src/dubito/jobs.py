@@ -65,7 +65,7 @@ def each(
 
 
 @dataclass(frozen=True)
-class Pool:
+class Workers:
     """Where parts of one fit run as jobs; the attributes are arguments of `each`."""
 
     jobs: int | None
@@ -83,7 +83,7 @@ class Pool:
         return each(function, arguments, **options)
 
 
-_pool: ContextVar[Pool | None] = ContextVar("pool", default=None)
+_workers: ContextVar[Workers | None] = ContextVar("workers", default=None)
 
 
 @contextmanager
@@ -98,16 +98,16 @@ def pooled(
         scheduler: the cluster's address.
     """
     check(jobs, backend, scheduler)
-    token = _pool.set(Pool(jobs, backend, scheduler))
+    token = _workers.set(Workers(jobs, backend, scheduler))
     try:
         yield
     finally:
-        _pool.reset(token)
+        _workers.reset(token)
 
 
-def pool() -> Pool | None:
+def workers() -> Workers | None:
     """That of the context, if one is open."""
-    return _pool.get()
+    return _workers.get()
 
 
 def as_they_end(joblib: Any, tasks: list[Any], count: int, backend: str) -> Iterator[Any]:

@@ -317,7 +317,7 @@ def test_members_are_jobs_on_a_cluster_of_dask() -> None:
             torch.testing.assert_close(there.draw(member, None)[name], tensor, rtol=0, atol=1e-12)
     assert [set(entry) for entry in there.history] == [set(entry) for entry in here.history]
     assert [entry["member"] for entry in there.history] == [0, 0, 1, 1, 2, 2]
-    assert jobs.pool() is None
+    assert jobs.workers() is None
 
 
 def test_shares_of_members_go_to_as_many_jobs_as_run_at_a_time(monkeypatch) -> None:

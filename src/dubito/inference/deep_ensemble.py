@@ -92,12 +92,14 @@ class DeepEnsemble(Method):
 
     def _trained(self, starts: list[Prepared], training: Training) -> list[PointPosterior]:
         """The members of this process: side by side where one pass can serve them, and as jobs where asked."""
-        pool = jobs.pool()
-        if pool is None:
+        workers = jobs.workers()
+        if workers is None:
             return fit_members(self, starts, training)
         points = [MAP(prior_std=self.prior_std).objective(start).draft for start in starts]
-        shares = [(self, share, [starts[n] for n in share], training) for share in pool.shares(len(starts))]
-        for share, members in pool.each(fit_share, shares):
+        shares = [
+            (self, share, [starts[n] for n in share], training) for share in workers.shares(len(starts))
+        ]
+        for share, members in workers.each(fit_share, shares):
             for number, (tensors, history) in zip(share, members, strict=True):
                 put(points[number].stored(), tensors)
                 points[number].history = history

@@ -1,4 +1,4 @@
-"""Several runs side by side: each has its own order, history, validation and checkpoint; their steps are made as one."""
+"""Several runs side by side: each with its own order, history and checkpoint, their steps made as one."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence

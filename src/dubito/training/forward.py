@@ -18,7 +18,6 @@ from ..layers.shell import take as take_shell
 from ..layers.stack import Stack
 from ..layers.tree import plain_values
 
-
 #: What a pass raises that cannot be made for several networks at once.
 REFUSALS = (DubitoError, RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
 
@@ -121,11 +120,11 @@ class TrainedStack(Stack):
     ) -> Tensor:
         plain = self.rows_first and type(form) is Dense and not form.turned and type(x) is Tensor
         if plain and type(weight) is Standin and type(bias) is Standin and weight.parts == bias.parts == 1:
-            return _Product.apply(x, self.tensors[weight.parameter], self.tensors[bias.parameter])  # pyright: ignore
+            return _StackedProduct.apply(x, self.tensors[weight.parameter], self.tensors[bias.parameter])  # pyright: ignore
         return super().use(form, x, weight, bias, active=active)
 
 
-class _Product(torch.autograd.Function):
+class _StackedProduct(torch.autograd.Function):
     """y = x Wᵀ + b with x [K·B, ..., n], W [K, m, n] and b [K, m]."""
 
     @staticmethod
@@ -176,7 +175,7 @@ def forward_of(
     ):
         return None  # nothing to tell rows apart by; kernels of their own run all steps of a sequence at once
     try:
-        trial = _Trial(networks[:2], modes, example)
+        trial = _ForwardTrial(networks[:2], modes, example)
     except REFUSALS:  # as training itself will, in its own words
         return None
     if trial.peculiar or trial.numbers(rows) > MOST_NUMBERS:
@@ -195,7 +194,7 @@ def forward_of(
     return None
 
 
-class _Trial:
+class _ForwardTrial:
     """Training passes of two networks over some rows, in a private shell.
 
     Attributes:

@@ -254,7 +254,7 @@ class Loop:
                 f"the gradient's norm at step {step} is {norm:.3g}, usually {usual:.3g}: noise with heavy tails "
                 "trains to chance without a NaN; clip it with Training(clip_norm=...) or bound the noise",
                 DubitoWarning,
-                stacklevel=8,
+                stacklevel=9,
             )
         self.norms = [*self.norms[-63:], norm]
 

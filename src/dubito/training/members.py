@@ -144,7 +144,7 @@ class MemberStepper(JointStepper):
 
     def part(self) -> None:
         for tensors, stepper in zip(self.members.tensors, self.steppers, strict=True):
-            for name, tensor in tensors.items():
+            for tensor in tensors.values():
                 tensor.data = tensor.data.clone()
                 state = stepper.optimizer.state.get(tensor, {})
                 state.update({k: v.clone() for k, v in state.items() if isinstance(v, Tensor)})
