@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 
 #: The rooms from first to last: a room imports from the levels before its own, and from itself.
 CORE = (
-    ("errors", "version", "allocator", "lazy"),
+    ("errors", "version", "allocator", "lazy", "devices"),
     ("seeds", "processes", "jobs"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
     ("inputs", "evaluation"),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
-from .inputs import Batch, Inputs, TensorOptions, named_tensors, rows_of, take
+from .inputs import Batch, Inputs, RowNumbers, TensorOptions, named_tensors, rows_of, take
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes
@@ -149,7 +149,7 @@ def _prepared(
     plain.check_outputs(outputs)
     for rows in (source, run.validation):
         if rows is not None:
-            rows.check_targets(lambda targets, numbers: plain.check_targets(outputs, targets, numbers))
+            rows.check_targets(lambda _, targets, numbers: plain.check_targets(outputs, targets, numbers))
     known = num_data or source.num_data
     if known is None:
         raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
@@ -186,18 +186,20 @@ def checked_rows(
         name: of the data, for messages.
     """
     source = as_source(data, TensorOptions.of(network), name)
+
+    def check(inputs: Inputs, targets: Tensor, rows: RowNumbers) -> Tensor:
+        return likelihood.check_targets(_answered(network, take(inputs, slice(1))), targets, rows)
+
+    source.check_targets(check)
     held = isinstance(source, TensorSource)
     batches = iter([source.batch] if whole and held else source.batches(max_rows))
-    first = 0
     for number in count():
         # Loaders draw from the global state; a lone reading must not leave it changed between batches.
         with reading(source, seed, name, number):
             batch = next(batches, None)
         if batch is None:
             return
-        outputs = _answered(network, take(batch.inputs, slice(1)))
-        yield batch._replace(targets=likelihood.check_targets(outputs, batch.targets, first))
-        first += len(batch.targets)
+        yield batch
 
 
 @contextmanager

@@ -5,6 +5,7 @@ network likes; leaves that are neither tensors nor arrays are handed to the netw
 of such inputs with targets, a `Dataset`, or a `DataLoader`.
 """
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .devices import moved, on_host
 from .errors import DataError, NetworkError
 
 Inputs: TypeAlias = Any  # a tensor, or a tuple, list or dict of inputs
@@ -104,18 +106,18 @@ def joined(trees: Sequence[Inputs]) -> Inputs:
     return map_tensors(lambda _: torch.cat([next(tensors) for tensors in leaves]), trees[0])
 
 
-def to_tensors(inputs: Inputs, like: TensorOptions) -> Inputs:
-    """Arrays become tensors, floats take the dtype of `like`, everything moves to its device."""
+def to_tensors(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """Arrays become tensors, floats take the dtype; everything stays where it lies."""
     if isinstance(inputs, np.ndarray):
         inputs = from_array(inputs)
     if isinstance(inputs, Tensor):
         if inputs.dtype in (torch.uint16, torch.uint32, torch.uint64):
             inputs = inputs.long()  # PyTorch can hardly compute with those
-        return inputs.to(like.device, like.dtype if inputs.is_floating_point() else None)
+        return inputs.to(dtype) if inputs.is_floating_point() else inputs
     if isinstance(inputs, Mapping):
-        return {key: to_tensors(value, like) for key, value in inputs.items()}
+        return {key: to_tensors(value, dtype) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):
-        return tuple(to_tensors(value, like) for value in inputs)
+        return tuple(to_tensors(value, dtype) for value in inputs)
     return inputs
 
 
@@ -164,9 +166,24 @@ def row_number(row: int, rows: RowNumbers) -> int:
     return rows[row] if row < len(rows) else row
 
 
-def check_finite(inputs: Inputs, name: str = "inputs", rows: RowNumbers = 0) -> None:
-    """Refuse NaN and infinity, saying where the first one stands."""
+#: From inputs, targets, and where they stand in the user's data, to targets in the likelihood's form.
+TargetCheck: TypeAlias = Callable[[Inputs, Tensor, RowNumbers], Tensor]
+
+
+def check_finite(
+    inputs: Inputs, name: str = "inputs", rows: RowNumbers = 0, *, anywhere: bool = False
+) -> None:
+    """Refuse NaN and infinity, saying where the first one stands.
+
+    Args:
+        inputs: what is looked at.
+        name: of the inputs, for messages.
+        rows: where the rows stand in the user's data.
+        anywhere: look at tensors of a device too, which takes long; else at those of the host alone.
+    """
     for where, tensor in named_tensors(inputs, name):
+        if not (anywhere or on_host(tensor)):
+            continue
         if not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
             continue
         if tensor.is_floating_point() and torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
@@ -183,21 +200,44 @@ def check_finite(inputs: Inputs, name: str = "inputs", rows: RowNumbers = 0) -> 
                 )
 
 
+def finite(tensor: Tensor) -> Tensor:
+    """The tensor, where it lies on a device with rows of NaN in place of those that are not finite.
+
+    A device is not asked whether there are such rows: what comes of them is NaN as well.
+    """
+    if on_host(tensor) or not tensor.is_floating_point():
+        return tensor
+    rows = tensor.detach().reshape(len(tensor), -1).isfinite().all(1)
+    return tensor.where(rows.reshape(-1, *[1] * (tensor.ndim - 1)), math.nan)
+
+
 def checked_inputs(inputs: Inputs, like: TensorOptions) -> Inputs:
-    """Inputs ready for the network: tensors of dtype and device as in `like`, with rows, finite."""
-    inputs = to_tensors(inputs, like)
+    """Inputs ready for the network: tensors of dtype and device as in `like`, with rows, finite.
+
+    They are looked at on the host, before they are copied; rows that lie on a device and are not finite become NaN.
+    """
+    inputs = to_tensors(inputs, like.dtype)
     count_rows(inputs)
     check_finite(inputs)
-    return inputs
+    return map_tensors(lambda tensor: moved(finite(tensor), like.device), inputs)
 
 
-def checked_batch(batch: Any, like: TensorOptions, rows: RowNumbers = 0) -> Batch:
+def checked_batch(
+    batch: Any,
+    like: TensorOptions,
+    rows: RowNumbers = 0,
+    *,
+    check: TargetCheck | None = None,
+    anywhere: bool = False,
+) -> Batch:
     """A pair (inputs, targets) as tensors of the same length, finite, of dtype and device as in `like`.
 
     Args:
         batch: what a user gave.
         like: dtype and device that the tensors should have.
         rows: where the rows stand in the user's data.
+        check: brings targets into the likelihood's form or refuses them, before they are copied.
+        anywhere: look at numbers of a device too, as in `check_finite`.
     """
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         raise DataError(
@@ -205,19 +245,21 @@ def checked_batch(batch: Any, like: TensorOptions, rows: RowNumbers = 0) -> Batc
             + (f" of length {len(batch)}" if isinstance(batch, tuple | list | dict) else "")
             + "; wrap several inputs in a tuple or dict: ((a, b), targets)"
         )
-    inputs, targets = to_tensors(batch[0], like), to_tensors(batch[1], like)
+    inputs, targets = to_tensors(batch[0], like.dtype), to_tensors(batch[1], like.dtype)
     if not isinstance(targets, Tensor):
         try:
-            targets = to_tensors(np.asarray(targets), like)
+            targets = to_tensors(np.asarray(targets), like.dtype)
         except ValueError as error:
             raise DataError(f"targets must be a tensor, an array or a list of numbers: {error}") from error
     count = count_rows(inputs)
     if targets.ndim == 0 or len(targets) != count:
         got = "a scalar" if targets.ndim == 0 else len(targets)
         raise DataError(f"inputs and targets must have the same length, got {count} and {got}")
-    check_finite(inputs, rows=rows)
-    check_finite(targets, "targets", rows)
-    return Batch(inputs, targets)
+    check_finite(inputs, rows=rows, anywhere=anywhere)
+    check_finite(targets, "targets", rows, anywhere=anywhere)
+    inputs = map_tensors(lambda tensor: moved(finite(tensor), like.device), inputs)
+    targets = finite(targets) if check is None else check(inputs, finite(targets), rows)
+    return Batch(inputs, moved(targets, like.device))
 
 
 def chunks(inputs: Inputs, max_rows: int) -> Iterable[Inputs]:

@@ -32,6 +32,9 @@ class Objective(nn.Module, ABC):
         draft.likelihood.to(like.device, like.dtype)  # built without outputs, it may lie elsewhere
         self.num_data = num_data
         self.modes = dict(modes or {})
+        self.register_buffer(
+            "_no_kl", torch.zeros((), dtype=like.dtype, device=like.device), persistent=False
+        )
         for parameter in draft.tensors.parameters():
             parameter.requires_grad_(True)
 
@@ -49,7 +52,9 @@ class Objective(nn.Module, ABC):
 
     def kl(self) -> Tensor:
         """Divergence from the prior in nats; 0 for methods without one."""
-        return next(p for p in self.draft.network.parameters() if p.is_floating_point()).new_zeros(())
+        zero = self._buffers["_no_kl"]
+        assert zero is not None
+        return zero
 
     def lease(self, tensors: Mapping[str, Tensor] | None = None) -> Lease:
         """A shell of the network for a training pass, with `tensors` in place of its own."""
@@ -102,9 +107,11 @@ class Objective(nn.Module, ABC):
         if not checked:
             likelihood.check_outputs(outputs)
             targets = likelihood.check_targets(outputs, targets)
-        nll = -likelihood.log_prob(outputs, targets).mean()
+        nll = likelihood.mean_nll(outputs, targets)
         divergence = kl()
-        return Loss(nll + (kl_weight / self.num_data) * divergence, nll, divergence)
+        none = divergence is self._buffers["_no_kl"]
+        total = nll if none else nll + (kl_weight / self.num_data) * divergence
+        return Loss(total, nll, divergence)
 
     def parameter_groups(
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0

@@ -25,6 +25,18 @@ def generator(seed: int, *path: int | str, device: torch.device | str = "cpu") -
     return torch.Generator(device).manual_seed(derived(seed, *path))
 
 
+def drawn(generator: torch.Generator | None, bits: int) -> int:
+    """A seed of so many bits from a generator, for streams of its own; no device is asked for its number.
+
+    Each call gives another one. Generators of devices count what was drawn from them on the host.
+    """
+    if generator is None or generator.device.type == "cpu":
+        return int(torch.randint(2**bits, (), generator=generator, device="cpu"))
+    offset = generator.get_offset()
+    generator.set_offset(offset + 4)  # counted in fours
+    return derived(generator.initial_seed(), "drawn", offset) % 2**bits
+
+
 class RowNoise:
     """Standard Normal noise for numbered rows: a row's noise does not depend on the batch it comes in.
 

@@ -1,9 +1,9 @@
 """Where training and evaluation rows come from: one interface over tensors, datasets and loaders."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,10 +20,16 @@ from torch.utils.data import (
 
 from . import seeds, storage
 from .errors import DataError
-from .inputs import Batch, RowNumbers, TensorOptions, checked_batch, map_tensors, named_tensors, take
-
-#: From targets, and where they stand in the user's data, to targets in the likelihood's form.
-TargetCheck: TypeAlias = Callable[[Tensor, RowNumbers], Tensor]
+from .inputs import (
+    Batch,
+    RowNumbers,
+    TargetCheck,
+    TensorOptions,
+    checked_batch,
+    map_tensors,
+    named_tensors,
+    take,
+)
 
 
 class Source(ABC):
@@ -54,8 +60,7 @@ class Source(ABC):
         self._check = check
 
     def _checked(self, raw: Any, like: TensorOptions, rows: RowNumbers) -> Batch:
-        batch = without_graph(checked_batch(raw, like, rows))
-        return Batch(batch.inputs, self._check(batch.targets, rows)) if self._check else batch
+        return without_graph(checked_batch(raw, like, rows, check=self._check))
 
     def example(self, rows: int = 8) -> Batch:
         """The first rows, to learn shapes from."""
@@ -83,7 +88,8 @@ class TensorSource(OrderedSource):
         self.num_data = len(batch.targets)
 
     def check_targets(self, check: TargetCheck) -> None:
-        self.batch = Batch(self.batch.inputs, check(self.batch.targets, 0))
+        inputs, targets = self.batch.inputs, self.batch.targets
+        self.batch = Batch(inputs, check(inputs, targets.cpu(), 0).to(targets.device))
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         for rows in split(self.num_data, batch_size):
@@ -91,9 +97,12 @@ class TensorSource(OrderedSource):
 
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
         inputs, targets = self.batch.inputs, self.batch.targets
-        for group in groups:
-            index = group.to(targets.device)
-            yield Batch(take(inputs, index), targets[index]) if len(index) else None
+        sizes = [len(group) for group in groups]
+        if not sizes:
+            return
+        # All row numbers move to the data's device at once, not batch by batch.
+        for size, index in zip(sizes, torch.cat([*groups]).to(targets.device).split(sizes), strict=True):
+            yield Batch(take(inputs, index), targets[index]) if size else None
 
     def digest(self) -> str:
         return storage.checksum(dict(named_tensors((self.batch.inputs, self.batch.targets), "data")))
@@ -217,7 +226,7 @@ def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
                 f"{name} must be a pair (inputs, targets), got {len(data)} values; "
                 "several inputs go into one tuple or dict: ((a, b), targets)"
             )
-        return TensorSource(without_graph(checked_batch(data, like)))
+        return TensorSource(without_graph(checked_batch(data, like, anywhere=True)))
     if isinstance(data, IterableDataset):
         return LoaderSource(DataLoader(data, batch_size=128), like)
     known = hasattr(data, "__getitem__") and hasattr(data, "__len__")

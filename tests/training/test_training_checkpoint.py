@@ -50,6 +50,7 @@ from dubito.training import (
     train,
 )
 from dubito.training import checkpoint as checkpoints
+from dubito.training.progress import Reached, listened
 
 HERE = Path(__file__).parent
 QUICK = Training(epochs=2, batch_size=8, lr=0.05)
@@ -366,6 +367,48 @@ def test_weights_that_are_no_numbers_are_neither_saved_nor_returned(tmp_path):
     stopping = dataclasses.replace(QUICK, early_stopping=EarlyStopping())
     with pytest.raises(TrainingError, match="validation_nll became nan at step 8"):
         MAP().fit(Broken(7), data(), Categorical(), training=stopping, validation=data())
+
+
+class Lost(nn.Module):
+    """A loss of NaN at one step, and an error of another kind in the next."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.inner, self.calls, self.step = mlp(), 0, step
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.calls += 1
+            if self.calls == self.step + 2:
+                raise ValueError("the matrix is not positive definite")
+        return self.inner(inputs) * (torch.nan if self.calls == self.step + 1 else 1)
+
+
+@pytest.mark.parametrize("step", [0, 2, 3, 6])  # an epoch has 4 steps: 3 is its last
+def test_a_loss_is_read_a_step_late_and_its_step_named(step, tmp_path):
+    path = tmp_path / "c"
+    with pytest.raises(TrainingError, match=rf"nll became nan at step {step} ") as caught:
+        MAP().fit(Lost(step), data(), Categorical(), training=QUICK, checkpoint=path)
+    # What the next step broke on is no more than a consequence; no next step is made once an epoch is recorded.
+    assert isinstance(caught.value.__context__, ValueError) == (step != 3)
+    assert step_in(path) == 0
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_an_interrupted_run_reads_its_last_loss(tmp_path, monkeypatch):
+    pressing(monkeypatch, 2)
+    with pytest.raises(TrainingError, match="nll became nan at step 2 "):
+        MAP().fit(Lost(2), data(), Categorical(), training=QUICK, checkpoint=tmp_path / "c")
+    assert step_in(tmp_path / "c") == 0
+
+
+def test_listeners_hear_of_every_step_with_its_own_loss():
+    heard: list[Reached] = []
+    with listened(heard.append):
+        posterior = MAP().fit(mlp(), data(), Categorical(), training=QUICK)
+    assert [reached.step for reached in heard] == list(range(1, 9))
+    for entry, steps in zip(posterior.history, (heard[:4], heard[4:]), strict=True):
+        assert entry["nll"] == pytest.approx(sum(reached.nll for reached in steps) / 4, rel=1e-6)
 
 
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------

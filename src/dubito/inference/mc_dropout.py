@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from .. import seeds
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
 from ..inputs import Batch, Inputs, call, rows_of
@@ -58,14 +59,14 @@ class MCDropoutPosterior(Posterior):
     def _masked(self, generator: torch.Generator | None):
         with (
             leased(self.network) as shell,
-            fixed_dropout(shell, self.layouts, mask_seed(generator)),
+            fixed_dropout(shell, self.layouts, seeds.drawn(generator, 31)),
         ):
             yield lambda inputs: call(shell, inputs)
 
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         if not self.layouts:
             return super().fold(index, seed=seed)
-        plain = with_fixed_dropout(self.network, self.layouts, mask_seed(self.generator(seed, index)))
+        plain = with_fixed_dropout(self.network, self.layouts, seeds.drawn(self.generator(seed, index), 31))
         return with_flags(plain, self.trainable)
 
     def holds(self, name: str) -> str:
@@ -197,9 +198,3 @@ def dropped(use: Use, weight: Tensor, rate: float, generator: torch.Generator | 
     """The weight with the columns of dropped input nodes set to 0, all others scaled up."""
     factors = bernoulli_factors(use.input_shape, rate, weight, generator)
     return fold_values(use.views, weight, factors, None)
-
-
-def mask_seed(generator: torch.Generator | None) -> int:
-    """A seed for masks, from the stream of a draw."""
-    device = generator.device if generator is not None else "cpu"
-    return int(torch.randint(2**31, (), generator=generator, device=device))

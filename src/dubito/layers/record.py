@@ -130,7 +130,7 @@ class Record(Context):
             if self.ready is not None:
                 self.ready(call)
 
-        return _Anchor.apply(self._anchor.to(output), output, caught)  # pyright: ignore
+        return _Anchor.apply(self._anchor, output, caught)  # pyright: ignore
 
     def _call(
         self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None, active: Tensor | None

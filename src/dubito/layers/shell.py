@@ -80,7 +80,8 @@ class Lease:
         if self._changes is not None:
             self._changes.close()
         if shell is not None and self._pool is not None:
-            shell.fill({}, False)
+            if self._given or shell.detached:
+                shell.fill({}, False)
             self._pool.idle.append(shell)
 
     def withdraw(self) -> Shell:
@@ -206,8 +207,9 @@ def seeded(
         training: the modes of a training pass, as in `take`.
     """
     pool, modules = _pool(network)
-    modes: Any = tuple(module.training for module in modules)
-    if training is not None:
+    if training is None:
+        modes: Any = tuple(module.training for module in modules)
+    else:
         modes = "training", *sorted(name for name, mode in training.items() if not mode)
     noisy = pool.noisy.get(modes)
     if noisy is False:

@@ -52,6 +52,7 @@ class TreePlan:
         self.sources: list[Any] = [slots for _, *both in self.facts for slots in both]
         self.tensors: list[int] = []
         self.filled: list[int] = []  # slots that hold something
+        self.buffered: list[int] = []  # those of them that hold buffers
         self.places: dict[str, list[tuple[int, str]]] = {}  # by a tensor's first name: slots, key
 
     def modules(self, network: nn.Module) -> list[nn.Module] | None:
@@ -84,6 +85,7 @@ class TreePlan:
                 if tensor is not None:
                     places.setdefault(first[id(tensor)], []).append((number, key))
         self.filled = [number for number, slots in enumerate(self.sources) if slots]
+        self.buffered = [number for number in self.filled if number % 2]
         self.places, self.tensors = places, tensors
 
 
@@ -201,7 +203,7 @@ class Shell:
     def write_back(self, modules: list[nn.Module], given: Mapping[str, Tensor]) -> None:
         """Hand the network the buffers and plain values that a forward pass assigned to its modules."""
         places = {place for name in given for place in self.plan.places[name]}
-        for number in range(1, len(self.slots), 2):
+        for number in self.plan.buffered:
             source = self.plan.sources[number]
             for key, tensor in self.slots[number].items():
                 if tensor is not source[key] and (number, key) not in places:

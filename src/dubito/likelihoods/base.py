@@ -41,11 +41,18 @@ class BuiltLikelihood(nn.Module, ABC):
 
     @abstractmethod
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
-        """The targets in the form `log_prob` takes, or an error that says what is wrong with which row."""
+        """The targets in the form `log_prob` takes, or an error that says what is wrong with which row.
+
+        Numbers are looked at where they lie on the host; targets of a device are trusted, since asking it takes long.
+        """
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         """Log-density of each row's target, summed over event axes, [B]."""
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The mean over rows of the negative log-density: what training minimises."""
+        return -self.log_prob(outputs, targets).mean()
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None, draw: int = 0) -> Tensor:
         """Targets drawn from the likelihood, one per row."""

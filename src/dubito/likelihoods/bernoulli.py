@@ -41,10 +41,10 @@ class BernoulliLikelihood(BuiltLikelihood):
 
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
         values = aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
-        wrong = not_binary(values)
+        wrong = not_binary(targets)
         if wrong is not None:
             raise DataError(
-                f"Bernoulli targets must be 0 or 1, got {values[wrong].item():g} at row {row_number(wrong[0], rows)}"
+                f"Bernoulli targets must be 0 or 1, got {targets[wrong].item():g} at row {row_number(wrong[0], rows)}"
             )
         return values
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..devices import on_host
 from ..errors import ConfigError, DataError, NetworkError
 from ..inputs import RowNumbers, row_number
 from ..prediction import (
@@ -67,6 +68,8 @@ class CategoricalLikelihood(BuiltLikelihood):
                 f"targets must have shape [B{''.join(f', {n}' for n in expected[1:])}], "
                 f"got {tuple(targets.shape)}; {remedy}"
             )
+        if not on_host(targets):
+            return targets.long()
         classes = outputs.shape[axis]
         low, high = int(targets.min()), int(targets.max())
         if low < 0 or high >= classes:
@@ -75,6 +78,11 @@ class CategoricalLikelihood(BuiltLikelihood):
             raise DataError(f"labels must lie in 0..{classes - 1} (the network has {classes} outputs), "
                             f"got {wrong} at row {row}")  # fmt: skip
         return targets.long()
+
+    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        if outputs.ndim != 2 or type(self).log_prob is not CategoricalLikelihood.log_prob:
+            return super().mean_nll(outputs, targets)
+        return F.cross_entropy(outputs, targets)
 
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         return sum_events(-F.cross_entropy(self._classes_second(outputs), targets, reduction="none"), 1)

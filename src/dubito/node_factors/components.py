@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..devices import on_host
 from ..errors import DubitoWarning
 from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
@@ -107,7 +108,9 @@ class ComponentObjective(NodeObjective):
         """The bound of each weight's draws, None where no draw can reach it and the check is saved."""
         draft, bound = self.draft, self.draft.method.bound
         light = all(family is None or family.light for family in draft.families.values())
-        if bound is None or not light or not stds:
+        # Only a host is asked: on a device the answer costs more than the check.
+        asked = light and bool(stds) and on_host(next(iter(stds.values())))
+        if bound is None or not asked:
             return dict.fromkeys(draft.uses, bound)
         means = {key: draft.group(f"{key[0]}_mean")[key[1]] for key in stds}
         reach = [means[key].detach().abs().amax() + NORMAL_REACH * stds[key].detach().amax() for key in stds]

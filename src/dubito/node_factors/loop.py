@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from ..devices import on_host
 from ..inputs import Batch, rows_of
 from ..layers.factors import Factors, NodeFactors
 from ..layers.passes import asked
@@ -92,7 +93,8 @@ class Collected(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (g,) = grads
-        unit = bool(g == 1)  # as in `loss.backward()`: nothing to multiply
+        # As in `loss.backward()`: nothing to multiply. On a device a product costs less than the answer.
+        unit = on_host(g) and bool(g == 1)
         return None, None, *(known if known is None or unit else known * g for known in ctx.known)
 
 

@@ -75,7 +75,7 @@ class NoisyKFAC(NoisyOptimizer):
         for p in self._all:
             factors = self.watch.factors(p)
             if factors is not None:
-                rows = factors[0].new_tensor(float(self.watch.rows))
+                rows = factors[0].new_full((), float(self.watch.rows))
                 self.add(p, seen_inputs=factors[0], seen_outputs=factors[1], seen_rows=rows)
                 self.state[p]["bias"] = places.get(id(self.watch.biases.get(id(p))), -1)
                 self.state[p]["turned"] = self.watch.turned(p)

@@ -82,7 +82,7 @@ class VOGN(NoisyOptimizer):
             for p in group["params"]:
                 squares = self.watch.squares(p)
                 if squares is not None:
-                    self.add(p, squares=squares, rows=squares.new_tensor(float(self.watch.rows)))
+                    self.add(p, squares=squares, rows=squares.new_full((), float(self.watch.rows)))
 
     def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
         state, (beta1, beta2) = self.state[p], group["betas"]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DataError, require_fraction
 from .base import Prediction, rows_on
-from .formulas import aligned, entropy, gathered, log_mean_exp, not_binary, sum_events
+from .formulas import aligned, entropy, gathered, labels_for, log_mean_exp, not_binary, sum_events
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +92,10 @@ class CategoricalPrediction(ClassPrediction):
         return torch.zeros_like(inside).scatter(self.class_axis, order, inside)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        targets = torch.as_tensor(targets, device=self.log_probs.device)
+        labels = labels_for(self.log_probs, torch.as_tensor(targets), self.class_axis)
         if self.sample_log_probs is None:
-            return gathered(self.log_probs, targets, self.class_axis)
-        draws = torch.stack(
-            [gathered(log_probs, targets, self.class_axis) for log_probs in self.sample_log_probs]
-        )
+            return gathered(self.log_probs, labels, self.class_axis)
+        draws = torch.stack([gathered(draw, labels, self.class_axis) for draw in self.sample_log_probs])
         return log_mean_exp(draws)  # log 1/S Σ_s Π_positions p_s
 
 
@@ -131,10 +129,10 @@ class BernoulliPrediction(ClassPrediction):
         return likeliest | (self.confidence < level).unsqueeze(-1)
 
     def log_prob(self, targets: Tensor) -> Tensor:
-        values = aligned(targets, self.log_probs)
-        wrong = not_binary(values)
+        values, given = aligned(targets, self.log_probs), torch.as_tensor(targets)
+        wrong = not_binary(given)
         if wrong is not None:
-            raise DataError(f"targets must be 0 or 1, got {values[wrong].item():g} at row {wrong[0]}")
+            raise DataError(f"targets must be 0 or 1, got {given[wrong].item():g} at row {wrong[0]}")
         yes = values.bool()
         if self.sample_logits is None:
             return sum_events(torch.where(yes, self.log_probs, self.log_complements), 1)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from ..devices import moved, on_host
 from ..errors import DataError
 
 
@@ -46,20 +47,29 @@ def log_mean_exp(draws: Tensor) -> Tensor:
     return draws.logsumexp(0) - math.log(len(draws))
 
 
-def gathered(log_probs: Tensor, targets: Tensor, class_axis: int) -> Tensor:
-    """Log-probability of each row's targets, summed over positions, [B]."""
+def labels_for(log_probs: Tensor, targets: Tensor, class_axis: int) -> Tensor:
+    """Class numbers where the log-probabilities are; refused on the host where there is no such class."""
     expected = log_probs.shape[:class_axis] + log_probs.shape[class_axis:][1:]
     if targets.shape != expected:
         raise DataError(f"targets must have shape {tuple(expected)}, got {tuple(targets.shape)}")
-    if targets.is_floating_point() or targets.min() < 0 or targets.max() >= log_probs.shape[class_axis]:
-        raise DataError(f"targets must be class numbers below {log_probs.shape[class_axis]}")
-    chosen = log_probs.gather(class_axis, targets.long().unsqueeze(class_axis)).squeeze(class_axis)
+    classes = log_probs.shape[class_axis]
+    if targets.is_floating_point() or (on_host(targets) and (targets.min() < 0 or targets.max() >= classes)):
+        raise DataError(f"targets must be class numbers below {classes}")
+    return moved(targets, log_probs.device, torch.long)
+
+
+def gathered(log_probs: Tensor, labels: Tensor, class_axis: int) -> Tensor:
+    """Log-probability of each row's labels, summed over positions, [B]; NaN where a device holds one that is none."""
+    index = labels if on_host(labels) else labels.clamp(0, log_probs.shape[class_axis] - 1)
+    chosen = log_probs.gather(class_axis, index.unsqueeze(class_axis)).squeeze(class_axis)
+    if index is not labels:
+        chosen = chosen.masked_fill(index != labels, math.nan)
     return sum_events(chosen, 1)
 
 
 def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
     """Targets in the shape, device and dtype of the outputs; a missing or extra axis of size 1 is mended."""
-    targets = torch.as_tensor(targets, device=outputs.device).to(outputs.dtype)
+    targets = moved(torch.as_tensor(targets), outputs.device, outputs.dtype)
     if targets.shape == outputs.shape:
         return targets
     if targets.ndim + 1 == outputs.ndim and outputs.shape[-1] == 1 and targets.shape == outputs.shape[:-1]:
@@ -72,7 +82,9 @@ def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
 
 
 def not_binary(values: Tensor) -> tuple[int, ...] | None:
-    """Where the first value stands that is neither 0 nor 1, if there is one."""
+    """Where the first value stands that is neither 0 nor 1, if there is one; no device is asked."""
+    if not on_host(values):
+        return None
     wrong = (values != 0) & (values != 1)
     return tuple(wrong.nonzero()[0].tolist()) if wrong.any() else None
 

@@ -107,7 +107,12 @@ class _Beside:
             for loop in self.loops:
                 loop.interrupt()
         passes = [self.waiting[n][1] for n in cohort]
-        records = self.joint.step(number, passes, self.waiting[cohort[0]][2], self.interrupted)
+        try:
+            records = self.joint.step(number, passes, self.waiting[cohort[0]][2], self.interrupted)
+        except Exception:
+            for member in cohort:
+                self.loops[member].settle()  # a loss that was no number explains what came of it
+            raise
         ends = []
         for member, record in zip(cohort, records, strict=True):
             try:

@@ -2,8 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,8 +14,7 @@ from .plan import Plan
 from .settings import Training
 
 
-@dataclass(frozen=True)
-class Loss:
+class Loss(NamedTuple):
     """The terms of a loss: total = nll + kl_weight · kl / num_data.
 
     Attributes:
@@ -30,13 +28,16 @@ class Loss:
     kl: Tensor
 
 
-@dataclass(frozen=True)
-class StepRecord:
-    """What one step saw: the terms of its loss, a mean over its rows, as [total, nll, kl].
+#: Total, nll and kl of a step, three numbers of a device: a tuple or a tensor [3].
+Terms: TypeAlias = Sequence[Tensor] | Tensor
+
+
+class StepRecord(NamedTuple):
+    """What one step saw: the terms of its loss, a mean over its rows.
 
     Attributes:
         step: its number.
-        terms: the three terms.
+        terms: the three terms, without their graph.
         rows: rows it saw, over all processes.
         lr: the rate of the first parameter group.
         norm: the norm of its gradient, where it was taken.
@@ -44,7 +45,7 @@ class StepRecord:
     """
 
     step: int
-    terms: Tensor
+    terms: Terms
     rows: int
     lr: float
     norm: Tensor | None

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds
+from ..devices import HostCopy
 from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..fitting import Run
 from ..inputs import Batch, TensorOptions, map_tensors
@@ -81,6 +82,7 @@ class Loop:
         self.stepper = objective.stepper(training, self.plan, self.processes, run.seed)
         self.progress = RunProgress()
         self.best_state: dict[str, Tensor] = {}
+        self.pending: tuple[StepRecord, HostCopy, HostCopy | None] | None = None
         self.norms: list[float] = []
         self.warned = self.interrupted = False
         self.saved_at = time.monotonic()
@@ -99,8 +101,12 @@ class Loop:
 
     def _step(self, arguments: StepArguments) -> StepRecord:
         network, modes = self.objective.draft.network, self.objective.modes
-        with seeded(network, self.run.seed, "network", arguments[0], training=modes):
-            return self.stepper.step(*arguments)
+        try:
+            with seeded(network, self.run.seed, "network", arguments[0], training=modes):
+                return self.stepper.step(*arguments)
+        except Exception:
+            self.settle()  # a loss that was no number explains what came of it
+            raise
 
     def course(self) -> Generator[StepArguments, StepRecord, list[dict[str, float]]]:
         """The run as a generator that gives the arguments of its steps and is sent their records.
@@ -119,10 +125,10 @@ class Loop:
             if self.run.checkpoint is not None:
                 self._resume()
             shown = self.run.progress if self.processes.first else False
-            bar = Bar(self.plan.total, shown, title, done=self.progress.step)
-            with bar.open():
+            self.bar = Bar(self.plan.total, shown, title, done=self.progress.step)
+            with self.bar.open():
                 while not self.progress.done:
-                    yield from self._epoch(bar)
+                    yield from self._epoch()
         if self.best_state:
             checkpoint.put(self.objective.draft.stored(), self.best_state)
         self.processes.broadcast(list(self.objective.draft.stored().values()))
@@ -130,15 +136,17 @@ class Loop:
 
     # -- one epoch -----------------------------------------------------------------------------------------
 
-    def _epoch(self, bar: Bar) -> Generator[StepArguments, StepRecord, None]:
+    def _epoch(self) -> Generator[StepArguments, StepRecord, None]:
         state = self.progress
         for passes, rows in self._steps():
             record = yield state.step, passes, rows, self.interrupted
-            self._account(record, len(passes), bar)
+            self.settle()
+            self._expect(record, len(passes))
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
                 raise Interrupted(self._farewell())
             self._save_if_due()
+        self.settle()
         self._close_epoch()
 
     def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:
@@ -161,11 +169,12 @@ class Loop:
             return
         stream = seeds.generator(self.run.seed, "order", self.progress.epoch)
         order = torch.randperm(self.source.num_data, generator=stream)
-        groups = [order[rows] for rows in self._slices()][done:]
-        shares = [self.processes.share(len(group)) for group in groups]
-        batches = self.source.read([group[a:b] for group, (a, b) in zip(groups, shares, strict=True)])
-        for batch, group, (first, _) in zip(batches, groups, shares, strict=True):
-            yield batch and batch._replace(first=first, total=len(group)), len(group)
+        slices = self._slices()[done:]
+        shares = [self.processes.share(rows.stop - rows.start) for rows in slices]
+        groups = [order[rows.start + a : rows.start + b] for rows, (a, b) in zip(slices, shares, strict=True)]
+        for batch, rows, (first, _) in zip(self.source.read(groups), slices, shares, strict=True):
+            total = rows.stop - rows.start
+            yield batch and Batch(batch.inputs, batch.targets, first, total), total
 
     def _part(self, batch: Batch) -> Batch | None:
         """This process's rows of a batch that every process has read."""
@@ -181,19 +190,32 @@ class Loop:
         whole = slices[-1].stop - slices[-1].start >= self.plan.batch_size
         return slices if whole or not self.source.drop_last or len(slices) == 1 else slices[:-1]
 
-    def _account(self, record: StepRecord, passes: int, bar: Bar) -> None:
+    def _expect(self, record: StepRecord, passes: int) -> None:
+        """Count a step; the terms of its loss are read after the next, so that no step waits for its device."""
         state = self.progress
-        total, nll, kl = terms = record.terms.tolist()
-        for name, value in zip(("nll", "kl", "loss"), (nll, kl, total), strict=True):
-            if not abs(value) < float("inf"):
-                raise TrainingError(self._diagnosis(name, value, record.step, record.lr))
-        if record.norm is not None and self.training.clip_norm is None:
-            self._watch(float(record.norm), record.step)
-        state.sums = [old + record.rows * new for old, new in zip(state.sums, terms, strict=True)]
+        norm = record.norm if self.training.clip_norm is None else None
+        self.pending = record, HostCopy(record.terms), None if norm is None else HostCopy((norm,))
         state.rows += record.rows
         state.passes += passes
         state.step += 1
-        bar.update(state.step, total, nll, kl, record.lr)
+
+    def settle(self) -> None:
+        """Read the terms of the last step counted, if they were not: before its state is kept, at the latest."""
+        if self.pending is None:
+            return
+        (record, terms, norm), self.pending, state = self.pending, None, self.progress
+        total, nll, kl = values = terms.read()
+        if not all(map(math.isfinite, values)):
+            name, value = next(
+                (name, value)
+                for name, value in (("nll", nll), ("kl", kl), ("loss", total))
+                if not math.isfinite(value)
+            )
+            raise TrainingError(self._diagnosis(name, value, record.step, record.lr))
+        if norm is not None:
+            self._watch(*norm.read(), record.step)
+        state.sums = [old + record.rows * new for old, new in zip(state.sums, values, strict=True)]
+        self.bar.update(record.step + 1, total, nll, kl, record.lr)
 
     def _close_epoch(self) -> None:
         state, stopping = self.progress, self.training.early_stopping
@@ -231,14 +253,16 @@ class Loop:
         The first process decides for all: batch statistics differ, and with them the scores.
         """
         assert self.run.validation is not None
-        draft, total, rows = self.objective.draft, 0.0, 0
+        draft, rows = self.objective.draft, 0
+        sums: list[Tensor] = []
         with reading(
             self.run.validation, self.run.seed, "validation", self.progress.epoch, device=self.device
         ):
             for batch in self.run.validation.batches(1024) if self.processes.first else ():
                 prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
-                total -= float(prediction.log_prob(batch.targets).sum())
+                sums.append(prediction.log_prob(batch.targets).sum())
                 rows += len(batch.targets)
+        total = -sum(torch.stack(sums).tolist()) if sums else 0.0
         return self.processes.broadcast_json(total / max(rows, 1), self.device)
 
     # -- what may go wrong ---------------------------------------------------------------------------------
@@ -290,6 +314,7 @@ class Loop:
             self._save()
 
     def _save(self) -> None:
+        self.settle()
         self.saved_at = time.monotonic()
         if self.run.checkpoint is None or not self.processes.first or self._unsound():
             return  # a state whose next loss is no number must not replace a good one

@@ -76,7 +76,7 @@ class Members:
         else:
             rows = zip(outputs.chunk(self.count), batch.targets.chunk(self.count), strict=True)
             nll = torch.stack(
-                [-own.log_prob(*part).mean() for own, part in zip(self.likelihoods, rows, strict=True)]
+                [judge.mean_nll(*part) for judge, part in zip(self.likelihoods, rows, strict=True)]
             )
         if not self.first.penalised:
             return Loss(nll, nll, self.zeros)
@@ -121,7 +121,7 @@ class MemberStepper(JointStepper):
         weight, step_rows = self.descent.kl_weight(number), self.descent.plan.step_rows
         for tensor in self.trained:
             tensor.grad = None
-        sums: list[Tensor] = []
+        seen: list[tuple[float, tuple[Tensor, Tensor, Tensor]]] = []
         for parts in zip(*passes, strict=True):
             batches = [batch for batch in parts if batch is not None]
             batch = Batch(joined([b.inputs for b in batches]), torch.cat([b.targets for b in batches]))
@@ -129,18 +129,23 @@ class MemberStepper(JointStepper):
                 loss = self.members.loss(batch, weight)
             count = len(batches[0].targets)
             loss.total.backward(torch.full_like(loss.total, count / step_rows))
-            terms = torch.stack([loss.total.detach(), loss.nll.detach(), loss.kl.detach()], 1)
-            sums.append(terms if count == rows else terms * (count / rows))
-            del loss
+            seen.append((count / rows, (loss.total.detach(), loss.nll.detach(), loss.kl.detach())))
+            del loss  # and with it the graph
         norms = self._norms(number)
         lr = self.descent.descend(number)
         for stepper in () if self.members.shared else self.steppers:
             stepper.descend(number)
         if not self.shared_state:
             self._share_state()
-        total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
-        values = zip(total.unbind(), [None] * len(total) if norms is None else norms.unbind(), strict=True)
-        return [StepRecord(number, terms, rows, lr, norm, stop) for terms, norm in values]
+        terms = seen[0][1]
+        if len(seen) > 1:
+            terms = torch.stack([share * torch.stack(part) for share, part in seen]).sum(0).unbind()
+        members = zip(*(term.unbind() for term in terms), strict=True)
+        by_member = [None] * self.members.count if norms is None else norms.unbind()
+        return [
+            StepRecord(number, part, rows, lr, norm, stop)
+            for part, norm in zip(members, by_member, strict=True)
+        ]
 
     def part(self) -> None:
         for tensors, stepper in zip(self.members.tensors, self.steppers, strict=True):
@@ -156,7 +161,7 @@ class MemberStepper(JointStepper):
             return None
         stacked = [stack.grad for stack in self.members.weights.values() if stack.grad is not None]
         beside = [
-            [p.grad for p in own.parameters() if p.grad is not None] for own in self.members.likelihoods
+            [p.grad for p in judge.parameters() if p.grad is not None] for judge in self.members.likelihoods
         ]
         parts = [torch.linalg.vector_norm(g, dim=tuple(range(1, g.ndim))) for g in stacked if g.ndim > 1]
         parts += [g.abs() for g in stacked if g.ndim == 1]  # of parameters that are one number

@@ -71,6 +71,8 @@ class Bar:
 
     def update(self, step: int, total: float, nll: float, kl: float, lr: float) -> None:
         """Show the state after `step` steps of training."""
+        if self._listener is None and self._progress is None:
+            return
         self.show(step, nll, f"loss {total:.4g}  nll {nll:.4g}  kl {kl:.4g}  lr {lr:.2g}")
 
     def show(self, step: int, nll: float, terms: str) -> None:

@@ -1,6 +1,6 @@
 """One optimiser step: gradients of all passes and processes, clipped, at the rates of the moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from .. import seeds
+from ..devices import HostCopy, moved
 from ..inputs import Batch, TensorOptions
 from ..processes import Processes
-from .contract import ObjectiveLike, Stepper, StepRecord
+from .contract import ObjectiveLike, Stepper, StepRecord, Terms
 from .plan import Plan
 from .settings import Training
 
@@ -42,14 +43,19 @@ class GradientStepper(Stepper):
             for group in groups
         ]
         self.optimizer = training.optimizer.make(groups)
+        # Without the label for profilers that PyTorch puts around every step: a tenth of the step of a small network.
+        labelled = type(self.optimizer).step
+        self._plain_step: Callable[..., Any] = getattr(labelled, "__wrapped__", labelled)
         self.parameters = [p for group in groups for p in group["params"]]
         self.device = TensorOptions.of(objective.draft).device
+        self.wish: HostCopy | None = None
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=training.precision == "fp16")
 
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
-        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:  # `zero_grad` without its bookkeeping
+            parameter.grad = None
         weight = self.kl_weight(number)
-        sums: list[Tensor] = []
+        seen: list[tuple[int, Terms]] = []
         for index, batch in enumerate(passes):
             if batch is None:
                 continue
@@ -60,15 +66,15 @@ class GradientStepper(Stepper):
                 loss = self.objective.batch_loss(batch, weight, noise)
             share = len(batch.targets) / self.plan.step_rows
             self.scaler.scale(loss.total if share == 1 else loss.total * share).backward()
-            terms = torch.stack([loss.total.detach(), loss.nll.detach(), loss.kl.detach().to(loss.nll)])
-            sums.append(terms * len(batch.targets))
+            nll = loss.nll.detach()
+            total = nll if loss.total is loss.nll else loss.total.detach()
+            seen.append((len(batch.targets), (total, nll, loss.kl.detach().to(nll))))
             del loss  # and with its graph the lease on a shell, which the next pass takes again
-        total = torch.stack(sums).sum(0) if sums else torch.zeros(3, device=self.device)
-        total, stop = self._combine(total, stop)
+        terms, stop = self._combine(seen, rows, stop)
         self.scaler.unscale_(self.optimizer)
         norm = self.norm(number)
         lr = self.descend(number)
-        return StepRecord(number, total / rows, rows, lr, norm, stop)
+        return StepRecord(number, terms, rows, lr, norm, stop)
 
     def kl_weight(self, number: int) -> float:
         """The weight of the divergence at a step."""
@@ -103,21 +109,31 @@ class GradientStepper(Stepper):
             return nullcontext()
         return torch.autocast(self.device.type, dtype=AUTOCAST[self.training.precision])
 
-    def _combine(self, total: Tensor, stop: bool) -> tuple[Tensor, bool]:
-        """Sums over processes: gradients, terms of the loss, and the wish to stop, in one message."""
-        if self.processes.count == 1:
-            return total, stop
-        reached = torch.tensor([p.grad is not None for p in self.parameters] + [stop], device=self.device)
-        reached = reached.to(total)
+    def _combine(self, seen: list[tuple[int, Terms]], rows: int, stop: bool) -> tuple[Terms, bool]:
+        """Means over the rows of all passes and processes; gradients and the wish to stop go in the same message."""
+        if self.processes.count == 1 and len(seen) == 1:
+            return seen[0][1], stop
+        total = torch.zeros(3, device=self.device)
+        if seen:
+            total = torch.stack([torch.stack(terms) * count for count, terms in seen]).sum(0)
+        if self.processes.count > 1:
+            stop = self._shared(total, stop)
+        return (total / rows).unbind(), stop
+
+    def _shared(self, total: Tensor, stop: bool) -> bool:
+        """Sums over processes; whether one of them wished to stop is known, to all alike, a step later."""
+        reached = [parameter.grad is not None for parameter in self.parameters]
+        told = moved(torch.tensor([*reached, stop], dtype=total.dtype), total.device)
         for parameter in self.parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self.processes.sum([*(p.grad for p in self.parameters if p.grad is not None), total, reached])
-        *used, stop = (reached > 0).tolist()
-        for parameter, use in zip(self.parameters, used, strict=True):
-            if not use:  # reached in no process: one process alone would not decay or move it either
-                parameter.grad = None
-        return total, stop
+        self.processes.sum([*(p.grad for p in self.parameters if p.grad is not None), total, told])
+        before, self.wish = self.wish, HostCopy(told[-1:])
+        if not all(reached):
+            for parameter, use in zip(self.parameters, (told[:-1] > 0).tolist(), strict=True):
+                if not use:  # reached in no process: one process alone would not decay or move it either
+                    parameter.grad = None
+        return before is not None and before.read()[0] > 0
 
     def norm(self, number: int) -> Tensor | None:
         """The norm of the gradient that is there, clipped where that is asked for; None at steps that skip it."""
@@ -134,8 +150,11 @@ class GradientStepper(Stepper):
         the optimiser trains beside that.
         """
         lr = self._set_rates(number)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
+        if self.scaler.is_enabled():
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+        else:
+            self._plain_step(self.optimizer)
         return lr
 
     def _set_rates(self, number: int) -> float:

@@ -78,7 +78,7 @@ class NormalObjective(Objective):
             return self.lease(normals.drawn(draft.random, generator)).outputs(inputs)
         placement = self.placement
         assert placement is not None, "bind comes first"
-        streams = RowStreams(stream_seed(generator), batch.first, rows_of(inputs), batch.total)
+        streams = RowStreams(seeds.drawn(generator, 62), batch.first, rows_of(inputs), batch.total)
         weights = normals.drawn(tuple(placement.drawn), generator)
         if isinstance(self.estimator, LocalReparameterised):
             noise = LocalNoise(placement, normals.scale, streams)
@@ -130,12 +130,6 @@ class NormalObjective(Objective):
         if "log_u" in draft.tensors:
             for name, log_u in draft.group("log_u").items():
                 limit_std(log_u, draft.group("log_v")[name], self.max_std)
-
-
-def stream_seed(generator: torch.Generator | None) -> int:
-    """A seed for streams per row, from a step's generator."""
-    device = generator.device if generator is not None else "cpu"
-    return int(torch.randint(2**62, (), generator=generator, device=device))
 
 
 def check_stds(initial_std: float, initial_spread: float, max_std: float | None) -> None:

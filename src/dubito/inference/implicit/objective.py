@@ -41,10 +41,9 @@ class CountingStepper(GradientStepper):
     objective: "ImplicitObjective"
 
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
-        seen = self.objective.draft.group("statistics")[ROWS]
-        before = int(seen)
+        before = self.objective.rows_seen
         record = super().step(number, passes, rows, stop)
-        seen.fill_(before + rows)
+        self.objective.rows_seen = before + rows
         return record
 
 
@@ -77,7 +76,21 @@ class ImplicitObjective(NodeObjective):
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         self.noise_samples, self.mixture_mean = noise_samples, mixture_mean
+        self._count: tuple[int, int] | None = None
         super().__init__(draft, arrangement=arrangement, num_data=num_data, modes=modes)
+
+    @property
+    def rows_seen(self) -> int:
+        """Rows seen in training, as the posterior stores them; its tensor is read where others have changed it."""
+        stored = self.draft.group("statistics")[ROWS]
+        if self._count is None or self._count[1] != stored._version:
+            self._count = int(stored), stored._version
+        return self._count[0]
+
+    @rows_seen.setter
+    def rows_seen(self, rows: int) -> None:
+        stored = self.draft.group("statistics")[ROWS]
+        self._count = rows, stored.fill_(rows)._version
 
     @property
     def passes(self) -> int:
@@ -117,14 +130,12 @@ class ImplicitObjective(NodeObjective):
                 shape = (passes, total)
                 drawn = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
                 bias_noise[name] = drawn[:, chosen]
-        seen = draft.group("statistics")[ROWS]
-        start = (int(seen) + batch.first) % draft.num_components
+        start = (self.rows_seen + batch.first) % draft.num_components
         return DividedNoise(draft.stds(), start, noise, bias_noise)
 
     def batch_loss(self, batch: Batch, *args: Any, **kwargs: Any) -> Any:
         loss = super().batch_loss(batch, *args, **kwargs)
-        with torch.no_grad():
-            self.draft.group("statistics")[ROWS].add_(batch.total or rows_of(batch.inputs))
+        self.rows_seen += batch.total or rows_of(batch.inputs)
         return loss
 
     def factors(self, name: str, chosen: slice, drawn: Any) -> NodeFactors:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...distributions.linalg import float64_device
 from ...errors import DubitoWarning
 from ...likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from ...networks import run
@@ -97,7 +98,7 @@ class DataFitSums:
     def _terms(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
         """What one batch adds."""
         terms = {
-            "rows": torch.tensor(len(outputs)),
+            "rows": torch.full((), len(outputs), device=outputs.device),
             "log_likelihood": wide(self.likelihood.log_prob(outputs, targets)).sum(),
         }
         if self.shift is None:
@@ -107,7 +108,7 @@ class DataFitSums:
             terms["errors"] = (truth - per_output(outputs)).square().sum(1)
             terms["sums"] = (truth - self.shift).sum(1)
             terms["squares"] = (truth - self.shift).square().sum(1)
-            terms["count"] = torch.tensor(truth.shape[1])
+            terms["count"] = torch.full((), truth.shape[1], device=outputs.device)
         return {name: wide(value) for name, value in terms.items()}
 
     def result(self, *, residual_noise: bool = False) -> DataFit:
@@ -116,6 +117,7 @@ class DataFitSums:
         Args:
             residual_noise: whether a Gaussian's noise becomes that of the residuals, per output.
         """
+        self.sums = {name: value.cpu() for name, value in self.sums.items()}
         rows, log_likelihood = int(self.sums["rows"]), float(self.sums["log_likelihood"])
         if isinstance(self.likelihood, GaussianLikelihood):
             return self._of_reals(self.likelihood, rows, log_likelihood, residual_noise)
@@ -135,7 +137,7 @@ class DataFitSums:
             likelihood = likelihood.with_noise(
                 std=residual_std.clamp(min=torch.finfo(residual_std.dtype).eps)
             )
-        std = wide(likelihood.std()).reshape(-1).expand_as(errors)
+        std = wide(likelihood.std()).cpu().reshape(-1).expand_as(errors)
         chi_square, constant = (
             float((values / std.square()).sum()) for values in (errors, squares - sums.square() / count)
         )
@@ -158,7 +160,11 @@ class DataFitSums:
 def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Tensor:
     """How often each class came: [C], or [..., 2] for each output that is yes or no."""
     if isinstance(likelihood, CategoricalLikelihood):
-        return torch.bincount(targets.flatten(), minlength=outputs.shape[likelihood.settings.class_axis])
+        counts = wide(outputs.new_zeros(outputs.shape[likelihood.settings.class_axis]))
+        labels = targets.flatten().to(counts.device)
+        return counts.index_add_(
+            0, labels, counts.new_ones(1).expand(len(labels))
+        )  # `bincount` asks the device
     assert isinstance(likelihood, BernoulliLikelihood)
     yes = targets.sum(0)
     return torch.stack([len(targets) - yes, yes], -1)
@@ -170,5 +176,5 @@ def per_output(values: Tensor) -> Tensor:
 
 
 def wide(values: Tensor) -> Tensor:
-    """In float64, on the CPU, which always has it."""
-    return values.detach().cpu().double()
+    """In float64, where the device has it; else on the CPU."""
+    return values.detach().to(float64_device(values.device)).double()
