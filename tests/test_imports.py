@@ -22,6 +22,7 @@ CORE = (
     ("sources", "likelihoods", "layers"),
     ("networks",),
     ("fitting",),
+    ("draws",),
     ("curvature", "posterior"),
     ("training", "optim"),
     ("objective",),
@@ -32,7 +33,7 @@ CORE = (
 PUBLIC = ("dubito",)  # `__init__.py`, the public names, which open what lies before them when asked
 BEYOND = (
     ("registry",),
-    ("data", "models"),
+    ("data", "models", "selfcheck"),
     ("shifts", "active"),
     ("compare",),
     ("plot",),

@@ -31,7 +31,7 @@ from .likelihoods import (
 )
 from .method import Method
 from .networks import copied, extra_states
-from .posterior import Posterior, flagged, stored_tensors
+from .posterior import Posterior, SampledPosterior, flagged, stored_tensors
 
 LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,
@@ -115,7 +115,7 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
         key: {name: _required(tensors, f"{key}.{name}", path).to(device) for name in names}
         for key, names in groups.items()
     }
-    posterior = type(method).posterior_type(
+    posterior = (SampledPosterior if "sampled" in details else type(method).posterior_type)(
         network,
         likelihood,
         method=method,

@@ -3,15 +3,17 @@
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from . import seeds, storage
+from .draws import Draws, LinearisedDraws, PredictiveModule, WeightDraws, deviations, weight_stacks
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
 from .fitting import checked_rows, read
@@ -20,7 +22,7 @@ from .layers import Survey, reasons, survey
 from .layers.shell import seeded
 from .lazy import open_all
 from .likelihoods import BuiltLikelihood
-from .networks import duplicate, extra_states, run, with_flags, with_weights
+from .networks import duplicate, extra_states, run, with_flags
 from .prediction import Prediction, PredictionOptions
 from .summary import Summary, SummaryRow
 
@@ -101,6 +103,8 @@ class Posterior(nn.Module, ABC):
         self.details = dict(details or {})
         self.history = list(history or [])
         self._survey: Survey | None = None
+        #: Which passes answer for several draws at once, as draws found out.
+        self._ways: dict[str, int] = {}
         self.trainable = flagged(network) if trainable is None else set(trainable)
         if trainable is None and not self.trainable:
             raise NetworkError(
@@ -163,6 +167,7 @@ class Posterior(nn.Module, ABC):
         seed: int = 0,
         max_rows: int = MAX_ROWS,
         keep_graph: bool = False,
+        linearised: bool | None = None,
     ) -> Tensor:
         """Outputs of `num_samples` draws, each one function over all rows, [S, B, ...].
 
@@ -172,10 +177,16 @@ class Posterior(nn.Module, ABC):
             seed: the same seed, dtype and device give the same draws.
             max_rows: rows that go through the network at once.
             keep_graph: keep the autograd graph, for gradients with respect to the inputs.
+            linearised: draws of the network as linear in its weights; None does as `predict` does.
         """
         require_count(num_samples=num_samples, max_rows=max_rows)
         atoms = min(num_samples, self.num_atoms or num_samples)  # repeated atoms are computed once
-        outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
+        if self._linearises(linearised):
+            inputs = checked_inputs(inputs, TensorOptions.of(self.network))
+            draws = (self._made(range(index, index + 1), seed, True) for index in range(atoms))
+            outputs = [next(iter(draw.outputs(inputs, max_rows, keep_graph=keep_graph))) for draw in draws]
+        else:
+            outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
         if atoms < num_samples:
             outputs = [outputs[index % atoms] for index in range(num_samples)]
         return torch.stack(outputs)
@@ -300,6 +311,81 @@ class Posterior(nn.Module, ABC):
         samples = self.num_atoms or -(-options.num_samples // self.num_components) * self.num_components
         return self.likelihood.predictive(self._outputs(inputs, samples, options.seed, options.max_rows))
 
+    # -- draws made once -----------------------------------------------------------------------------------
+
+    def sampled(
+        self, num_samples: int, *, seed: int = 0, linearised: bool | None = None
+    ) -> "SampledPosterior":
+        """The posterior cut down to some draws, made once: each later prediction runs these and draws nothing.
+
+        It predicts what `predict(x, num_samples, seed=seed)` does by draws. Draws are kept as factors where the
+        posterior's noise lives on nodes, and else as weights, num_samples times what differs between draws.
+
+        Args:
+            num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely many atoms
+                keeps each once instead.
+            seed: of the draws.
+            linearised: draws of the network as linear in its weights, f(x; w*) + J(x) (w − w*); None does as `predict`
+                does.
+        """
+        require_count(num_samples=num_samples)
+        count = self.num_atoms or -(-num_samples // self.num_components) * self.num_components
+        draws = self._made(range(count), seed, self._linearises(linearised))
+        known = {key: self.details[key] for key in ("survey", "points") if key in self.details}
+        posterior = SampledPosterior(
+            duplicate(self.network),
+            duplicate(self.likelihood),
+            method=self.method,
+            tensors=draws.tensors,
+            details={**known, "sampled": draws.facts},
+            history=self.history,
+            trainable=self.trainable,
+        )
+        return posterior.finished()
+
+    def function(
+        self, index: int = 0, seed: int = 0, *, linearised: bool | None = None
+    ) -> Callable[[Inputs], Tensor]:
+        """One drawn function, from inputs to outputs, differentiable in its inputs: `sample_outputs(...)[index]`.
+
+        Args:
+            index: of the draw.
+            seed: of the draws.
+            linearised: as in `sampled`.
+        """
+        require_count(0, index=index)
+        draws = self._made(range(index, index + 1), seed, self._linearises(linearised))
+        return lambda inputs: draws.function(0)(checked_inputs(inputs, draws.like))
+
+    @torch.no_grad()
+    def _made(self, indices: range, seed: int, linearised: bool) -> Draws:
+        if not linearised:
+            return self.draws(indices, seed)
+        facts = self._facts(indices, seed)
+        return LinearisedDraws(self.network, deviations(self.network, self._stacks(indices, seed)), **facts)
+
+    def draws(self, indices: range, seed: int) -> Draws:
+        """Draws made now, by their numbers: as sets of weights, unless a posterior keeps them in fewer numbers."""
+        return WeightDraws(self.network, self._stacks(indices, seed), **self._facts(indices, seed))
+
+    def _stacks(self, indices: range, seed: int) -> dict[str, dict[str, Tensor]]:
+        drawn = (self.draw(index, self.generator(seed, index)) for index in indices)
+        return weight_stacks(self.network, drawn, len(indices))
+
+    def _facts(self, indices: range, seed: int, **others: Any) -> dict[str, Any]:
+        """What draws are told beside their tensors."""
+        facts = {"count": len(indices), "seed": seed, "first": indices.start, **others}
+        return {"facts": facts, "survey": self.survey, "ways": self._ways}
+
+    def _linearises(self, linearised: bool | None) -> bool:
+        """Whether draws are linearised; refused where this posterior's cannot be."""
+        if linearised is None:
+            return self.default_form == "linearised"
+        self.check_form(
+            PredictionOptions(num_samples=1, seed=0, max_rows=1, linearised=linearised), self.method
+        )
+        return linearised
+
     def applied(
         self, index: int, generator: torch.Generator | None
     ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
@@ -317,8 +403,7 @@ class Posterior(nn.Module, ABC):
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
         with torch.no_grad():
-            weights = self.draw(index, self.generator(seed, index))
-            return with_flags(with_weights(self.network, weights), self.trainable)
+            return with_flags(self.draws(range(index, index + 1), seed).plain(0), self.trainable)
 
     def finished(self) -> Self:
         """The posterior at rest: nothing requires a gradient, so that draws keep no graph."""
@@ -335,8 +420,8 @@ class Posterior(nn.Module, ABC):
         seed: int,
         max_rows: int,
         keep_graph: bool = False,
-    ) -> Iterator[Tensor]:
-        """Outputs [B, ...] of one draw after the other."""
+    ) -> Iterable[Tensor]:
+        """Outputs [B, ...] of one draw after the other, or those of all draws, [S, B, ...]."""
         inputs = checked_inputs(inputs, TensorOptions.of(self.network))
         with torch.set_grad_enabled(keep_graph):
             applied = self.applying()
@@ -392,6 +477,80 @@ class Posterior(nn.Module, ABC):
             **{f"{key}.{name}": t for key in self.tensors for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
+
+
+class SampledPosterior(Posterior):
+    """Draws of another posterior, made once: finitely many atoms, equally likely, whatever seed is asked for.
+
+    The network holds the centre of that posterior, `tensors` what differs between draws, and `details["sampled"]` what
+    they are.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_atoms = self.num_samples = self.details["sampled"]["count"]
+        self._together: Draws | None = None
+
+    @property
+    def linearised(self) -> bool:
+        """Whether the draws are those of the network as linear in its weights."""
+        return self.details["sampled"]["kind"] == LinearisedDraws.kind
+
+    @property
+    def together(self) -> Draws:
+        """All draws, ready to run."""
+        draws = self._together
+        if draws is None:
+            groups = {key: self.group(key).items() for key in self.tensors}
+            tensors = {key: {name: t.detach() for name, t in group} for key, group in groups.items()}
+            facts = self.details["sampled"]
+            draws = Draws.kinds[facts["kind"]](self.network, tensors, facts, self.survey, self._ways)
+            self._together = draws
+        return draws
+
+    def as_module(self) -> PredictiveModule:
+        """A module from inputs to a dict of mean and uncertainties, which `torch.export.export` can trace."""
+        return PredictiveModule(self.together, self.likelihood)
+
+    def draws(self, indices: range, seed: int) -> Draws:
+        return self.together.part(indices)
+
+    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+        return self.weights() | self.together.weights(index % self.num_samples)
+
+    def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
+        self._linearises(options.linearised)
+        if options.marginal or options.per_example:
+            raise ConfigError(
+                f"draws made once are functions of all rows, got {options.form}=True; leave it out"
+            )
+        return partial(self.sampled_prediction, options=options)
+
+    def _linearises(self, linearised: bool | None) -> bool:
+        if linearised not in (None, self.linearised):
+            kind = "linearised" if self.linearised else "of weights"
+            raise ConfigError(
+                f"these draws are {kind}, got linearised={linearised!r}; leave it out, or make others: "
+                f"sampled(..., linearised={linearised!r})"
+            )
+        return False  # they are what they are
+
+    def _outputs(
+        self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
+    ) -> Iterable[Tensor]:
+        draws = self.together
+        outputs = draws.outputs(checked_inputs(inputs, draws.like), max_rows, keep_graph=keep_graph)
+        if num_samples == self.num_samples:
+            return outputs
+        return outputs[:num_samples] if isinstance(outputs, Tensor) else islice(outputs, num_samples)
+
+    def holds(self, name: str) -> str:
+        words = [key.replace("_", " ") for key in self.tensors if name in self.group(key)]
+        return f"{self.num_samples} {' and '.join(words)}" if words else super().holds(name)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        self._together = None  # moved
+        return super()._apply(*args, **kwargs)
 
 
 def flagged(network: nn.Module) -> set[str]:

@@ -197,7 +197,9 @@ def _target(
         if isinstance(value, Tensor):
             to_host = on_host(value)
             kept.append(value.dtype)
-        elif isinstance(value, str | torch.device | int) and not isinstance(value, bool):
+        elif isinstance(value, bool):
+            kwargs.setdefault("non_blocking", value)
+        elif isinstance(value, str | torch.device | int):
             to_host = not elsewhere(value)
         elif value is not None:
             kept.append(value)

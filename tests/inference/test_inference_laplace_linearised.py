@@ -62,7 +62,7 @@ def covariances(posterior, inputs) -> Tensor:
 
 def output_covariances(posterior, inputs, max_rows: int = 5) -> tuple[Tensor, Tensor]:
     read = posterior.linearised(inputs)
-    outputs, (covariance,) = read(inputs, [posterior.normals], max_rows)
+    outputs, (covariance,) = read(inputs, [posterior.normals], max_rows, pairs=True)
     return outputs, covariance
 
 

@@ -543,7 +543,7 @@ MUTANTS = (
         "node_factors/loop.py",
         "unit = on_host(g) and bool(g == 1)",
         "unit = bool(g == 1)",
-        "device/test_device_reads.py::test_steps_read_nothing",
+        "device/test_device_reads.py::test_steps_read_nothing[rank1-loop]",
         "a device is asked at every step whether the loss's gradient is 1",
     ),
     mutant(
@@ -555,8 +555,8 @@ MUTANTS = (
     ),
     mutant(
         "layers/record.py",
-        "_Anchor.apply(self._anchor, output, caught)",
-        "_Anchor.apply(self._anchor.to(output), output, caught)",
+        "_Anchor.apply(self.anchor, output, caught)",
+        "_Anchor.apply(self.anchor.to(output), output, caught)",
         "device/test_device_reads.py::test_steps_read_nothing[laplace-kfac]",
         "every recorded call copies a number to the device",
     ),
@@ -564,7 +564,7 @@ MUTANTS = (
         "inputs.py",
         "if not (anywhere or on_host(tensor)):",
         "if not (anywhere or True):",
-        "device/test_device_reads.py::test_predictions_read_nothing",
+        "device/test_device_reads.py::test_predictions_read_nothing[device-sampled-map]",
         "every prediction asks the device whether its inputs are finite",
     ),
     mutant(
@@ -594,5 +594,12 @@ MUTANTS = (
         "if self._count is None or True:",
         "device/test_device_reads.py::test_steps_read_nothing[implicit]",
         "the rows seen are read from the device at every step",
+    ),
+    mutant(
+        "selfcheck.py",
+        "if not value <= most:",
+        "if value > 1e6 * most:",
+        "test_selfcheck.py::test_what_is_wrong_is_named",
+        "a device that answers otherwise is called right",
     ),
 )

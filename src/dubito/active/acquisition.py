@@ -72,8 +72,8 @@ class OutputVariance(Acquisition):
             return per_row(outputs.var(0, unbiased=False))
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             rows = posterior.readable(inputs)
-            _, (covariance,) = posterior.linearised(rows)(rows, [posterior.normals], MAX_ROWS)
-        return per_row(covariance.diagonal(dim1=1, dim2=2))
+            _, (variance,) = posterior.linearised(rows)(rows, [posterior.normals], MAX_ROWS, pairs=False)
+        return per_row(variance)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,7 @@ class TemperedCategoricalLikelihood(CategoricalLikelihood):
         return super().hessian_root(outputs / temperature, draw) / temperature
 
     def predictive(self, draws: Iterable[Tensor]) -> CategoricalPrediction:
-        return super().predictive(outputs / self.settings.temperature for outputs in draws)
+        return super().predictive(over(draws, self.settings.temperature))
 
 
 class TemperedBernoulliLikelihood(BernoulliLikelihood):
@@ -93,7 +93,12 @@ class TemperedBernoulliLikelihood(BernoulliLikelihood):
         return super().hessian_root(outputs / temperature, draw) / temperature
 
     def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
-        return super().predictive(outputs / self.settings.temperature for outputs in draws)
+        return super().predictive(over(draws, self.settings.temperature))
+
+
+def over(draws: Iterable[Tensor], temperature: float) -> Iterable[Tensor]:
+    """Outputs per draw, or of all draws in one tensor, over T."""
+    return draws / temperature if isinstance(draws, Tensor) else (outputs / temperature for outputs in draws)
 
 
 class Recording:

@@ -179,7 +179,7 @@ class SparseInformationNormal(StructuredNormal):
         # diag P⁻¹ = (1 − ‖R⁻¹ V_sᵀ e_i‖²) / d, a small difference where the data say nearly everything, of
         # which float32 would leave nothing. A sum of squares, as (I + M)⁻¹ written out would lose far more.
         factor = self.precise_cholesky
-        left, right, whitening, scale, root = self._parts_in(factor.dtype, factor.device)
+        left, right, whitening, scale, root = self.parts_in(factor.dtype, factor.device)
         identity = torch.eye(len(factor)).to(factor)
         rows = torch.linalg.solve_triangular(factor, identity, upper=False).view(-1, *scale.shape) * scale
         taken = whitening.square() * pair_products.squared_norms(left, right, rows)
@@ -229,9 +229,9 @@ class SparseInformationNormal(StructuredNormal):
 
     @lazy_property
     def _parts(self) -> tuple[Tensor, ...]:
-        return self._parts_in(self.cholesky.dtype, self.cholesky.device)
+        return self.parts_in(self.cholesky.dtype, self.cholesky.device)
 
-    def _parts_in(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+    def parts_in(self, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
         """U_g, U_a, s d^-½, l and d^-½."""
         # Cast first: what rounding does to s d^-½ must be the same in V_s and in M, or they do not cancel.
         left, right = self.output_vectors.to(device, dtype), self.input_vectors.to(device, dtype)
@@ -253,7 +253,7 @@ class SparseInformationNormal(StructuredNormal):
 
     def _identity_plus_gram(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         """I + M, M = l ∘ (Vᵀ diag(s²/d) V) ∘ l, [L, L]."""
-        left, right, whitening, scale, _ = self._parts_in(dtype, device)
+        left, right, whitening, scale, _ = self.parts_in(dtype, device)
         matrix = pair_products.unfold(pair_products.gram(left, right, whitening.square()), scale)
         matrix.diagonal().add_(1.0)
         return matrix

@@ -1,25 +1,24 @@
 """Monte Carlo dropout: Bernoulli factors on the inputs of layers [Gal & Ghahramani 2016]."""
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import seeds
+from ..draws import FactorDraws, MaskDraws, tiled
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
-from ..inputs import Batch, Inputs, call, rows_of
+from ..inputs import Batch, Inputs, TensorOptions, checked_inputs, rows_of
 from ..layers import Layout, Use, reasons, survey
 from ..layers.declared import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
-from ..layers.dropout import find_dropouts, fixed_dropout, with_fixed_dropout
+from ..layers.dropout import find_dropouts
 from ..layers.factors import Factor, Factors, NodeFactors
 from ..layers.kernels import fold_values
 from ..layers.passes import asked
-from ..layers.shell import leased
 from ..method import TrainedMethod
-from ..networks import resolve, trainable, with_flags
+from ..networks import resolve, trainable
 from ..objective import Objective
 from ..posterior import Posterior
 from ..priors import normal_penalty
@@ -50,24 +49,33 @@ class MCDropoutPosterior(Posterior):
             weights[name] = dropped(use, weights[name], self.method.rate, generator)
         return weights
 
-    def applied(
-        self, index: int, generator: torch.Generator | None
-    ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
-        return self._masked(generator) if self.layouts else super().applied(index, generator)
+    @torch.no_grad()
+    def draws(self, indices: range, seed: int) -> FactorDraws | MaskDraws:
+        """Draws as factors on the inputs of layers, or as the seeds of masks."""
+        device = TensorOptions.of(self.network).device
+        streams = [seeds.generator(seed, "draw", index, device=device) for index in indices]
+        if self.layouts:
+            mask_seeds = [seeds.drawn(stream, 31) for stream in streams]
+            facts = self._facts(indices, seed, seeds=mask_seeds, dropouts=self.details["dropouts"])
+            return MaskDraws(self.network, {}, **facts)
+        weights, rate = self.weights(), self.method.rate
+        factors = {
+            name: torch.stack([bernoulli_factors(use.input_shape, rate, weights[name], s) for s in streams])
+            for name, use in self.uses.items()
+        }
+        tensors = {"input_factors": factors}
+        facts = self._facts(indices, seed, uses=self.details["uses"], additive=False)
+        return FactorDraws(self.network, tensors, **facts)
 
-    @contextmanager
-    def _masked(self, generator: torch.Generator | None):
-        with (
-            leased(self.network) as shell,
-            fixed_dropout(shell, self.layouts, seeds.drawn(generator, 31)),
-        ):
-            yield lambda inputs: call(shell, inputs)
-
-    def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
-        if not self.layouts:
-            return super().fold(index, seed=seed)
-        plain = with_fixed_dropout(self.network, self.layouts, seeds.drawn(self.generator(seed, index), 31))
-        return with_flags(plain, self.trainable)
+    def _outputs(
+        self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
+    ) -> Iterable[Tensor]:
+        if self.layouts:
+            draws = self.draws(range(num_samples), seed)
+            return draws.outputs(checked_inputs(inputs, draws.like), max_rows, keep_graph=keep_graph)
+        together = None if keep_graph else tiled(self, inputs, num_samples, seed, max_rows)
+        apart = super()._outputs
+        return apart(inputs, num_samples, seed, max_rows, keep_graph) if together is None else together
 
     def holds(self, name: str) -> str:
         if name not in self.uses:

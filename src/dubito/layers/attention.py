@@ -43,6 +43,9 @@ def multi_head_attention_forward(
         assert in_proj_weight is not None
         weights = chunks(in_proj_weight, 3)
     options = {name: setting for name, setting in options.items() if not name.endswith("_proj_weight")}
+    wanted = options.pop("need_weights", True)
+    # Fused attention has no forward-mode derivatives, and gives no weights.
+    options["need_weights"] = wanted or torch._C._are_functorch_transforms_active()
     inputs = zip((query, key, value), weights, chunks(in_proj_bias, 3), strict=True)
     projected = [product(at, x.transpose(0, 1), weight, bias).transpose(0, 1) for x, weight, bias in inputs]
     # PyTorch does the rest, with projections that change nothing: a product with the identity is exact.
@@ -68,7 +71,7 @@ def multi_head_attention_forward(
         v_proj_weight=identity,
     )
     outputs = product(at, attended.transpose(0, 1), out_proj_weight, out_proj_bias)
-    return outputs.transpose(0, 1), attention
+    return outputs.transpose(0, 1), attention if wanted else None
 
 
 @declares(nn.MultiheadAttention)

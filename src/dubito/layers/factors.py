@@ -12,7 +12,7 @@ from ..errors import NetworkError
 from .context import Applied, Context
 from .embedding import Lookup
 from .form import Form, Nodes
-from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding_is_cheaper
+from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding_is_cheaper, product
 from .kinds import NoRule, Standin, plain
 from .loop_kernels import Patches, first_convolution, is_first
 from .special_factors import looked_up, recurrent_step, summed
@@ -80,6 +80,8 @@ class Factor:
             bias: [C], [P, C], or [P, n, C] where rows have their own.
         """
         passes = self.mean.shape[0]
+        if self.std is None and _single(x, self.mean, bias):  # one row of every pass
+            return product(x, self.mean.exp() if self.positive else self.mean, bias)
         if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
             factors = self.mean[0].to(x.dtype)
             if x.ndim > 2:
@@ -97,6 +99,13 @@ class Factor:
             out = Scaled.apply(blocks, self.tensor()[:, :, None, :, None], added)
         assert isinstance(out, Tensor)
         return out.reshape(x.shape[0] * passes // blocks.shape[0], *x.shape[1:])
+
+
+def _single(x: Tensor, factors: Tensor, bias: Tensor | None) -> bool:
+    """Whether activations [P, C] meet factors [P, C] as they are; gradients and tracers take the general way."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return False
+    return x.shape == factors.shape and x.dtype == factors.dtype and (bias is None or bias.ndim < 3)
 
 
 class NodeFactors(NamedTuple):
@@ -138,6 +147,7 @@ class Factors(Context):
         rows: n.
         additive: answer W x + r (sᵀ x) + b instead; for dense layers.
         patches: kept from one pass over a batch to the next, by convolutions that read the inputs.
+        repeated: whether the network's inputs are repeated before a pass, to P·n rows.
     """
 
     def __init__(
@@ -149,8 +159,9 @@ class Factors(Context):
         rows: int,
         additive: bool = False,
         patches: Patches | None = None,
+        repeated: bool = False,
     ) -> None:
-        self.factors, self.biases = factors, {} if biases is None else biases
+        self.factors, self.biases, self.repeated = factors, {} if biases is None else biases, repeated
         self.passes, self.rows, self.additive = passes, rows, additive
         self.patches: Patches = {} if patches is None else patches
 
@@ -160,8 +171,8 @@ class Factors(Context):
         return [*self.factors, *self.biases]
 
     def begin(self, rows: int) -> None:
-        """Inputs are those of one pass."""
-        self.rows = rows
+        """Inputs are those of one pass, or of all."""
+        self.rows = rows // self.passes if self.repeated else rows
 
     def use(
         self,

@@ -96,6 +96,7 @@ class Record(Context):
         layout_of: tells where a call's inputs hold the rows; None takes rows first.
         ready: called during the backward pass when a gradient has come to a call.
         inner: makes the answers, where the pass itself is not a plain one.
+        keep_graph: whether inputs stay in the graph of the pass, for gradients of what is made of them.
     """
 
     def __init__(
@@ -104,11 +105,13 @@ class Record(Context):
         *,
         ready: Callable[[Call], None] | None = None,
         inner: Context | None = None,
+        keep_graph: bool = False,
     ) -> None:
-        self.layout_of, self.ready, self.inner = layout_of, ready, inner
+        self.layout_of, self.ready, self.inner, self.keep_graph = layout_of, ready, inner, keep_graph
         self.calls: list[Call] = []
         self.uses: dict[Part, list[Call]] = {}
-        self._anchor = torch.zeros((), requires_grad=True)
+        #: A leaf of every recorded pass's graph, to which gradients go without reaching it.
+        self.anchor = torch.zeros((), requires_grad=True)
 
     def use(
         self,
@@ -130,7 +133,7 @@ class Record(Context):
             if self.ready is not None:
                 self.ready(call)
 
-        return _Anchor.apply(self._anchor, output, caught)  # pyright: ignore
+        return _Anchor.apply(self.anchor, output, caught)  # pyright: ignore
 
     def _call(
         self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None, active: Tensor | None
@@ -140,7 +143,8 @@ class Record(Context):
         if names == (None, None):
             return None
         parts = *part_of(weight), *part_of(bias)
-        call = Call(form, *names, *parts, self.number, self.function, x.detach(), active)
+        inputs = x if self.keep_graph else x.detach()
+        call = Call(form, *names, *parts, self.number, self.function, inputs, active)
         for place in call.places:
             self.uses.setdefault(place, []).append(call)
         if self.layout_of is not None:
@@ -217,18 +221,17 @@ class BlockPart:
             total = total + cases.reshape(count(part, rows), -1, prod(cases.shape[1:])).sum(1)
         return total
 
-    def matrices(
+    def inputs(
         self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Inputs [b, G, T, n] and gradients [b, G, m, T] of some rows, at the positions of all calls.
+    ) -> Tensor:
+        """Inputs [b, G, T, n] of some rows, at the positions of all calls.
 
         The bias is a last column of ones, or of zeros at positions where a layer does not add it.
         """
-        inputs, gradients = [], []
+        inputs, size = [], count(part, rows)
         for call in calls:
             assert isinstance(call.form, Product)
-            x, g = (_cast(tensor, dtype) for tensor in call.rows(rows, part))
-            size = count(part, rows)
+            x = _cast(rows_first(call.inputs, call.layout, rows, part), dtype)
             a = by_row(call.form.inputs(x), size, 2)
             ones = a.new_ones(())
             if call.active is not None:
@@ -238,10 +241,24 @@ class BlockPart:
                 column = (ones * (call.bias == self.bias)).expand(*a.shape[:-1], 1)
                 a = torch.cat([a, column], -1)
             inputs.append(a)
-            gradients.append(by_row(call.form.outputs(g), size, 3))
-        if len(inputs) == 1:
-            return inputs[0], gradients[0]
-        return torch.cat(inputs, 2), torch.cat(gradients, 3)
+        return inputs[0] if len(inputs) == 1 else torch.cat(inputs, 2)
+
+    def outputs(
+        self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Gradients [b, G, m, T] of some rows, at the positions of all calls."""
+        gradients = []
+        for call in calls:
+            assert isinstance(call.form, Product) and call.gradient is not None
+            g = _cast(rows_first(call.gradient, call.layout, rows, part), dtype)
+            gradients.append(by_row(call.form.outputs(g), count(part, rows), 3))
+        return gradients[0] if len(gradients) == 1 else torch.cat(gradients, 3)
+
+    def matrices(
+        self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Both."""
+        return self.inputs(calls, rows, part, dtype), self.outputs(calls, rows, part, dtype)
 
 
 def count(part: slice, rows: int) -> int:

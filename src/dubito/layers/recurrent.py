@@ -78,6 +78,10 @@ class LSTMGates(Function):
 
 def advance(mode: str, x: Tensor, h: Tensor, state: State) -> State:
     """The next state (h,) or (h, c) from the projections of the inputs and of the state."""
+    if mode == "lstm" and torch._C._are_functorch_transforms_active():  # which know no functions of ours
+        i, f, g, o = (x + h).chunk(4, -1)
+        after = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+        return o.sigmoid() * after.tanh(), after
     if mode == "lstm":
         return LSTMGates.apply(x + h, state[1])  # pyright: ignore[reportReturnType]
     if mode == "gru":

@@ -220,6 +220,12 @@ def seeded(
     return _watched(pool.noisy, modes, seeds.forked(seed, *path, device=device), device)
 
 
+def draws_noise(network: nn.Module) -> bool:
+    """Whether passes in the network's modes draw from the global state, as far as one under `seeded` has told."""
+    pool, modules = _pool(network)
+    return pool.noisy.get(tuple(module.training for module in modules), True)
+
+
 @contextmanager
 def _watched(
     noisy: dict[Any, bool], modes: Any, forked: AbstractContextManager[None], device: torch.device

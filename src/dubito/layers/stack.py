@@ -102,8 +102,8 @@ class Stack(Context):
         if not isinstance(parameter, Standin) or parameter.parameter not in self.tensors:
             value = plain(parameter)
             return value.expand(self.draws, *value.shape)
-        whole = self.tensors[parameter.parameter]
-        return whole if parameter.parts == 1 else whole.chunk(parameter.parts, 1)[parameter.part]
+        stack = self.tensors[parameter.parameter]
+        return stack if parameter.parts == 1 else stack.chunk(parameter.parts, 1)[parameter.part]
 
     def _first(self, x: Tensor, layout: Layout) -> Tensor:
         """Inputs with the rows of all draws first: [S·B, ...], or [S·B·T, ...]."""

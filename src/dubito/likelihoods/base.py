@@ -75,6 +75,9 @@ class BuiltLikelihood(nn.Module, ABC):
 def stacks(draws: Iterable[Tensor]) -> Iterator[Tensor]:
     """Outputs [s, B, ...] of some draws at a time, as many as stay in cache, in at least single precision."""
     if isinstance(draws, Tensor):  # stacked as they came
+        if torch.compiler.is_compiling() or draws.numel() <= STACKED:  # tracers cannot count rows
+            yield at_least_float(draws)
+            return
         yield from at_least_float(draws).split(max(1, STACKED // max(1, draws[0].numel())))
         return
     waiting: list[Tensor] = []

@@ -152,7 +152,8 @@ class GaussianLikelihood(BuiltLikelihood):
         return inverse.reshape(len(outputs), -1).diag_embed()
 
     def predictive(self, draws: Iterable[Tensor]) -> RealPrediction:
-        means = torch.stack([at_least_float(outputs) for outputs in draws])
+        means = draws if isinstance(draws, Tensor) else torch.stack([*draws])
+        means = at_least_float(means)
         components = range(min(self.num_components, len(means)))
         times = -(-len(means) // len(components))
 

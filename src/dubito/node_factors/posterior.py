@@ -1,6 +1,6 @@
 """Posteriors whose doubt lies on the nodes: shared weights, and K components of factors on their sides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
@@ -8,11 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..draws import FactorDraws, tiled
+from ..inputs import Inputs, TensorOptions
 from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
 from ..posterior import Posterior
+from ..seeds import generator
 from . import members, rows
 from .laws import Family
 
@@ -105,7 +108,7 @@ class NodePosterior(Posterior):
     def factors(
         self,
         name: str,
-        chosen: slice,
+        chosen: slice | Tensor,
         noise: Noise,
         stds: Stds,
         bound: float | None,
@@ -158,6 +161,42 @@ class NodePosterior(Posterior):
             factors = self.factors(name, chosen, noise, stds, self.method.bound)
             weights[name] = self.folded(name, weight, factors)
         return weights
+
+    @torch.no_grad()
+    def draws(self, indices: range, seed: int) -> FactorDraws:
+        """Draws as factors on the nodes: the noise of each from its own stream, the rest for all at once."""
+        device = TensorOptions.of(self.network).device
+        streams = [generator(seed, "draw", index, device=device) for index in indices]
+        components = torch.arange(indices.start, indices.stop, device=device) % self.num_components
+        weights, stds = self.weights(), self.stds()
+        groups = {"biases": self.bias_draws(components, streams), "input_factors": {}, "output_factors": {}}
+        for name, use in self.uses.items():
+            noise: list[Tensor | None] = [None, None]
+            for position, nodes in enumerate((use.input_shape, use.output_shape)):
+                family, like = self.families[SIDES[position]], weights[name]
+                if family is not None and family.random:
+                    noise[position] = torch.stack([family.noise((1, *nodes), like, s) for s in streams])
+            factors = self.factors(name, components, (noise[0], noise[1]), stds, self.method.bound)
+            for side, factor in zip(SIDES, factors, strict=True):
+                if factor is not None:
+                    groups[f"{side}_factors"][name] = factor.tensor().squeeze(1)
+        facts = self._facts(indices, seed, uses=self.details["uses"], additive=self.method.additive)
+        return FactorDraws(self.network, {key: group for key, group in groups.items() if group}, **facts)
+
+    def bias_draws(self, components: Tensor, streams: Sequence[torch.Generator]) -> dict[str, Tensor]:
+        """The biases of draws of some components, [S, C] by name, where they are not the network's own."""
+        weights = self.weights()
+        return {
+            name: torch.cat([weights[name].unsqueeze(0), others])[components]
+            for name, others in self.other_biases.items()
+        }
+
+    def _outputs(
+        self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
+    ) -> Iterable[Tensor]:
+        together = None if keep_graph else tiled(self, inputs, num_samples, seed, max_rows)
+        apart = super()._outputs
+        return apart(inputs, num_samples, seed, max_rows, keep_graph) if together is None else together
 
     def folded(self, name: str, weight: Tensor, factors: NodeFactors) -> Tensor:
         """The weight with the factors of one pass in it, whose rows share them."""

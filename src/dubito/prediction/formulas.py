@@ -19,6 +19,17 @@ def entropy(log_probs: Tensor, axis: int) -> Tensor:
     return torch.special.entr(log_probs.exp()).sum(axis)
 
 
+def function_variance(outputs: Tensor, class_axis: int | None = None) -> Tensor:
+    """The variance over draws of outputs [S, B, ...]; of classes that of centred logits, its mean over the classes.
+
+    A constant on all logits of a row changes no probability, and so is taken away first.
+    """
+    if class_axis is None:
+        return outputs.var(0, unbiased=False)
+    centred = outputs - outputs.mean(class_axis + 1, keepdim=True)
+    return centred.var(0, unbiased=False).mean(class_axis)
+
+
 def sum_events(values: Tensor, start: int) -> Tensor:
     """The sum over all axes from `start` on."""
     return values.flatten(start).sum(start) if values.ndim > start else values

@@ -109,15 +109,28 @@ class RealPrediction(Prediction):
         if levels.ndim:
             return torch.stack([self.quantile(level) for level in levels.unbind()])
         # The nearer tail keeps its digits: the q-quantile of y is minus the (1 - q)-quantile of -y.
-        tail, sign = (float(levels), 1) if levels <= 0.5 else (float(1 - levels), -1)
+        return self.tail(float(levels)) if levels <= 0.5 else self.tail(float(1 - levels), sign=-1)
+
+    def tail(self, tail: float, *, sign: int = 1, steps: int | None = None) -> Tensor:
+        """The quantile with `tail` of the mixture below it, or above it for sign −1.
+
+        Args:
+            tail: at most ½.
+            sign: of y.
+            steps: halvings of the bracket of all components' quantiles; None takes as many as the dtype has bits for.
+        """
         means, std = sign * self.means, (self.variances + self._mean_variances).sqrt()
         # The components' quantiles bracket the mixture's: F(min) <= q <= F(max).
         quantiles = means + std * NormalDist().inv_cdf(tail)
         low, high = quantiles.amin(0), quantiles.amax(0)
-        # A step gains one bit; those of the dtype are counted from the narrowest component on.
-        width = (high - low) / std.amin(0)
-        bits = math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
-        for _ in range(math.ceil(bits)):
+        if steps is None:
+            # A step gains one bit; those of the dtype are counted from the narrowest component on.
+            width = (high - low) / std.amin(0)
+            bits = (
+                math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
+            )
+            steps = math.ceil(bits)
+        for _ in range(steps):
             middle = (low + high) / 2
             # F(y) = 1/S Σ_s Φ((y - mean_s) / std_s) with Φ(z) = ½ erfc(-z / √2), exact in the lower tail
             below = torch.erfc((means - middle) / (std * math.sqrt(2))).mean(0) < 2 * tail

@@ -1,5 +1,6 @@
 """Shared weights and biases, and K components of Normal factors on the inputs of layers."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -25,6 +26,19 @@ class ImplicitPosterior(NodePosterior):
             noise = torch.randn((), generator=generator, dtype=bias.dtype, device=bias.device)
             factor = self.group("bias_mean")[name][component] + stds["bias", name][component] * noise
             drawn[name] = factor * bias
+        return drawn
+
+    def bias_draws(self, components: Tensor, streams: Sequence[torch.Generator]) -> dict[str, Tensor]:
+        stds, weights = self.stds(), self.weights()
+        drawn = {}
+        for name in self.varied_biases:
+            bias = weights[name]
+            like: dict[str, Any] = {"dtype": bias.dtype, "device": bias.device}
+            noise = torch.stack([torch.randn((), generator=stream, **like) for stream in streams])
+            factors = torch.addcmul(
+                self.group("bias_mean")[name][components], stds["bias", name][components], noise
+            )
+            drawn[name] = factors.unsqueeze(1) * bias
         return drawn
 
     @property

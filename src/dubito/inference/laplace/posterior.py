@@ -13,13 +13,12 @@ from torch.distributions import Distribution
 from ...curvature import Block, Cover, cover
 from ...distributions import GroupedNormal, StructuredNormal
 from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
-from ...fitting import read
-from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors, take
+from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
-from ...networks import run
 from ...posterior import MAX_ROWS, NamedTensors, Posterior
 from ...prediction import Prediction, PredictionOptions
-from .linearised import Linearised, predictive
+from .joint import Joint, joint_outputs
+from .linearised import Linearised, needs_pairs, predictive
 from .structures import BlockTensors, Diagonal, Structure, one_group
 from .tuning import Evidence, best_prior, best_scale
 from .update import updated
@@ -45,6 +44,7 @@ class LaplacePosterior(Posterior):
         self._of_bias = {block.bias: block for block in self.blocks.values() if block.bias is not None}
         self._built: dict[str, tuple[Any, tuple[StructuredNormal, ...]]] = {}
         self._cover: Cover | None = None
+        self._linearised: Linearised | None = None
 
     # -- the distribution ----------------------------------------------------------------------------------
 
@@ -167,12 +167,34 @@ class LaplacePosterior(Posterior):
         """In closed form, of the network as linear in its weights around their mean."""
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             inputs = self.readable(inputs)
-            outputs, (covariance,) = self.linearised(inputs)(inputs, [self.normals], options.max_rows)
+            normals = partial(self.normals, weights=self.weights())
+            outputs, (covariance,) = self.linearised(inputs)(
+                inputs, [normals], options.max_rows, pairs=needs_pairs(self.likelihood)
+            )
             return predictive(self.likelihood, outputs, covariance)
+
+    def joint(self, inputs: Inputs, *, max_rows: int = MAX_ROWS) -> Joint:
+        """The outputs of several rows together, in closed form, of the network as linear in its weights.
+
+        They are the network's outputs, before the likelihood's noise. Where inputs require gradients, mean and
+        covariance are differentiable in them, as acquisition functions ask.
+
+        Args:
+            inputs: what the network reads.
+            max_rows: rows that go through the network at once, where no gradients are asked for.
+        """
+        require_count(max_rows=max_rows)
+        with torch.inference_mode(False):
+            inputs = self.readable(inputs)
+            normals = partial(self.normals, weights=self.weights())
+            return Joint(*joint_outputs(self.linearised(inputs), inputs, normals, max_rows))
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
-        return Linearised(self.network, self.cover(inputs))
+        covered, linearised = self.cover(inputs), self._linearised
+        if linearised is None or linearised.cover is not covered:
+            linearised = self._linearised = Linearised(self.network, covered)
+        return linearised
 
     def cover(self, inputs: Inputs) -> Cover:
         """The posterior's blocks in its network.
@@ -193,12 +215,9 @@ class LaplacePosterior(Posterior):
         return self._cover
 
     def readable(self, inputs: Inputs) -> Inputs:
-        """The inputs, checked, of which the network can read the first row, and fit for gradients."""
+        """The inputs, checked and fit for gradients."""
         inputs = checked_inputs(inputs, TensorOptions.of(self.network))
-        inputs = map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
-        with torch.no_grad():
-            read(partial(run, self.network, {}), take(inputs, slice(1)))
-        return inputs
+        return map_tensors(lambda tensor: tensor.clone() if tensor.is_inference() else tensor, inputs)
 
     # -- prior, noise, data scale --------------------------------------------------------------------------
 

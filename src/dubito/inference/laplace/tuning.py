@@ -17,7 +17,7 @@ from ...distributions import SparseInformationNormal, StructuredNormal
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning
 from ...fitting import checked_rows
-from .linearised import predictive
+from .linearised import needs_pairs, predictive
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -229,7 +229,8 @@ def best_scale(
     for batch in batches:
         inputs = posterior.readable(batch.inputs)
         read = read or posterior.linearised(inputs)
-        outputs, covariances = read(inputs, [*candidates, before.normals], max_rows)
+        posteriors = [*candidates, before.normals]
+        outputs, covariances = read(inputs, posteriors, max_rows, pairs=needs_pairs(likelihood))
         rows += len(batch.targets)
         for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):
             nll[index] -= float(total(predictive(judge, outputs, covariance).log_prob(batch.targets)))

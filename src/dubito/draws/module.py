@@ -1,0 +1,68 @@
+"""Draws made once as a module: from inputs to mean and uncertainties, for serving and export."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import NetworkError
+from ..likelihoods import BuiltLikelihood
+from ..prediction import ClassPrediction, Prediction, RealPrediction, function_variance
+from .base import Draws
+
+#: What the module answers, by the kind of prediction.
+CLASSES = ("probs", "total", "aleatoric", "epistemic")
+LEVEL = 0.95
+REALS = ("mean", "std", "aleatoric_std", "epistemic_std")
+
+
+class PredictiveModule(nn.Module):
+    """Called as the network is, with B rows; answers what `predict` does, as a dict of tensors.
+
+    For classes `probs`, `total`, `aleatoric`, `epistemic` (in nats) and `function_variance`; for reals `mean`, `std`,
+    `aleatoric_std`, `epistemic_std`, and the central 95 % interval, `lower` to `upper`. Inputs are not checked, nothing
+    is drawn and no number is read back from a device, so that `torch.export.export` can trace it. Threads may share it.
+
+    Args:
+        draws: made once.
+        likelihood: of the posterior.
+    """
+
+    def __init__(self, draws: Draws, likelihood: BuiltLikelihood) -> None:
+        super().__init__()
+        self.likelihood, self.draws = likelihood, draws
+        #: The pass that tracers follow.
+        self.traced = draws.traceable()
+
+    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
+        return summarised(self.likelihood, self._outputs(args, kwargs))
+
+    def _outputs(self, args: Any, kwargs: Any) -> Tensor:
+        if not torch.compiler.is_compiling():
+            with torch.no_grad():
+                outputs = self.draws.outputs(kwargs or args, 1 << 62)
+                return outputs if isinstance(outputs, Tensor) else torch.stack(list(outputs))
+        if self.traced is None:
+            raise NetworkError(
+                "tracers follow draws of weights and of factors, got linearised ones, or masks of dropout layers; make "
+                "others, as by sampled(..., linearised=False)"
+            )
+        return self.traced(*args, **kwargs)
+
+
+def summarised(likelihood: BuiltLikelihood, outputs: Tensor) -> dict[str, Tensor]:
+    """What a prediction from outputs [S, B, ...] says."""
+    prediction = likelihood.predictive(outputs)
+    if isinstance(prediction, ClassPrediction):
+        axis = getattr(prediction, "class_axis", None)
+        return {**_named(prediction, CLASSES), "function_variance": function_variance(outputs, axis)}
+    assert isinstance(prediction, RealPrediction)
+    # As `prediction.interval()`, but with steps that no number of a device decides: eight beyond the dtype's bits.
+    steps = 8 - math.ceil(math.log2(torch.finfo(outputs.dtype).eps))
+    lower, upper = (prediction.tail((1 - LEVEL) / 2, sign=sign, steps=steps) for sign in (1, -1))
+    return {**_named(prediction, REALS), "lower": lower, "upper": upper}
+
+
+def _named(prediction: Prediction, names: tuple[str, ...]) -> dict[str, Tensor]:
+    return {name: getattr(prediction, name) for name in names}
