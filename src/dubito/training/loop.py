@@ -211,6 +211,7 @@ class Loop:
                 for name, value in (("nll", nll), ("kl", kl), ("loss", total))
                 if not math.isfinite(value)
             )
+            self.stepper.settle(record.step)  # it may know better
             raise TrainingError(self._diagnosis(name, value, record.step, record.lr))
         if norm is not None:
             self._watch(*norm.read(), record.step)
@@ -220,6 +221,8 @@ class Loop:
     def _close_epoch(self) -> None:
         state, stopping = self.progress, self.training.early_stopping
         state.epoch += 1
+        over = state.epoch == self.training.epochs or state.step == self.training.iterations
+        self.stepper.close_epoch(state.step, over)
         loss, nll, kl = (value / state.rows for value in state.sums)
         entry: dict[str, float] = {
             "epoch": state.epoch,
@@ -240,7 +243,6 @@ class Loop:
                 state.waited += 1
         state.history.append(entry)
         state.passes, state.sums, state.rows = 0, [0.0, 0.0, 0.0], 0
-        over = state.epoch == self.training.epochs or state.step == self.training.iterations
         state.done = over or bool(stopping and state.waited >= stopping.patience)
         if state.done and not self.best_state and (name := self._unsound()):
             raise TrainingError(self._diagnosis(name, "NaN or infinite", state.step))
@@ -316,7 +318,10 @@ class Loop:
     def _save(self) -> None:
         self.settle()
         self.saved_at = time.monotonic()
-        if self.run.checkpoint is None or not self.processes.first or self._unsound():
+        if self.run.checkpoint is None or not self.processes.first:
+            return
+        self.stepper.settle(self.progress.step)
+        if self._unsound():
             return  # a state whose next loss is no number must not replace a good one
         tensors, facts = self.stepper.state()
         everything = {

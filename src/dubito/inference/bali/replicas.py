@@ -1,6 +1,5 @@
 """Many fits as one: replicas of a network stacked along a leading axis, so that one product serves them all."""
 
-import copy
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from ...inputs import Batch, map_tensors, named_tensors
 from ...likelihoods import Likelihood
 from ...sources import TensorSource
 from ...training import Training, train
-from .choose import chosen, split_rows, started
+from .choose import started
 from .layer import Layer
 from .objective import BALIObjective
 from .posterior import BALIPosterior
@@ -80,7 +79,7 @@ def _form(prepared: Prepared) -> Any:
 
 def _fit_group(method: "BALI", group: list[Prepared], training: Training, run: Run) -> list[BALIPosterior]:
     topology = find_layers(group[0].network, group[0].example.inputs, method.subset)  # alike in all copies
-    if not _stackable(method, group[0], topology):
+    if method.open(group[0].likelihood, topology) or not _stackable(method, group[0], topology):
         return [
             method.fit_prepared(
                 replace(prepared, run=replace(prepared.run, checkpoint=suffixed(run.checkpoint, f"fit-{i}"))),
@@ -90,27 +89,6 @@ def _fit_group(method: "BALI", group: list[Prepared], training: Training, run: R
         ]
     method = method.resolved(topology)
     methods = [started(method, prepared.num_data) for prepared in group]
-    if method.open(group[0].likelihood, topology):
-        splits = [split_rows(prepared.source, prepared.run.seed) for prepared in group]
-        if all(split is not None for split in splits):
-            parts = [split.train for split in splits if split is not None]
-            beside = replace(run, checkpoint=suffixed(run.checkpoint, "choice"))
-            trials = [
-                replace(
-                    prepared,
-                    network=copy.deepcopy(prepared.network),
-                    likelihood=copy.deepcopy(prepared.likelihood),
-                )
-                for prepared in group
-            ]
-            starts = [started(method, part.num_data) for part in parts]
-            stack = _train(starts, trials, topology, parts, training, beside)
-            methods = [
-                chosen(method, objective, stack.layers_of(number), stack.correction, split.judge, prepared.num_data,
-                       prepared.run.seed)
-                for number, (objective, split, prepared) in enumerate(zip(stack.objectives, splits, group, strict=True))
-                if split is not None
-            ]  # fmt: skip
     stack = _train(methods, group, topology, [prepared.source for prepared in group], training, run)
     return stack.posteriors()
 
