@@ -221,9 +221,7 @@ class BlockPart:
             total = total + cases.reshape(count(part, rows), -1, prod(cases.shape[1:])).sum(1)
         return total
 
-    def inputs(
-        self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def inputs(self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None) -> Tensor:
         """Inputs [b, G, T, n] of some rows, at the positions of all calls.
 
         The bias is a last column of ones, or of zeros at positions where a layer does not add it.
@@ -243,9 +241,7 @@ class BlockPart:
             inputs.append(a)
         return inputs[0] if len(inputs) == 1 else torch.cat(inputs, 2)
 
-    def outputs(
-        self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def outputs(self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None) -> Tensor:
         """Gradients [b, G, m, T] of some rows, at the positions of all calls."""
         gradients = []
         for call in calls:

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from ..errors import Interrupted
 from ..fitting import Run
 from ..inputs import Batch
-from ..sources import DatasetSource, Source, TensorSource
+from ..sources import OrderedSource, Source
 from .contract import ObjectiveLike, Stepper, StepRecord
 from .loop import Loop, interruptible
 from .settings import Training
@@ -61,13 +61,10 @@ def train_many(
 
 def _joinable(sources: Sequence[Source], training: Training) -> bool:
     """Whether runs can go in step: loaders of the user's have one order for all, and workers would multiply."""
+    ordered = all(isinstance(source, OrderedSource) for source in sources)
+    workers = any(getattr(source, "options", {}).get("num_workers") for source in sources)
     plain = not training.compile and not training.channels_last and training.precision != "fp16"
-    for source in sources:
-        if isinstance(source, DatasetSource):
-            plain = plain and not source.options.get("num_workers")
-        elif not isinstance(source, TensorSource):
-            return False
-    return plain and len({source.num_data for source in sources}) == 1
+    return ordered and plain and not workers and len({source.num_data for source in sources}) == 1
 
 
 class _Beside:

@@ -119,6 +119,7 @@ class TrainedStack(Stack):
         active: Tensor | None = None,
     ) -> Tensor:
         plain = self.rows_first and type(form) is Dense and not form.turned and type(x) is Tensor
+        plain = plain and not torch.is_autocast_enabled(x.device.type)
         if plain and type(weight) is Standin and type(bias) is Standin and weight.parts == bias.parts == 1:
             return _StackedProduct.apply(x, self.tensors[weight.parameter], self.tensors[bias.parameter])  # pyright: ignore
         return super().use(form, x, weight, bias, active=active)
@@ -132,16 +133,22 @@ class _StackedProduct(torch.autograd.Function):
         count, rows, columns = weights.shape
         cases = x.reshape(count, -1, columns)
         ctx.save_for_backward(cases, weights)
-        return torch.baddbmm(biases.unsqueeze(1), cases, weights.mT).view(*x.shape[:-1], rows)
+        outputs = torch.baddbmm(biases.unsqueeze(1), cases, weights.mT)
+        # No view, so that later functions may write into it.
+        return torch.ops.aten._unsafe_view.default(outputs, (*x.shape[:-1], rows))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:  # pyright: ignore
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         cases, weights = ctx.saved_tensors
         g = gradients[0].reshape(*cases.shape[:2], -1)
-        before = None
+        before = slopes = shifts = None
         if ctx.needs_input_grad[0]:
             before = torch.bmm(g, weights).view(*gradients[0].shape[:-1], -1)
-        return before, torch.bmm(g.mT, cases), g.sum(1)
+        if ctx.needs_input_grad[1]:
+            slopes = torch.bmm(g.mT, cases)
+        if ctx.needs_input_grad[2]:
+            shifts = g.sum(1)
+        return before, slopes, shifts
 
 
 def tensors_of(network: nn.Module, *, buffers: bool) -> dict[str, Tensor]:

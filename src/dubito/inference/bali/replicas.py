@@ -1,8 +1,9 @@
-"""Many fits as one: replicas of a network stacked along a leading axis, so that one product serves them all."""
+"""Many fits side by side: replicas of a network on data sets of one size."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,18 +11,15 @@ from torch import nn
 
 from ... import seeds
 from ...errors import ConfigError, DataError
-from ...fitting import Prepared, Run, prepare, undisturbed
-from ...inputs import Batch, map_tensors, named_tensors
+from ...fitting import Prepared, prepare, undisturbed
+from ...inputs import named_tensors
 from ...likelihoods import Likelihood
 from ...sources import TensorSource
-from ...training import Training, train
-from .choose import started
-from .layer import Layer
-from .objective import BALIObjective
+from ...training import Join, Stepper, Training, train_many
+from ...training.forward import StackedForward, forward_of
 from .posterior import BALIPosterior
 from .setup import Topology, check_training, find_layers, suffixed
-from .stack import ReplicaObjective, StackedSource
-from .stacked_pass import StackedPass
+from .stack import ReplicaStepper, StackedStepper
 
 if TYPE_CHECKING:
     from .method import BALI
@@ -32,11 +30,11 @@ def fit_many(
     net: nn.Module,
     data: Sequence[Any],
     likelihood: Likelihood,
-    *,
     training: Training,
+    seeds_of_fits: Sequence[int] | None,
+    *,
     checkpoint: str | os.PathLike[str] | None,
     seed: int,
-    seeds_of_fits: Sequence[int] | None,
     progress: bool | None,
 ) -> list[BALIPosterior]:
     """See `BALI.fit_many`."""
@@ -51,21 +49,18 @@ def fit_many(
     if training.early_stopping is not None:
         raise ConfigError("early_stopping ends each run by itself: use fit, or leave it out of fit_many")
     with torch.inference_mode(False):
-        fits = [
-            prepare(net, rows, likelihood, seed=fit_seeds[number], progress=progress)
-            for number, rows in enumerate(data)
-        ]
-        groups: dict[Any, list[int]] = {}
-        for number, prepared in enumerate(fits):
-            groups.setdefault(_form(prepared), []).append(number)
-        fitted: dict[int, BALIPosterior] = {}
-        for index, numbers in enumerate(groups.values()):
-            run = Run(seed=seed, progress=progress, checkpoint=suffixed(checkpoint, f"group-{index}"))
-            group = [fits[number] for number in numbers]
-            with undisturbed(replace(group[0], run=run), "fit"):
-                posteriors = _fit_group(method, group, training, run)
-            fitted |= dict(zip(numbers, posteriors, strict=True))
-    return [fitted[number] for number in range(len(data))]
+        groups: dict[Any, dict[int, Prepared]] = {}
+        for number, (rows, fit_seed) in enumerate(zip(data, fit_seeds, strict=True)):
+            path = suffixed(checkpoint, f"fit-{number}")
+            prepared = prepare(net, rows, likelihood, seed=fit_seed, checkpoint=path, progress=progress)
+            groups.setdefault(_form(prepared), {})[number] = prepared
+        posteriors: dict[int, BALIPosterior] = {}
+        for group in groups.values():
+            first = next(iter(group.values()))
+            with undisturbed(replace(first, run=replace(first.run, seed=seed)), "fit"):
+                fits = _fit_group(method, list(group.values()), training, seed)
+            posteriors |= dict(zip(group, fits, strict=True))
+    return [posteriors[number] for number in range(len(data))]
 
 
 def _form(prepared: Prepared) -> Any:
@@ -73,110 +68,42 @@ def _form(prepared: Prepared) -> Any:
     source = prepared.source
     if not isinstance(source, TensorSource):
         return id(prepared)
-    shapes = [tuple(t.shape) for _, t in named_tensors((source.batch.inputs, source.batch.targets))]
-    return tuple(shapes)
+    return tuple(tuple(t.shape) for _, t in named_tensors((source.batch.inputs, source.batch.targets)))
 
 
-def _fit_group(method: "BALI", group: list[Prepared], training: Training, run: Run) -> list[BALIPosterior]:
+def _fit_group(method: "BALI", group: list[Prepared], training: Training, seed: int) -> list[BALIPosterior]:
+    from .method import fitted
+
     topology = find_layers(group[0].network, group[0].example.inputs, method.subset)  # alike in all copies
-    if method.open(group[0].likelihood, topology) or not _stackable(method, group[0], topology):
-        return [
-            method.fit_prepared(
-                replace(prepared, run=replace(prepared.run, checkpoint=suffixed(run.checkpoint, f"fit-{i}"))),
-                training,
-            )
-            for i, prepared in enumerate(group)
-        ]
-    method = method.resolved(topology)
-    methods = [started(method, prepared.num_data) for prepared in group]
-    stack = _train(methods, group, topology, [prepared.source for prepared in group], training, run)
-    return stack.posteriors()
+    if not _stackable(method, group[0], topology):
+        return [method.fit_prepared(prepared, training) for prepared in group]
+    begun = [method.begun(prepared, topology) for prepared in group]
+    objectives, sources = [objective for objective, _ in begun], [source for _, source in begun]
+    for objective, prepared in zip(objectives, group, strict=True):
+        objective.steppers = partial(ReplicaStepper, noise_seed=prepared.run.seed)
+
+    def join(rows: int) -> Join | None:
+        pair = [prepared.network for prepared in group[:2]]
+        forward = forward_of(pair, group[0].modes, group[0].example.inputs, rows)
+        return _joined if isinstance(forward, StackedForward) and forward.surveyed is None else None
+
+    runs = [replace(prepared.run, seed=seed) for prepared in group]
+    histories = train_many(objectives, sources, training, runs, join)
+    return [fitted(*pair) for pair in zip(objectives, histories, strict=True)]
+
+
+def _joined(steppers: Sequence[Stepper]) -> StackedStepper:
+    return StackedStepper([stepper for stepper in steppers if isinstance(stepper, ReplicaStepper)])
 
 
 def _stackable(method: "BALI", prepared: Prepared, topology: Topology) -> bool:
-    """Whether replicas can be trained as one."""
-    network = prepared.network
-    if method.sampling == "local" or topology.points or not isinstance(prepared.source, TensorSource):
-        return False
-    if any(True for _ in network.buffers()) or not all(topology.plain(block) for block in topology.blocks):
-        return False
-    if (
-        any(parameter.requires_grad for parameter in prepared.likelihood.parameters())
-        and topology.last is None
-    ):
-        return False
-    try:  # what `vmap` cannot run is run one after the other
-        pass_ = StackedPass(network, prepared.likelihood, topology)
-        weights = {b.name: b.matrix(dict(network.named_parameters())).detach()[None] for b in topology.blocks}
-        batch = prepared.example
-        inputs = map_tensors(lambda t: t.unsqueeze(1), batch.inputs)
-        noise = {name: tensor.detach()[None] for name, tensor in pass_.noise_tensors().items()}
-        pass_(weights, noise, Batch(inputs, batch.targets.unsqueeze(1)))
-    except (RuntimeError, NotImplementedError, ValueError, TypeError):
-        return False
-    return True
-
-
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A finished stack.
-
-    Attributes:
-        objectives: one per replica, each with a posterior of its own.
-        layers: what the stack learned.
-        groups: matrices of each block in one replica.
-        correction: of the averages' bias.
-        history: of the run.
-        jitters: how often a factorisation needed one, by block.
-    """
-
-    objectives: list[BALIObjective]
-    layers: dict[str, Layer]
-    groups: dict[str, int]
-    correction: float
-    history: list[dict[str, float]]
-    jitters: dict[str, int]
-
-    def layers_of(self, number: int) -> dict[str, Layer]:
-        """What one replica learned, its factors being its posterior's own tensors."""
-        layers = {}
-        objective = self.objectives[number]
-        for block in objective.topology.blocks:
-            part = slice(number * self.groups[block.name], (number + 1) * self.groups[block.name])
-            whole, layer = self.layers[block.name], objective.layer(block)
-            for key in ("sums", "squares", "mean", "before", "input_tril", "output_tril"):
-                getattr(layer, key).copy_(getattr(whole, key)[part])
-            layers[block.name] = layer
-        return layers
-
-    def posteriors(self) -> list[BALIPosterior]:
-        """The posterior of each replica."""
-        made = []
-        for number, objective in enumerate(self.objectives):
-            objective.commit(self.layers_of(number))
-            objective.draft.details["jitters"] = self.jitters
-            posterior = objective.posterior()
-            posterior.history = self.history
-            assert isinstance(posterior, BALIPosterior)
-            made.append(posterior)
-        return made
-
-
-def _train(
-    methods: list["BALI"],
-    group: list[Prepared],
-    topology: Topology,
-    sources: Sequence[Any],
-    training: Training,
-    run: Run,
-) -> Trained:
-    objectives = [
-        method.objective(replace(prepared, num_data=source.num_data), topology, source, prepared.run.seed)
-        for method, prepared, source in zip(methods, group, sources, strict=True)
-    ]
-    stack = ReplicaObjective(objectives, [prepared.run.seed for prepared in group])
-    history = train(stack, StackedSource(sources), training, run)
-    stepper = stack.final
-    assert stepper is not None
-    groups = {block.name: block.groups for block in topology.blocks}
-    return Trained(objectives, stepper.layers, groups, stepper.correction, history, stepper.jitters())
+    """Whether the layers of replicas are all that is trained, and can stand side by side."""
+    learned = any(parameter.requires_grad for parameter in prepared.likelihood.parameters())
+    return (
+        method.sampling != "local"
+        and not topology.points
+        and isinstance(prepared.source, TensorSource)
+        and not any(True for _ in prepared.network.buffers())
+        and all(topology.plain(block) for block in topology.blocks)
+        and (topology.last is not None or not learned)
+    )

@@ -139,9 +139,7 @@ class Linearised:
         return torch.cat(outputs), [joined(shares, 0) for shares in zip(*pieces, strict=True)]
 
     @contextmanager
-    def reading(
-        self, *, keep_graph: bool = False
-    ) -> Iterator[tuple[Callable[[Inputs], Tensor], Reading]]:
+    def reading(self, *, keep_graph: bool = False) -> Iterator[tuple[Callable[[Inputs], Tensor], Reading]]:
         """The network as a function whose passes are recorded."""
         record = Reading(self.cover.survey.layout_of, keep_graph=keep_graph)
         with (
@@ -281,9 +279,7 @@ class Linearised:
         for part in parts:
             yield part, by_group[part.part * count : (part.part + 1) * count]
 
-    def _of_last(
-        self, name: str, done: Pass, normals: Sequence[Sequence[StructuredNormal]]
-    ) -> list[Share]:
+    def _of_last(self, name: str, done: Pass, normals: Sequence[Sequence[StructuredNormal]]) -> list[Share]:
         """Variances [b, E] by the weight of the layer whose answers are the outputs."""
         ((part, by_group),) = self._parts(name, normals)
         assert done.tail is not None and isinstance(done.tail.call.form, Product)

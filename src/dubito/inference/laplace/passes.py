@@ -114,7 +114,9 @@ class Pass:
         self.outputs = outputs[::copies]
         self.tail = tail
         self.count = 0  # outputs whose gradients are there
-        self.caught: list[dict[Call, Tensor]] = []  # by backward pass; without the calls that it does not reach
+        self.caught: list[
+            dict[Call, Tensor]
+        ] = []  # by backward pass; without the calls that it does not reach
 
     def backward(self, chosen: Tensor, *, last: bool = False) -> None:
         """Bring the gradients of some outputs to every call, in place of those that were there.
@@ -193,9 +195,7 @@ class Pass:
         self, parts: Sequence[BlockPart], number: int, rows: slice, dtype: torch.dtype
     ) -> Tensor:
         """Gradients of a parameter by one backward pass, for some rows of it, copies and all, [r, size]."""
-        gradients = [
-            part.gradients(self.calls(part, number), self.total, rows, dtype) for part in parts
-        ]
+        gradients = [part.gradients(self.calls(part, number), self.total, rows, dtype) for part in parts]
         return gradients[0] if len(gradients) == 1 else torch.cat(gradients, 1)
 
     @property
