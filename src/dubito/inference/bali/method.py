@@ -1,16 +1,14 @@
 """BALI: Bayesian layerwise inference, a network as a stack of Bayesian linear regressions [Kurle et al. 2024]."""
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import ConfigError, require_count, require_fraction, require_positive
 from ...fitting import Prepared
-from ...likelihoods import BuiltLikelihood, GaussianLikelihood, Likelihood
+from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import Method
 from ...networks import Subset
 from ...sources import OrderedSource, Source, TensorSource
@@ -20,7 +18,6 @@ from .choose import LEAST_ROWS, Choice, WithheldRows, started
 from .layer import Layer
 from .objective import BALIObjective, prior_of
 from .posterior import BALIPosterior
-from .replicas import fit_many as fit_replicas
 from .setup import Topology, check_training, find_layers, initial_weights
 
 #: Rows that tell the standard deviation of the targets where a source must be read to know them.
@@ -157,39 +154,6 @@ class BALI(Method):
         scales = {b.name: 1.0 if b.name in topology.first else b.columns**-0.5 for b in topology.blocks}
         like = weights[topology.blocks[0].weight]
         return initial_weights(topology.blocks, scales, self.initial_std, like, seed)
-
-    # -- many fits ---------------------------------------------------------------------------------------------
-
-    def fit_many(
-        self,
-        net: nn.Module,
-        data: Sequence[Any],
-        likelihood: Likelihood,
-        *,
-        training: Training | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        seed: int = 0,
-        seeds_of_fits: Sequence[int] | None = None,
-        progress: bool | None = None,
-    ) -> list[BALIPosterior]:
-        """Fit to several data sets side by side, as fast as the hardware multiplies.
-
-        Networks whose trainable parameters are all weights and biases of Linear and Conv layers, each called once,
-        are trained as one, side by side; data sets of one size together. Other networks are fitted one after the
-        other. Fit r is what `fit` gives with the same order of rows and noise.
-
-        Args:
-            net: any module; every fit starts from its weights, or from `initial_std`.
-            data: one data set per fit, each in any form `fit` takes.
-            likelihood: as in `fit`.
-            training: as in `fit`.
-            checkpoint: as in `fit`; one file per fit, named after its number.
-            seed: of the order of the rows.
-            seeds_of_fits: of the noise of each; None derives them from `seed`.
-            progress: as in `fit`.
-        """
-        options = {"checkpoint": checkpoint, "seed": seed, "progress": progress}
-        return fit_replicas(self, net, data, likelihood, training or Training(), seeds_of_fits, **options)
 
 
 def fitted(objective: BALIObjective, history: list[dict[str, float]]) -> BALIPosterior:

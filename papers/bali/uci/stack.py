@@ -2,27 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
-from ... import seeds
-from ...inputs import Batch, call, joined
-from ...layers.passes import asking
-from ...layers.record import BlockPart, Record
-from ...layers.shell import leased
-from ...likelihoods import BuiltLikelihood
-from ...training import JointStepper, Plan, Processes, StepRecord, Training
-from ...training.forward import TrainedStack
-from .layer import Layer
-from .posterior import sampled_root
-from .products import in_order
-from .stepper import BALIStepper, LayerwiseStepper, StepSums
-
-if TYPE_CHECKING:
-    from .objective import BALIObjective
+from dubito import seeds
+from dubito.inference.bali.layer import Layer
+from dubito.inference.bali.objective import BALIObjective
+from dubito.inference.bali.posterior import sampled_root
+from dubito.inference.bali.products import in_order
+from dubito.inference.bali.stepper import BALIStepper, LayerwiseStepper, StepSums
+from dubito.inputs import Batch, call, joined
+from dubito.layers.passes import asking
+from dubito.layers.record import BlockPart, Record
+from dubito.layers.shell import leased
+from dubito.likelihoods import BuiltLikelihood
+from dubito.training import JointStepper, Plan, Processes, StepRecord, Training
+from dubito.training.forward import TrainedStack
 
 #: What a layer holds of each of its matrices.
 STACKED = ("sums", "squares", "factor", "mean", "before", "input_tril", "output_tril", "jitter", "failures")
@@ -44,7 +42,7 @@ class ReplicaStepper(BALIStepper):
 
     def __init__(
         self,
-        objective: "BALIObjective",
+        objective: BALIObjective,
         training: Training,
         plan: Plan,
         processes: Processes,
@@ -101,7 +99,10 @@ class StackedStepper(LayerwiseStepper, JointStepper):
         self, number: int, passes: Sequence[Sequence[Batch | None]], rows: int, stop: bool
     ) -> list[StepRecord]:
         if self.stale:
+            for stepper in self.steppers:
+                self.scatter(stepper)
             self.layers, self.stale = self._gathered(), False
+            self.commit()
         weights = self.weights(number)
         like = next(iter(weights.values()))
         seen = StepSums(like.new_zeros(self.count), {}, {})
