@@ -15,7 +15,7 @@ from dubito.inference.bali.method import fitted
 from dubito.inference.bali.setup import find_layers
 from dubito.likelihoods import Likelihood
 from dubito.training import Join, Stepper, Training, train_many
-from dubito.training.forward import StackedForward, forward_of
+from dubito.training.forward import forward_of
 
 from .stack import ReplicaStepper, StackedStepper
 
@@ -52,7 +52,8 @@ def fit_many(
     def join(rows: int) -> Join | None:
         pair = [prepared.network for prepared in fits[:2]]
         forward = forward_of(pair, first.modes, first.example.inputs, rows)
-        return stacked if isinstance(forward, StackedForward) and forward.surveyed is None else None
+        plain = forward is not None and not forward.mapped and forward.surveyed is None
+        return stacked if plain else None
 
     with torch.inference_mode(False), undisturbed(replace(first, run=runs[0]), "fit"):
         begun = [method.begun(prepared, topology) for prepared in fits]

@@ -37,12 +37,7 @@ class MAPObjective(PlainObjective):
 
     def kl(self) -> Tensor:
         """−log p(w) up to its constant; 0 under a flat prior."""
-        return self.penalty(trainable(self.draft.network)) if self.penalised else super().kl()
-
-    @property
-    def penalised(self) -> bool:
-        """Whether the prior is not flat."""
-        return self.prior_std is not None
+        return super().kl() if self.prior_std is None else self.penalty(trainable(self.draft.network))
 
     def penalty(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Σ w² / 2σ² of all trainable weights by name."""

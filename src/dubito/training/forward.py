@@ -1,7 +1,7 @@
 """One forward pass for the networks of several runs: as stacked weights, by `vmap`, or not at all."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,41 +28,27 @@ REFUSALS = (DubitoError, RuntimeError, NotImplementedError, ValueError, TypeErro
 MOST_NUMBERS = 1 << 20
 
 
-class Forward(ABC):
-    """A training pass of K networks of one form, rows network by network, [K·B, ...].
+@dataclass(frozen=True, eq=False)
+class Forward:
+    """A training pass of K networks of one form over rows network by network, [K·B, ...].
 
-    Args:
+    Attributes:
         network: the first of them.
         modes: modules by name that stay in evaluation mode.
-    """
-
-    #: Whether buffers stand in stacks beside the parameters.
-    buffers: bool
-
-    def __init__(self, network: nn.Module, modes: Mapping[str, bool]) -> None:
-        self.network, self.modes = network, modes
-
-    @abstractmethod
-    def over(self, stacks: Mapping[str, Tensor], count: int) -> Callable[[Inputs], Tensor]:
-        """From inputs to the outputs of all, with their tensors [K, ...] by name, as they stand at each call."""
-
-
-class StackedForward(Forward):
-    """Layers multiply stacks of weights.
-
-    Args:
-        network: see `Forward`.
-        modes: see `Forward`.
+        mapped: by `vmap`, which writes buffers, such as batch norm's, into stacks; else layers multiply stacked weights.
         surveyed: how the network uses its parameters; None where all layers hold rows first.
     """
 
-    buffers = False
-
-    def __init__(self, network: nn.Module, modes: Mapping[str, bool], surveyed: Survey | None) -> None:
-        super().__init__(network, modes)
-        self.surveyed = surveyed
+    network: nn.Module
+    modes: Mapping[str, bool]
+    mapped: bool = False
+    surveyed: Survey | None = None
 
     def over(self, stacks: Mapping[str, Tensor], count: int) -> Callable[[Inputs], Tensor]:
+        """From inputs to the outputs of all, with their tensors [K, ...] by name, as they stand at each call."""
+        return self._by_vmap(stacks, count) if self.mapped else self._by_products(stacks, count)
+
+    def _by_products(self, stacks: Mapping[str, Tensor], count: int) -> Callable[[Inputs], Tensor]:
         context = TrainedStack(stacks, self.surveyed, count)
         lease = asked(self.network, context, stacks, training=self.modes)  # ends with the function
 
@@ -72,13 +58,7 @@ class StackedForward(Forward):
 
         return outputs
 
-
-class MappedForward(Forward):
-    """Any network that `torch.func.vmap` can run; its buffers, such as batch norm's, are written in their stacks."""
-
-    buffers = True
-
-    def over(self, stacks: Mapping[str, Tensor], count: int) -> Callable[[Inputs], Tensor]:
+    def _by_vmap(self, stacks: Mapping[str, Tensor], count: int) -> Callable[[Inputs], Tensor]:
         def single(tensors: dict[str, Tensor], rows: Inputs) -> Tensor:
             lease = take_shell(self.network, tensors, training=self.modes)
             try:  # nothing is written back to the first network
@@ -187,10 +167,10 @@ def forward_of(
         return None
     if trial.peculiar or trial.numbers(rows) > MOST_NUMBERS:
         return None
-    candidates: list[Callable[[], Forward]] = [lambda: MappedForward(network, modes)]
+    candidates = [lambda: Forward(network, modes, mapped=True)]
     if trial.still and all(_alike(networks, name) for name, _ in network.named_buffers()):
-        surveys = (lambda: None, lambda: survey(network, example))
-        candidates[:0] = [lambda get=get: StackedForward(network, modes, get()) for get in surveys]
+        surveyed = lambda: Forward(network, modes, surveyed=survey(network, example))  # noqa: E731
+        candidates = [lambda: Forward(network, modes), surveyed, *candidates]
     for candidate in candidates:
         try:
             forward = candidate()
@@ -248,7 +228,7 @@ class _ForwardTrial:
 
     def agrees(self, forward: Forward) -> bool:
         """Whether one pass gives the same outputs and buffers, to rounding, and keeps the networks apart."""
-        stacks = side_by_side(self.pair, buffers=forward.buffers)
+        stacks = side_by_side(self.pair, buffers=forward.mapped)
         inputs = map_tensors(lambda t: t.requires_grad_(t.is_floating_point()), joined(self.rows))
         with torch.enable_grad():
             outputs = forward.over(stacks, 2)(inputs)

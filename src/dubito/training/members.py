@@ -9,7 +9,6 @@ from torch.func import vmap
 
 from ..inputs import Batch, joined
 from ..likelihoods import at_least_float
-from ..posterior import Posterior
 from .beside import Join, JointStepper
 from .contract import Loss, Stepper, StepRecord
 from .forward import Forward, forward_of, side_by_side, tensors_of
@@ -22,7 +21,7 @@ def joined_descent(objectives: Sequence[Any], training: Training, example: Batch
     """How networks are trained as one; None where they must be trained one after the other.
 
     Args:
-        objectives: `PlainObjective`s of one form.
+        objectives: `MAPObjective`s of one form.
         training: how; an optimiser that looks at whole tensors would see those of all networks.
         example: some rows.
         rows: of a pass of one network.
@@ -34,58 +33,10 @@ def joined_descent(objectives: Sequence[Any], training: Training, example: Batch
     return None if forward is None else lambda steppers: MemberStepper(steppers, forward)
 
 
-class Members:
-    """The objectives of several runs as one: the tensors of each network are views of stacks [K, ...].
-
-    Args:
-        objectives: of one form.
-        forward: a pass of all networks.
-    """
-
-    def __init__(self, objectives: Sequence[Any], forward: Forward) -> None:
-        self.first, self.count = objectives[0], len(objectives)
-        networks = [objective.draft.network for objective in objectives]
-        self.stacks = side_by_side(networks, buffers=forward.buffers)
-        self.weights = {name: stack for name, stack in self.stacks.items() if stack.requires_grad}
-        #: The tensors of each network by name.
-        self.tensors = [tensors_of(network, buffers=forward.buffers) for network in networks]
-        self.likelihoods = [objective.draft.likelihood for objective in objectives]
-        self.zeros = next(iter(self.weights.values())).new_zeros(self.count)
-        #: Whether one likelihood speaks for all.
-        self.shared = not self.likelihoods[0].state_dict()
-        self.outputs = forward.over(self.stacks, self.count)
-        for number, tensors in enumerate(self.tensors):
-            for name, tensor in tensors.items():
-                tensor.data = self.stacks[name].detach()[number]
-
-    @property
-    def draft(self) -> Posterior:
-        """That of the first."""
-        return self.first.draft
-
-    def parameter_groups(self, lr: float, *, weight_decay: float = 0.0, **_: Any) -> list[dict[str, Any]]:
-        """All weights, side by side."""
-        return [{"params": [*self.weights.values()], "lr": lr, "weight_decay": weight_decay}]
-
-    def loss(self, batch: Batch, kl_weight: float) -> Loss:
-        """The terms of each run's loss, [K], for rows run by run."""
-        outputs = at_least_float(self.outputs(batch.inputs))
-        if self.shared:
-            log_probs = self.likelihoods[0].log_prob(outputs, batch.targets)
-            nll = -log_probs.unflatten(0, (self.count, -1)).mean(1)
-        else:
-            rows = zip(outputs.chunk(self.count), batch.targets.chunk(self.count), strict=True)
-            nll = torch.stack(
-                [judge.mean_nll(*part) for judge, part in zip(self.likelihoods, rows, strict=True)]
-            )
-        if not self.first.penalised:
-            return Loss(nll, nll, self.zeros)
-        kl = vmap(self.first.penalty)(self.weights)
-        return Loss(nll + (kl_weight / self.first.num_data) * kl, nll, kl)
-
-
 class MemberStepper(JointStepper):
-    """Gradient descent on the losses of all runs; what a likelihood learns stays with its run's optimiser.
+    """Gradient descent on the losses of all runs, whose networks' tensors are views of stacks [K, ...].
+
+    What a likelihood learns stays with its run and its run's optimiser.
 
     Args:
         steppers: of each run, at the same step.
@@ -94,26 +45,37 @@ class MemberStepper(JointStepper):
 
     def __init__(self, steppers: Sequence[Stepper], forward: Forward) -> None:
         self.steppers = [stepper for stepper in steppers if isinstance(stepper, GradientStepper)]
-        first = self.steppers[0]
-        self.members = Members([stepper.objective for stepper in self.steppers], forward)
-        self.descent = GradientStepper(
-            self.members,  # pyright: ignore[reportArgumentType]
-            first.training,
-            first.plan,
-            first.processes,
-            first.seed,
-        )
-        beside = (p for likelihood in self.members.likelihoods for p in likelihood.parameters())
-        #: What has gradients.
-        self.trained = [*self.members.weights.values(), *beside]
-        self.shared_state = False
-        for name, stack in self.members.weights.items():
+        first, drafts = self.steppers[0], [stepper.objective.draft for stepper in self.steppers]
+        self.first: Any = first.objective
+        self.draft, self.training, self.count = drafts[0], first.training, len(drafts)
+        self.stacks = side_by_side([draft.network for draft in drafts], buffers=forward.mapped)
+        self.weights = {name: stack for name, stack in self.stacks.items() if stack.requires_grad}
+        self.outputs = forward.over(self.stacks, self.count)
+        #: The tensors of each run's network by name.
+        self.tensors = [tensors_of(draft.network, buffers=forward.mapped) for draft in drafts]
+        for number, tensors in enumerate(self.tensors):
+            for name, tensor in tensors.items():
+                tensor.data = self.stacks[name].detach()[number]
+        self.likelihoods = [draft.likelihood for draft in drafts]
+        #: Whether one likelihood speaks for all.
+        self.shared = not self.likelihoods[0].state_dict()
+        beside = [p for likelihood in self.likelihoods for p in likelihood.parameters()]
+        self.trained = [*self.weights.values(), *beside]
+        self.zeros = self.trained[0].new_zeros(self.count)
+        whole: Any = self  # all that a descent asks of an objective
+        self.descent = GradientStepper(whole, first.training, first.plan, first.processes, first.seed)
+        self.shares_state = False
+        for name, stack in self.weights.items():
             states = [state for state in self._states(name) if state]
             if states:
                 self.descent.optimizer.state[stack] = {
                     key: torch.stack([state[key] for state in states]) if _per_weight(key, value) else value
                     for key, value in states[0].items()
                 }
+
+    def parameter_groups(self, lr: float, *, weight_decay: float = 0.0, **_: Any) -> list[dict[str, Any]]:
+        """All weights, side by side."""
+        return [{"params": [*self.weights.values()], "lr": lr, "weight_decay": weight_decay}]
 
     def step(
         self, number: int, passes: Sequence[Sequence[Batch | None]], rows: int, stop: bool
@@ -126,29 +88,42 @@ class MemberStepper(JointStepper):
             batches = [batch for batch in parts if batch is not None]
             batch = Batch(joined([b.inputs for b in batches]), torch.cat([b.targets for b in batches]))
             with self.descent.autocast():
-                loss = self.members.loss(batch, weight)
+                loss = self.loss(batch, weight)
             count = len(batches[0].targets)
             loss.total.backward(torch.full_like(loss.total, count / step_rows))
             seen.append((count / rows, (loss.total.detach(), loss.nll.detach(), loss.kl.detach())))
             del loss  # and with it the graph
         norms = self._norms(number)
         lr = self.descent.descend(number)
-        for stepper in () if self.members.shared else self.steppers:
+        for stepper in () if self.shared else self.steppers:  # whose networks have no gradients
             stepper.descend(number)
-        if not self.shared_state:
+        if not self.shares_state:
             self._share_state()
         terms = seen[0][1]
         if len(seen) > 1:
             terms = torch.stack([share * torch.stack(part) for share, part in seen]).sum(0).unbind()
-        members = zip(*(term.unbind() for term in terms), strict=True)
-        by_member = [None] * self.members.count if norms is None else norms.unbind()
-        return [
-            StepRecord(number, part, rows, lr, norm, stop)
-            for part, norm in zip(members, by_member, strict=True)
-        ]
+        by_run = zip(*(term.unbind() for term in terms), strict=True)
+        norms = [None] * self.count if norms is None else norms.unbind()
+        pairs = zip(by_run, norms, strict=True)
+        return [StepRecord(number, part, rows, lr, norm, stop) for part, norm in pairs]
+
+    def loss(self, batch: Batch, kl_weight: float) -> Loss:
+        """The terms of each run's loss, [K], for rows run by run."""
+        outputs = at_least_float(self.outputs(batch.inputs))
+        if self.shared:
+            log_probs = self.likelihoods[0].log_prob(outputs, batch.targets)
+            nll = -log_probs.unflatten(0, (self.count, -1)).mean(1)
+        else:
+            rows = zip(outputs.chunk(self.count), batch.targets.chunk(self.count), strict=True)
+            parts = zip(self.likelihoods, rows, strict=True)
+            nll = torch.stack([likelihood.mean_nll(*part) for likelihood, part in parts])
+        if self.first.prior_std is None:
+            return Loss(nll, nll, self.zeros)
+        kl = vmap(self.first.penalty)(self.weights)
+        return Loss(nll + (kl_weight / self.first.num_data) * kl, nll, kl)
 
     def part(self) -> None:
-        for tensors, stepper in zip(self.members.tensors, self.steppers, strict=True):
+        for tensors, stepper in zip(self.tensors, self.steppers, strict=True):
             for tensor in tensors.values():
                 tensor.data = tensor.data.clone()
                 state = stepper.optimizer.state.get(tensor, {})
@@ -156,15 +131,12 @@ class MemberStepper(JointStepper):
 
     def _norms(self, number: int) -> Tensor | None:
         """The norm of each run's gradient, clipped where that is asked for; None at steps that skip it."""
-        most = self.descent.training.clip_norm
+        most = self.training.clip_norm
         if most is None and number % NORM_EVERY:
             return None
-        stacked = [stack.grad for stack in self.members.weights.values() if stack.grad is not None]
-        beside = [
-            [p.grad for p in judge.parameters() if p.grad is not None] for judge in self.members.likelihoods
-        ]
-        parts = [torch.linalg.vector_norm(g, dim=tuple(range(1, g.ndim))) for g in stacked if g.ndim > 1]
-        parts += [g.abs() for g in stacked if g.ndim == 1]  # of parameters that are one number
+        stacked = [stack.grad for stack in self.weights.values() if stack.grad is not None]
+        parts = [torch.linalg.vector_norm(g.reshape(self.count, -1), dim=1) for g in stacked]
+        beside = [[p.grad for p in module.parameters() if p.grad is not None] for module in self.likelihoods]
         if any(beside):
             parts.append(torch.stack([torch.nn.utils.get_total_norm(gradients) for gradients in beside]))
         norms = torch.stack(parts).norm(dim=0)
@@ -179,20 +151,16 @@ class MemberStepper(JointStepper):
 
     def _states(self, name: str) -> list[dict[str, Any]]:
         """What the runs' optimisers hold of a weight."""
-        pairs = zip(self.steppers, self.members.tensors, strict=True)
-        return [stepper.optimizer.state.get(tensors[name], {}) for stepper, tensors in pairs]
+        pairs = zip(self.steppers, self.tensors, strict=True)
+        return [stepper.optimizer.state.setdefault(tensors[name], {}) for stepper, tensors in pairs]
 
     def _share_state(self) -> None:
         """Let each run's optimiser hold its part of the state, which later steps change in place."""
-        self.shared_state = True
-        for name, stack in self.members.weights.items():
+        self.shares_state = True
+        for name, stack in self.weights.items():
             whole = self.descent.optimizer.state.get(stack, {})
-            for number, (stepper, tensors) in enumerate(
-                zip(self.steppers, self.members.tensors, strict=True)
-            ):
-                stepper.optimizer.state[tensors[name]] = {
-                    key: value[number] if _per_weight(key, value) else value for key, value in whole.items()
-                }
+            for number, state in enumerate(self._states(name)):
+                state |= {k: v[number] if _per_weight(k, v) else v for k, v in whole.items()}
 
 
 def _per_weight(key: str, value: Any) -> bool:
