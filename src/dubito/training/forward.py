@@ -35,7 +35,7 @@ class Forward:
     Attributes:
         network: the first of them.
         modes: modules by name that stay in evaluation mode.
-        mapped: by `vmap`, which writes buffers, such as batch norm's, into stacks; else layers multiply stacked weights.
+        mapped: by `vmap`, with buffers, such as batch norm's, in stacks; else layers multiply stacked weights.
         surveyed: how the network uses its parameters; None where all layers hold rows first.
     """
 
@@ -113,9 +113,9 @@ class _StackedProduct(torch.autograd.Function):
         count, rows, columns = weights.shape
         cases = x.reshape(count, -1, columns)
         ctx.save_for_backward(cases, weights)
-        outputs = torch.baddbmm(biases.unsqueeze(1), cases, weights.mT)
-        # No view, so that later functions may write into it.
-        return torch.ops.aten._unsafe_view.default(outputs, (*x.shape[:-1], rows))
+        outputs = x.new_empty(*x.shape[:-1], rows)  # no view, so that later functions may write into it
+        torch.baddbmm(biases.unsqueeze(1), cases, weights.mT, out=outputs.view(count, -1, rows))
+        return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
