@@ -91,7 +91,7 @@ def test_floats_take_the_dtype_asked_for_and_nothing_else_does(like: TensorOptio
         "mask": np.array([True, False, True]),
         "name": "x",
     }
-    moved = to_tensors(tree, like)
+    moved = to_tensors(tree, like.dtype)
     assert moved["half"].dtype == moved["array"].dtype == like.dtype
     assert moved["ids"].dtype == torch.int32 and moved["mask"].dtype == torch.bool
     assert moved["name"] == "x"
@@ -110,9 +110,11 @@ def test_arrays_of_every_layout_become_the_same_tensor():
         turned[::-1],
         np.broadcast_to(plain, (4, 3)),
     ):
-        assert torch.equal(to_tensors(array, DOUBLE), torch.arange(12.0, dtype=torch.float64).reshape(4, 3))
-    assert torch.equal(to_tensors(turned, DOUBLE), torch.tensor(plain).flip(0))
-    assert to_tensors(np.array(2.0), DOUBLE).shape == ()
+        assert torch.equal(
+            to_tensors(array, DOUBLE.dtype), torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
+        )
+    assert torch.equal(to_tensors(turned, DOUBLE.dtype), torch.tensor(plain).flip(0))
+    assert to_tensors(np.array(2.0), DOUBLE.dtype).shape == ()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +122,7 @@ def test_arrays_of_every_layout_become_the_same_tensor():
 )
 def test_arrays_of_other_things_than_numbers_are_refused(array: np.ndarray):
     with pytest.raises(DataError, match=r"arrays must hold numbers, got dtype .* encode"):
-        to_tensors(array, SINGLE)
+        to_tensors(array, SINGLE.dtype)
 
 
 def test_the_place_of_a_module():

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,7 +112,7 @@ def run_split(cell: Cell, points: Points, settings: Toy, steps: int | None) -> O
     grid = torch.linspace(-OUTER, OUTER, settings.places, dtype=torch.float64)[:, None]
     mean0, std0, chains = reference(cell, points, settings, steps, grid)
     posterior, linearised = fitted(cell, points, settings, steps)
-    options = {"linearised": True} if linearised else {}
+    options: dict[str, Any] = {"linearised": True} if linearised else {}
     samples = settings.num_samples if steps is None else steps
     mean, std = curve(posterior.predict(points.inputs.apply(grid), samples, **options), points.targets)
     distance = ((mean - mean0) ** 2 + (std - std0) ** 2).sqrt()

@@ -13,12 +13,22 @@ from torch import Tensor, nn
 
 from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
-from .inputs import Batch, Inputs, RowNumbers, TensorOptions, named_tensors, rows_of, take
+from .inputs import (
+    Batch,
+    Inputs,
+    RowNumbers,
+    TensorOptions,
+    checked_inputs,
+    cut,
+    named_tensors,
+    rows_of,
+    take,
+)
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes
 from .processes import Processes
-from .sources import Source, TensorSource, as_source, reading
+from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +201,27 @@ def checked_rows(
         return likelihood.check_targets(_answered(network, take(inputs, slice(1))), targets, rows)
 
     source.check_targets(check)
+    yield from _read_batches(source, seed, max_rows, whole, name)
+
+
+def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -> Iterator[Inputs]:
+    """Rows to predict, some at a time.
+
+    Args:
+        network: that is to read them.
+        data: inputs, cut before they are looked at, so that an array on a disk is not read whole; or a `Dataset` or
+            a `DataLoader`, with or without targets.
+        seed: of what loaders draw.
+        max_rows: the size of pieces; a loader with an order of its own gives its own batches.
+    """
+    options = TensorOptions.of(network)
+    if holds_rows(data):
+        batches = _read_batches(as_inputs_source(data, options), seed, max_rows, False, "data")
+        return (batch.inputs for batch in batches)
+    return (checked_inputs(piece, options) for piece in cut(data, max_rows))
+
+
+def _read_batches(source: Source, seed: int, max_rows: int, whole: bool, name: str) -> Iterator[Batch]:
     held = isinstance(source, TensorSource)
     batches = iter([source.batch] if whole and held else source.batches(max_rows))
     for number in count():

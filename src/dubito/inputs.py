@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .devices import moved, on_host
 from .errors import DataError, NetworkError
+from .precision import autocast, half_passes
 
 Inputs: TypeAlias = Any  # a tensor, or a tuple, list or dict of inputs
 
@@ -54,6 +56,14 @@ class TensorOptions(NamedTuple):
 
 def call(net: Callable[..., Any], inputs: Inputs) -> Tensor:
     """The network's outputs: `net(x)`, `net(*inputs)` or `net(**inputs)`; an output's `.logits` is taken."""
+    half = half_passes()
+    if half is None:
+        return _called(net, inputs)
+    with autocast(half.precision, half.device):
+        return _called(net, inputs).to(half.dtype)
+
+
+def _called(net: Callable[..., Any], inputs: Inputs) -> Tensor:
     if isinstance(inputs, Mapping):
         outputs = net(**inputs)
     elif isinstance(inputs, tuple | list):
@@ -260,6 +270,20 @@ def checked_batch(
     inputs = map_tensors(lambda tensor: moved(finite(tensor), like.device), inputs)
     targets = finite(targets) if check is None else check(inputs, finite(targets), rows)
     return Batch(inputs, moved(targets, like.device))
+
+
+def cut(inputs: Inputs, max_rows: int) -> Iterator[Inputs]:
+    """Inputs as a user gave them, in pieces of at most `max_rows` rows."""
+    leaves, tree = tree_flatten(inputs)
+    arrays = [leaf for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
+    sizes = {len(array) if array.ndim else 0 for array in arrays}
+    if len(sizes) != 1 or max(sizes) <= max_rows:
+        yield inputs  # `checked_inputs` says what is wrong
+        return
+    for start in range(0, sizes.pop(), max_rows):
+        rows = slice(start, start + max_rows)
+        pieces = [leaf[rows] if isinstance(leaf, Tensor | np.ndarray) else leaf for leaf in leaves]
+        yield tree_unflatten(pieces, tree)
 
 
 def chunks(inputs: Inputs, max_rows: int) -> Iterable[Inputs]:

@@ -3,11 +3,11 @@
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from itertools import islice
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,18 +16,30 @@ from . import seeds, storage
 from .draws import Draws, LinearisedDraws, PredictiveModule, WeightDraws, deviations, weight_stacks
 from .errors import ConfigError, NetworkError, require_count
 from .evaluation import evaluate
-from .fitting import checked_rows, read
-from .inputs import Inputs, TensorOptions, checked_inputs, chunks, take
+from .fitting import checked_pieces, checked_rows, read
+from .inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
 from .layers import Survey, reasons, survey
-from .layers.shell import seeded
+from .layers.shell import seeder
+from .layers.shell import take as take_shell
 from .lazy import open_all
 from .likelihoods import BuiltLikelihood
 from .networks import duplicate, extra_states, run, with_flags
+from .precision import Precision, passes_in
 from .prediction import Prediction, PredictionOptions
+from .sources import holds_rows
 from .summary import Summary, SummaryRow
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
+
+#: The generators of draws.
+Streams: TypeAlias = Sequence[torch.Generator | None]
+#: From the number of a draw and its generator to tensors by name; what does not vary may be left out.
+Drawer: TypeAlias = Callable[[int, torch.Generator | None], Mapping[str, Tensor]]
+#: Likewise to the network with the draw in it, as a function from inputs to outputs.
+Applied: TypeAlias = Callable[
+    [int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]
+]
 
 #: Held while a posterior of an older file surveys its network.
 _surveying = threading.Lock()
@@ -201,13 +213,15 @@ class Posterior(nn.Module, ABC):
         linearised: bool | None = None,
         marginal: bool = False,
         per_example: bool = False,
+        precision: Precision = "full",
     ) -> Prediction:
         """The prediction for some rows: averaged over draws, each one function for all rows, or in another form.
 
         A form that this posterior does not have is refused by an error that names the methods whose posteriors do.
 
         Args:
-            inputs: what the network reads.
+            inputs: what the network reads, or a `Dataset` or `DataLoader` of it, with or without targets, in the order
+                of the data set.
             num_samples: draws in all, rounded up to a multiple of the components; a posterior with finitely
                 many atoms uses each once instead, and a linearised prediction takes none.
             seed: the same seed, dtype and device give the same draws.
@@ -218,6 +232,8 @@ class Posterior(nn.Module, ABC):
                 instead of one function for all rows: cheaper for networks of few layers, right for each row by
                 itself where layers are dense, and an approximation for convolutions.
             per_example: draw factors anew for each row, as in training, instead of one function for all rows.
+            precision: of passes through the network: "full", or autocast with "bf16" or "fp16". Draws and what comes
+                after the network stay in full precision.
         """
         options = PredictionOptions(
             num_samples=num_samples,
@@ -226,8 +242,55 @@ class Posterior(nn.Module, ABC):
             linearised=linearised,
             marginal=marginal,
             per_example=per_example,
+            precision=precision,
         )
-        return self.predictor(options)(inputs)
+        if not holds_rows(inputs):
+            return self.predictor(options)(inputs)
+        predictions = list(self._predictions(inputs, options))
+        return type(predictions[0]).cat(predictions)
+
+    def predict_batches(
+        self,
+        data: Any,
+        num_samples: int = 32,
+        *,
+        seed: int = 0,
+        max_rows: int = MAX_ROWS,
+        linearised: bool | None = None,
+        marginal: bool = False,
+        per_example: bool = False,
+        precision: Precision = "full",
+    ) -> Iterator[Prediction]:
+        """Predictions of the rows of data in their order, some rows at a time, so that data may exceed the memory.
+
+        Options are checked before the first row is read. Arrays are cut before they are looked at: those of
+        `numpy.memmap` are not read whole.
+
+        Args:
+            data: what `predict` takes.
+            num_samples: as in `predict`.
+            seed: as in `predict`; all rows see the same draws.
+            max_rows: rows of a prediction, which go through the network at once; a loader with an order of its own
+                gives its own batches.
+            linearised: as in `predict`.
+            marginal: as in `predict`.
+            per_example: as in `predict`.
+            precision: as in `predict`.
+        """
+        options = PredictionOptions(
+            num_samples=num_samples,
+            seed=seed,
+            max_rows=max_rows,
+            linearised=linearised,
+            marginal=marginal,
+            per_example=per_example,
+            precision=precision,
+        )
+        return self._predictions(data, options)
+
+    def _predictions(self, data: Any, options: PredictionOptions) -> Iterator[Prediction]:
+        pieces = checked_pieces(self.network, data, seed=options.seed, max_rows=options.max_rows)
+        return map(self.predictor(options), pieces)
 
     def evaluate(
         self,
@@ -239,6 +302,7 @@ class Posterior(nn.Module, ABC):
         linearised: bool | None = None,
         marginal: bool = False,
         per_example: bool = False,
+        precision: Precision = "full",
     ) -> dict[str, float]:
         """Metrics on data with known targets, by name.
 
@@ -250,6 +314,7 @@ class Posterior(nn.Module, ABC):
             linearised: as in `predict`.
             marginal: as in `predict`.
             per_example: as in `predict`.
+            precision: as in `predict`.
         """
         options = PredictionOptions(
             num_samples=num_samples,
@@ -258,6 +323,7 @@ class Posterior(nn.Module, ABC):
             linearised=linearised,
             marginal=marginal,
             per_example=per_example,
+            precision=precision,
         )
         return evaluate(*self.predicted(data, options))
 
@@ -282,7 +348,13 @@ class Posterior(nn.Module, ABC):
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""
         self.check_form(options, self.method)
         default = "sampled" if options.linearised is False else self.default_form
-        return partial(getattr(self, f"{options.form or default}_prediction"), options=options)
+        predict = partial(getattr(self, f"{options.form or default}_prediction"), options=options)
+
+        def predicted(inputs: Inputs) -> Prediction:
+            with passes_in(options.precision, *TensorOptions.of(self.network)):
+                return predict(inputs)
+
+        return predict if options.precision == "full" else predicted
 
     @classmethod
     def check_form(cls, options: PredictionOptions, method: object) -> None:
@@ -361,16 +433,19 @@ class Posterior(nn.Module, ABC):
     def _made(self, indices: range, seed: int, linearised: bool) -> Draws:
         if not linearised:
             return self.draws(indices, seed)
+        draws = Posterior._drawn(self, indices, self._streams(indices, seed), seed)
         facts = self._facts(indices, seed)
-        return LinearisedDraws(self.network, deviations(self.network, self._stacks(indices, seed)), **facts)
+        return LinearisedDraws(self.network, deviations(self.network, draws.tensors), **facts)
 
     def draws(self, indices: range, seed: int) -> Draws:
-        """Draws made now, by their numbers: as sets of weights, unless a posterior keeps them in fewer numbers."""
-        return WeightDraws(self.network, self._stacks(indices, seed), **self._facts(indices, seed))
+        """Draws made now, by their numbers."""
+        return self._drawn(indices, self._streams(indices, seed), seed)
 
-    def _stacks(self, indices: range, seed: int) -> dict[str, dict[str, Tensor]]:
-        drawn = (self.draw(index, self.generator(seed, index)) for index in indices)
-        return weight_stacks(self.network, drawn, len(indices))
+    def _drawn(self, indices: range, streams: Streams, seed: int) -> Draws:
+        """Draws from their streams: as sets of weights, unless a posterior keeps them in fewer numbers."""
+        drawn = (self.draw(index, stream) for index, stream in zip(indices, streams, strict=True))
+        tensors = weight_stacks(self.network, drawn, len(indices))
+        return WeightDraws(self.network, tensors, **self._facts(indices, seed))
 
     def _facts(self, indices: range, seed: int, **others: Any) -> dict[str, Any]:
         """What draws are told beside their tensors."""
@@ -393,11 +468,34 @@ class Posterior(nn.Module, ABC):
         weights = self.draw(index, generator)
         return nullcontext(lambda inputs: run(self.network, weights, inputs))
 
-    def applying(
-        self,
-    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
-        """`applied` for several draws in a row, which may compute once what all of them need."""
-        return self.applied
+    def drawer(self) -> Drawer:
+        """`draw` for several draws in a row: what all of them need is computed once."""
+        return self.draw
+
+    @contextmanager
+    def applying(self, inputs: Inputs) -> Iterator[Applied]:
+        """`applied` for several draws in a row, each of which is done with when the next one is asked for.
+
+        Args:
+            inputs: checked rows, all that they will read.
+        """
+        draw = self.drawer()
+        if torch.is_grad_enabled():  # a graph keeps the tensors of its draw, and a shell of its own
+            yield lambda index, generator: nullcontext(partial(run, self.network, draw(index, generator)))
+            return
+        lease = take_shell(self.network)
+        function = partial(call, lease.module)
+
+        def applied(
+            index: int, generator: torch.Generator | None
+        ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
+            lease.fill(draw(index, generator))
+            return nullcontext(function)
+
+        try:
+            yield applied
+        finally:
+            lease.release()
 
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
@@ -409,9 +507,20 @@ class Posterior(nn.Module, ABC):
         """The posterior at rest: nothing requires a gradient, so that draws keep no graph."""
         return self.requires_grad_(False).eval()
 
-    def generator(self, seed: int, index: int) -> torch.Generator:
-        """The generator of draw number `index`: a stream of its own, so chunking changes nothing."""
-        return seeds.generator(seed, "draw", index, device=TensorOptions.of(self.network).device)
+    def generator(self, seed: int, index: int, device: torch.device | None = None) -> torch.Generator:
+        """The generator of draw number `index`: a stream of its own, so chunking changes nothing.
+
+        Args:
+            seed: of all draws.
+            index: of the draw.
+            device: the network's, where it is known.
+        """
+        device = device or TensorOptions.of(self.network).device
+        return seeds.generator(seed, "draw", index, device=device)
+
+    def _streams(self, indices: range, seed: int) -> list[torch.Generator]:
+        device = TensorOptions.of(self.network).device
+        return [self.generator(seed, index, device) for index in indices]
 
     def _outputs(
         self,
@@ -422,17 +531,22 @@ class Posterior(nn.Module, ABC):
         keep_graph: bool = False,
     ) -> Iterable[Tensor]:
         """Outputs [B, ...] of one draw after the other, or those of all draws, [S, B, ...]."""
-        inputs = checked_inputs(inputs, TensorOptions.of(self.network))
-        with torch.set_grad_enabled(keep_graph):
-            applied = self.applying()
-        for index in range(num_samples):
-            with (
-                torch.set_grad_enabled(keep_graph),
-                seeded(self.network, seed, "network", index),  # noise of the network's own
-                applied(index, self.generator(seed, index)) as function,
-            ):
-                pieces = [read(function, piece) for piece in chunks(inputs, max_rows)]
-            yield pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+        options = TensorOptions.of(self.network)
+        inputs = checked_inputs(inputs, options)
+        pieces = list(chunks(inputs, max_rows))
+        around = seeder(self.network)  # noise of the network's own
+        with ExitStack() as stack:
+            with torch.set_grad_enabled(keep_graph):
+                applied = stack.enter_context(self.applying(inputs))
+            for index in range(num_samples):
+                generator = self.generator(seed, index, options.device)
+                with (
+                    torch.set_grad_enabled(keep_graph),
+                    around(seed, "network", index),
+                    applied(index, generator) as function,
+                ):
+                    outputs = [read(function, piece) for piece in pieces]
+                yield outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     # -- size and storage ----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from .loading import load
 from .method import Method
 from .networks import duplicate
 from .posterior import Posterior
+from .prediction import CategoricalPrediction
 from .training import Training
 
 ROWS, FEATURES, CLASSES, DRAWS = 96, 6, 3, 256
@@ -92,7 +93,7 @@ class MethodChecks:
         """A fit on the device predicts finite numbers there."""
         placed = network().to(self.device)
         posterior = self.method.fit(placed, (self.there, self.targets), Categorical(), training=TRAINING)
-        probs = posterior.predict(self.there, 8).probs
+        probs = probs_of(posterior, self.there, 8)
         if probs.device.type != self.device.type:
             raise ValueError(f"the prediction lies on {probs.device}")
         return within(float((probs.sum(1) - 1).abs().max()), ROUNDING, "sums of probabilities less 1")
@@ -101,7 +102,7 @@ class MethodChecks:
         """The centre of the posterior answers as on the CPU, and so do its atoms where they are finitely many."""
         pairs = [(self.copy.network(self.there), self.reference.network(self.inputs))]
         if self.reference.num_atoms is not None:
-            pairs.append((self.copy.predict(self.there).probs, self.reference.predict(self.inputs).probs))
+            pairs.append((probs_of(self.copy, self.there), probs_of(self.reference, self.inputs)))
         return within(max(gap(*pair) for pair in pairs), ROUNDING)
 
     def draws(self) -> str | None:
@@ -119,8 +120,8 @@ class MethodChecks:
         """The prediction in closed form is that of the CPU."""
         if not self.reference.has_form("linearised"):
             return None
-        there = self.copy.predict(self.there, linearised=True).probs
-        return within(gap(there, self.reference.predict(self.inputs, linearised=True).probs), ROUNDING)
+        there = probs_of(self.copy, self.there, linearised=True)
+        return within(gap(there, probs_of(self.reference, self.inputs, linearised=True)), ROUNDING)
 
     def repeated(self) -> str:
         """The same seed gives the same numbers, also from a file, and another seed gives others."""
@@ -128,7 +129,7 @@ class MethodChecks:
             self.copy.save(Path(folder) / "posterior")
             loaded = load(Path(folder) / "posterior", network().to(self.device))
         calls = (self.copy, 1), (self.copy, 1), (loaded, 1), (self.copy, 2)
-        first, again, stored, other = (p.predict(self.there, 8, seed=seed).probs.cpu() for p, seed in calls)
+        first, again, stored, other = (probs_of(p, self.there, 8, seed=seed).cpu() for p, seed in calls)
         if self.reference.num_atoms is None and torch.equal(first, other):
             raise ValueError("another seed gives the same draws")
         return within(max(gap(first, again), gap(first, stored)), 1e-6)
@@ -161,6 +162,13 @@ def network() -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         return nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+
+
+def probs_of(posterior: Posterior, inputs: Tensor, num_samples: int = 32, **options: Any) -> Tensor:
+    """Probabilities of the classes."""
+    prediction = posterior.predict(inputs, num_samples, **options)
+    assert isinstance(prediction, CategoricalPrediction)
+    return prediction.probs
 
 
 def gap(there: Tensor, here: Tensor) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -22,6 +23,7 @@ from . import seeds, storage
 from .errors import DataError
 from .inputs import (
     Batch,
+    Inputs,
     RowNumbers,
     TargetCheck,
     TensorOptions,
@@ -44,6 +46,8 @@ class Source(ABC):
     num_data: int | None
     batch_size: int | None = None
     drop_last: bool = False
+    #: Whether batches are pairs with targets; if not, targets that come along are not looked at.
+    labelled: bool = True
     #: Brings targets into the likelihood's form or refuses them; set by `check_targets`.
     _check: TargetCheck | None = None
 
@@ -60,6 +64,7 @@ class Source(ABC):
         self._check = check
 
     def _checked(self, raw: Any, like: TensorOptions, rows: RowNumbers) -> Batch:
+        raw = raw if self.labelled else unlabelled(raw)
         return without_graph(checked_batch(raw, like, rows, check=self._check))
 
     def example(self, rows: int = 8) -> Batch:
@@ -180,6 +185,30 @@ class LoaderSource(Source):
         return f"{self.num_data} rows in an order of their own"
 
 
+def unlabelled(raw: Any) -> tuple[Inputs, Tensor]:
+    """A batch of inputs, with or without targets, as a pair whose targets say nothing."""
+    if isinstance(raw, tuple | list):
+        if len(raw) not in (1, 2):
+            raise DataError(
+                f"a batch must be inputs or a pair (inputs, targets), got {len(raw)} values; "
+                "several inputs go into one tuple or dict: ((a, b), targets)"
+            )
+        raw = raw[0]
+    leaves = (leaf for leaf in tree_leaves(raw) if isinstance(leaf, Tensor | np.ndarray))
+    first = next(leaves, None)
+    return raw, torch.zeros(len(first) if first is not None and first.ndim else 0)
+
+
+def holds_rows(data: Any) -> bool:
+    """Whether rows are to be read from these data, one after the other, so that they are no inputs themselves."""
+    if isinstance(data, DataLoader | Dataset):
+        return True
+    numbered = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    return numbered and not (
+        hasattr(data, "__array__") or isinstance(data, Mapping | tuple | list | str | bytes)
+    )
+
+
 def reading(
     source: Source, seed: int, *path: int | str, device: torch.device | str = "cpu"
 ) -> AbstractContextManager[None]:
@@ -213,6 +242,15 @@ def reads_all_rows(loader: DataLoader) -> bool:
     if type(sampler) is RandomSampler:
         return not sampler.replacement and len(sampler) == len(loader.dataset)  # pyright: ignore
     return type(sampler) is SequentialSampler and len(sampler) == len(loader.dataset)  # pyright: ignore
+
+
+def as_inputs_source(data: Any, like: TensorOptions) -> Source:
+    """The source for a `Dataset` or a `DataLoader` whose targets, where there are any, are not looked at."""
+    if type(data) is TensorDataset and len(data.tensors) in (1, 2):
+        data = unlabelled(list(data.tensors))
+    source = as_source(data, like)
+    source.labelled = False
+    return source
 
 
 def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from unittest import mock
 
 import pytest
@@ -48,7 +48,7 @@ class Case(NamedTuple):
 
     method: Method
     likelihood: Likelihood = Categorical()
-    loader: bool = False
+    loader: Literal["host", "device"] | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -76,14 +76,27 @@ CASES = {
     ),
     "reals-laplace": Case(Laplace(batch_size=8), Gaussian()),
     "yes-or-no": Case(MeanField(), Bernoulli()),
-    "loader": Case(MeanField(), loader=True),
-    "loader-reals": Case(Rank1(), Gaussian(), loader=True),
-    "loader-yes-or-no": Case(MeanField(), Bernoulli(), loader=True),
-    "loader-laplace": Case(Laplace(), loader=True),
+    "loader": Case(MeanField(), loader="host"),
+    "loader-reals": Case(Rank1(), Gaussian(), loader="host"),
+    "loader-yes-or-no": Case(MeanField(), Bernoulli(), loader="host"),
+    "loader-laplace": Case(Laplace(), loader="host"),
+    "loader-device": Case(MeanField(), loader="device"),
     "clipped": Case(MeanField(), settings={"clip_norm": 1.0}),
     "watched": Case(MeanField(), settings={"early_stopping": EarlyStopping(patience=9)}),
 }
 every_case = pytest.mark.parametrize("case", CASES)
+#: What still reads, by test and case or form, with the reason.
+PENDING = {
+    ("steps", "bali"): "each layer asks at every step whether its Cholesky factor exists",
+    ("steps", "noisy-kfac"): "PyTorch's Cholesky asks at every step whether the factor exists",
+    ("linearised", "laplace-inf"): "one number at the end tells whether a variance was lost to rounding",
+}
+
+
+def pending(request: pytest.FixtureRequest, *key: str) -> None:
+    """Expect a failure where one is known."""
+    if key in PENDING:
+        request.applymarker(pytest.mark.xfail(strict=True, reason=PENDING[key]))
 
 
 def network() -> nn.Module:
@@ -103,11 +116,12 @@ def rows(count: int, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
 
 def data_for(case: Case, count: int) -> Any:
     inputs, targets = rows(count, case.likelihood)
-    if not case.loader:
+    if case.loader is None:
         return hosted((inputs, targets))
 
-    def collated(items: list[Any]) -> Any:  # what a loader makes lies on the host
-        return hosted(torch.utils.data.default_collate(items))
+    def collated(items: list[Any]) -> Any:
+        batch = torch.utils.data.default_collate(items)
+        return hosted(batch) if case.loader == "host" else [tensor.clone() for tensor in batch]
 
     return DataLoader(TensorDataset(inputs, targets), batch_size=8, collate_fn=collated)
 
@@ -131,7 +145,8 @@ def fitted(name: str) -> Posterior:
 
 
 @every_case
-def test_steps_read_nothing(case: str):
+def test_steps_read_nothing(case: str, request: pytest.FixtureRequest):
+    pending(request, "steps", case)
     # Twice the batches and all else alike: what is read for a whole fit or epoch is read as often.
     few, many = (fit(CASES[case], count)[1].ours() for count in (32, 64))
     assert not many - few, f"read in every step: {dict(many - few)}"
@@ -140,7 +155,8 @@ def test_steps_read_nothing(case: str):
 @every_case
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("host", [False, True], ids=["device", "host"])
-def test_predictions_read_nothing(case: str, form: str, host: bool):
+def test_predictions_read_nothing(case: str, form: str, host: bool, request: pytest.FixtureRequest):
+    pending(request, form, case)
     posterior = fitted(case)
     if not posterior.has_form(form):
         pytest.skip("no such form")
@@ -173,6 +189,17 @@ def test_densities_of_targets_read_nothing(likelihood: Likelihood, host: bool):
         assert not on_host(densities)
     assert not reads
     assert torch.equal(densities, expected)
+
+
+@pytest.mark.parametrize("case", ["loader", "loader-reals", "loader-yes-or-no"])
+def test_evaluations_read_as_often_however_many_batches(case: str):
+    reads = []
+    for count in (16, 48):
+        with simulated() as noted:
+            fitted(case).evaluate(data_for(CASES[case], count), num_samples=2)
+        reads.append(noted.ours())
+    few, many = reads
+    assert not many - few
 
 
 def test_a_loop_of_ones_own_reads_nothing():

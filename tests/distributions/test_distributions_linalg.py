@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from dubito.distributions.linalg import cholesky, eigh, float64_device, sandwich
+from dubito.distributions.linalg import canonical, cholesky, eigh, float64_device, sandwich
 from dubito.errors import DataError, DubitoWarning
 from dubito.seeds import generator
 
@@ -101,3 +101,37 @@ def test_eigh_refuses_what_is_no_second_moment():
         eigh(torch.diag(torch.tensor([1.0, -1.0])))
     with pytest.raises(DataError, match="finite"):
         eigh(torch.full((2, 2), float("nan")))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_eigenvectors_do_not_depend_on_the_solver(dtype: torch.dtype) -> None:
+    stream = torch.Generator().manual_seed(0)
+    spaces = {0.0: 4, 1.0: 1, 2.0: 3, 5.0: 1, 9.0: 1}  # eigenvalues and the dimensions of their spaces
+    values = torch.tensor([value for value, size in spaces.items() for _ in range(size)], dtype=dtype)
+    axes = torch.linalg.qr(torch.randn(10, 10, generator=stream, dtype=torch.float64)).Q
+    matrix = (axes * values) @ axes.mT
+    found = eigh(matrix.to(dtype))
+    for _ in range(5):  # what another solver might find: other signs, and other bases of every eigenspace
+        turns = [
+            torch.linalg.qr(torch.randn(n, n, generator=stream, dtype=torch.float64)).Q
+            for n in spaces.values()
+        ]
+        moved = values + 2 * torch.finfo(dtype).eps * torch.rand(10, generator=stream, dtype=dtype)
+        again = canonical(moved, (axes @ torch.block_diag(*turns)).to(dtype))
+        # Rounding of the rotations, and for float32 that of the matrix that `eigh` decomposed.
+        tolerance = 100 * torch.finfo(dtype).eps
+        torch.testing.assert_close(again[1], found[1], rtol=0, atol=tolerance)
+        torch.testing.assert_close(again[0], values, rtol=0, atol=tolerance)
+    eigenvalues, vectors = found
+    torch.testing.assert_close((vectors * eigenvalues) @ vectors.mT, matrix.to(dtype))
+    torch.testing.assert_close(vectors.mT @ vectors, torch.eye(10, dtype=dtype))
+
+
+def test_eigenvalues_that_differ_stay_apart() -> None:
+    matrix = torch.diag(torch.tensor([1.0, 1.0 + 1e-4, 2.0]))
+    eigenvalues, vectors = eigh(matrix)
+    torch.testing.assert_close(eigenvalues, matrix.diagonal(), rtol=1e-6, atol=0)
+    torch.testing.assert_close(vectors.abs(), torch.eye(3))
+    zero = eigh(torch.zeros(3, 3))
+    torch.testing.assert_close(zero[0], torch.zeros(3))
+    torch.testing.assert_close(zero[1].mT @ zero[1], torch.eye(3))

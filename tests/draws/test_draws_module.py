@@ -101,7 +101,7 @@ def test_exported_programs_take_any_number_of_rows(name: str) -> None:
     method, make, x = EXPORTED[name]
     fixed = method.fit(make(), (x, torch.arange(24) % 3), Categorical(), training=QUICK).sampled(4, seed=2)
     module = fixed.as_module()
-    dynamic = (({0: torch.export.Dim.DYNAMIC},),)
+    dynamic = ({0: torch.export.Dim.DYNAMIC},)
     with torch.no_grad():
         program = torch.export.export(module, (x[:5],), dynamic_shapes=dynamic).module()
         for count in (5, 1, 24):
@@ -115,7 +115,7 @@ def test_exported_reals_have_their_interval() -> None:
     likelihood, targets, outputs = CASES["reals"]
     fixed = Rank1(components=2).fit(dense(outputs), (X, targets), likelihood, training=QUICK).sampled(4)
     with torch.no_grad():
-        dynamic = (({0: torch.export.Dim.DYNAMIC},),)
+        dynamic = ({0: torch.export.Dim.DYNAMIC},)
         program = torch.export.export(fixed.as_module(), (X[:5],), dynamic_shapes=dynamic).module()
         answer, (lower, upper) = program(X), fixed.predict(X).interval()
     torch.testing.assert_close(answer["lower"], lower, **CLOSE)

@@ -507,3 +507,21 @@ def test_convolutions_of_inputs_cut_their_patches_once():
         for mine, true in zip(found, truth, strict=True):
             torch.testing.assert_close(mine, true)
     assert cuts[0] is cuts[1]
+
+
+@pytest.mark.parametrize(("rows", "passes"), [(1, 3), (3, 3), (2, 3), (1, 1)])
+@pytest.mark.parametrize("per_row", [False, True])
+def test_passes_without_gradients_are_those_with(rows: int, passes: int, per_row: bool) -> None:
+    """One row of every pass meets the factors as they are; as many rows as passes do not."""
+    stream = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(rows, 4, generator=stream), torch.randn(5, 4, generator=stream)
+    s, r = torch.randn(passes, 4, generator=stream), torch.randn(passes, 5, generator=stream)
+    bias = torch.randn((passes, rows, 5) if per_row else (passes, 5), generator=stream)
+    truth = torch.stack([((x * s[p]) @ weight.T) * r[p] + bias[p] for p in range(passes)])
+    inputs, outputs = Factor(s), Factor(r)
+    for tiled in (x, x.repeat(passes, 1)):
+        for enabled in (False, True):
+            with torch.set_grad_enabled(enabled):
+                scaled = inputs.on(tiled, rows, -1)
+                answer = outputs.on(scaled @ weight.T, rows, -1, bias)
+            torch.testing.assert_close(answer.view(passes, rows, 5), truth)

@@ -53,8 +53,8 @@ MUTANTS = (
     # -- the four that once survived -------------------------------------------------------------------------------
     mutant(
         "inference/deep_ensemble.py",
-        "others[name][member - 1]",
-        "others[name][member - 2]",
+        "values[member - 1]",
+        "values[member - 2]",
         "inference/test_inference_deep_ensemble.py::test_three_members_meet_their_own_noise",
         "members after the first are permuted, and meet another's noise",
     ),
@@ -187,6 +187,20 @@ MUTANTS = (
         "several draws of labels add up instead of being averaged",
     ),
     mutant(
+        "distributions/linalg.py",
+        "signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0)",
+        "signs = torch.where(triangle.diagonal() < 0, 1.0, 1.0)",
+        "distributions/test_distributions_linalg.py::test_eigenvectors_do_not_depend_on_the_solver",
+        "bases of eigenspaces have the signs that the solver gave them",
+    ),
+    mutant(
+        "distributions/two_sided.py",
+        "self.right[:, -1] if biased else None",
+        "self.right[:, -2] if biased else None",
+        "test_matrices.py::test_functions_of_few_rows_are_those_of_the_written_weights",
+        "the noise of a bias meets the last input in functions of few rows",
+    ),
+    mutant(
         "distributions/inverse_wishart.py",
         "self._scale() / (self.dof + self.event_shape[0] + 1)",
         "self._scale() / (self.dof + self.event_shape[0] - 1)",
@@ -312,6 +326,27 @@ MUTANTS = (
         "root = logits.sigmoid() * (-logits).sigmoid()",
         "test_likelihoods.py::test_the_root_squares_to_the_hessian",
         "the root of the Hessian is the Hessian",
+    ),
+    mutant(
+        "precision.py",
+        '{"bf16": torch.bfloat16, "fp16": torch.float16}',
+        '{"bf16": torch.float16, "fp16": torch.float16}',
+        "test_precision.py::test_a_prediction_in_bf16_is_the_mean_over_passes_under_autocast",
+        "passes in bf16 run in fp16",
+    ),
+    mutant(
+        "fitting.py",
+        "(checked_inputs(piece, options) for piece in cut(data, max_rows))",
+        "(checked_inputs(piece, options).flip(0) for piece in cut(data, max_rows))",
+        "test_predict_data.py::test_arrays_come_in_pieces",
+        "rows of a piece come in reverse",
+    ),
+    mutant(
+        "matrices.py",
+        "map_tensors(lambda tensor: tensor.repeat(draws, *",
+        "map_tensors(lambda tensor: tensor.repeat_interleave(draws, 0).repeat(1, *",
+        "test_matrices.py::test_functions_of_few_rows_are_those_of_the_written_weights",
+        "rows of a pass over several draws come row by row, and meet the noise of other draws",
     ),
     mutant(
         "metrics/calibration.py",
@@ -601,5 +636,34 @@ MUTANTS = (
         "if value > 1e6 * most:",
         "test_selfcheck.py::test_what_is_wrong_is_named",
         "a device that answers otherwise is called right",
+    ),
+    mutant(
+        "devices.py",
+        'non_blocking=device.type == "cuda" and on_host(tensor)',
+        "non_blocking=False",
+        "device/test_device_reads.py::test_steps_read_nothing[loader]",
+        "every batch that is copied to the device is waited for",
+    ),
+    # -- draws made once ---------------------------------------------------------------------------------------------
+    mutant(
+        "draws/linearised.py",
+        "return outputs + change\n",
+        "return outputs + 0.5 * change\n",
+        "draws/test_draws_linearised.py::test_draws_are_the_tangents_of_the_network",
+        "a linearised draw moves half as far as its weights do",
+    ),
+    mutant(
+        "draws/base.py",
+        'path = "network", self.facts["first"] + index',
+        'path = "network", self.facts["first"]',
+        "draws/test_draws_sampled.py::test_every_network_predicts_what_its_draws_do_one_by_one",
+        "all draws share the noise of the network's own",
+    ),
+    mutant(
+        "draws/module.py",
+        "sign=sign, steps=steps) for sign in (1, -1)",
+        "sign=sign, steps=steps) for sign in (-1, 1)",
+        "draws/test_draws_module.py::test_it_says_what_the_prediction_says",
+        "the module's interval is turned around",
     ),
 )

@@ -11,9 +11,10 @@ from torch.distributions.utils import lazy_property
 
 from .linalg import kronecker_diagonal, sandwich
 from .structured import StructuredNormal, total
+from .two_sided import TwoSided
 
 
-class _EigenbasisNormal(StructuredNormal):
+class EigenbasisNormal(StructuredNormal):
     """Precision (U_G ⊗ U_A) diag(p) (U_G ⊗ U_A)ᵀ with square orthogonal U_G and U_A."""
 
     _scaled = (*StructuredNormal._scaled, "precision_eigenvalues")
@@ -83,6 +84,10 @@ class _EigenbasisNormal(StructuredNormal):
         (unit,) = noise
         return self._rotate_back(unit * self.precision_eigenvalues.rsqrt())
 
+    def two_sided(self) -> TwoSided:
+        """What turns the noise of `rsample` into a deviation: U_G (ε / √p) U_Aᵀ."""
+        return TwoSided(self.output_vectors, self.input_vectors.mT, self.precision_eigenvalues.rsqrt())
+
     def _rotate(self, vectors: Tensor) -> Tensor:
         self._require_event("vectors", vectors)
         return sandwich(self.output_vectors.mT, vectors, self.input_vectors)
@@ -91,7 +96,7 @@ class _EigenbasisNormal(StructuredNormal):
         return sandwich(self.output_vectors, vectors, self.input_vectors.mT)
 
 
-class KroneckerNormal(_EigenbasisNormal):
+class KroneckerNormal(EigenbasisNormal):
     """N(mean, (N_s G ⊗ A + τ I)⁻¹), the prior precision τ added to the whole and not to the factors.
 
     Args:
@@ -134,7 +139,7 @@ class KroneckerNormal(_EigenbasisNormal):
         return self.output_eigenvalues[:, None] * self.input_eigenvalues  # s_g s_aᵀ
 
 
-class EigenKroneckerNormal(_EigenbasisNormal):
+class EigenKroneckerNormal(EigenbasisNormal):
     """N(mean, (N_s V Λ Vᵀ + τ I)⁻¹) with V = U_G ⊗ U_A: exact second moments along KFAC's basis   [INF, Eq. 2].
 
     Args:

@@ -6,10 +6,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from dubito import seeds
 from dubito.errors import DataError, DubitoWarning
 
 TRUSTED_ERROR = 1e-2
 """The largest relative error of a squared pivot, and so of a variance, that is let pass."""
+
+SAME = 10.0
+"""Eigenvalues are one where they differ by less, in units of eps times the largest: rounding moves them so far."""
 
 LinAlgError = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
 
@@ -80,8 +84,8 @@ def _relative_error(factor: Tensor, info: Tensor) -> float:
 def eigh(matrix: Tensor, *, name: str = "matrix") -> tuple[Tensor, Tensor]:
     """Eigenvalues in ascending order and eigenvectors of a positive semi-definite matrix.
 
-    Eigenvalues that are negative by rounding become zero. A solver that does not converge is tried
-    again in float64, and a `DubitoWarning` says so.
+    Eigenvalues that are negative by rounding become zero, and the eigenvectors are those of `canonical`. A solver
+    that does not converge is tried again in float64, and a `DubitoWarning` says so.
 
     Raises:
         DataError: if the matrix is not square, not finite or not positive semi-definite.
@@ -112,4 +116,37 @@ def eigh(matrix: Tensor, *, name: str = "matrix") -> tuple[Tensor, Tensor]:
             f"{name} must be positive semi-definite, got eigenvalues from {lowest:.3g} to {highest:.3g}; "
             "pass a mean of outer products"
         )
-    return eigenvalues.clamp(min=0).to(matrix), vectors.to(matrix)
+    eigenvalues, vectors = canonical(eigenvalues, vectors)
+    return eigenvalues.to(matrix), vectors.to(matrix)
+
+
+def canonical(eigenvalues: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The same decomposition in the basis that fixed directions choose, and not the solver or its threads.
+
+    Eigenvectors are determined up to their signs, and where eigenvalues are equal within rounding (0 in the null
+    space of a factor of deficient rank) up to a rotation. Each such eigenspace, vectors V, gets the basis V Q with
+    Vᵀ Ω = Q R, where R has a positive diagonal and Ω holds fixed directions: another V of the same space gives the
+    same V Q. Its eigenvalues become their mean, or 0 where rounding left one below.
+
+    Args:
+        eigenvalues: ascending, of a positive semi-definite matrix but for rounding, [n].
+        vectors: as columns, [n, n].
+    """
+    width = SAME * torch.finfo(vectors.dtype).eps * float(eigenvalues[-1])
+    spans, values = [0], eigenvalues.tolist()
+    for index, value in enumerate(values):
+        if value - values[spans[-1]] > width:
+            spans.append(index)
+    sizes = [end - start for start, end in zip(spans, [*spans[1:], len(values)], strict=True)]
+    shape, stream = (len(vectors), max(sizes)), seeds.generator(0, "directions")
+    directions = torch.randn(shape, generator=stream, dtype=torch.float32).to(vectors)
+    vectors = vectors * torch.where((vectors * directions[:, :1]).sum(0) < 0, -1.0, 1.0).to(vectors)
+    eigenvalues = eigenvalues.clone()
+    for start, size in zip(spans, sizes, strict=True):
+        if size > 1:
+            some = slice(start, start + size)
+            orthogonal, triangle = torch.linalg.qr(vectors[:, some].mT @ directions[:, :size])
+            signs = torch.where(triangle.diagonal() < 0, -1.0, 1.0).to(vectors)
+            vectors[:, some] = vectors[:, some] @ (orthogonal * signs)
+            eigenvalues[some] = eigenvalues[some].mean() if values[start] > 0 else 0.0
+    return eigenvalues.clamp_(min=0), vectors

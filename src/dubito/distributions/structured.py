@@ -160,7 +160,8 @@ class StructuredNormal(Distribution, ABC):
             )
             for shape in self._noise_shapes
         )
-        return mean + self._apply_root(*noise)
+        deviation = self._apply_root(*noise)
+        return mean + deviation if torch.is_grad_enabled() else deviation.add_(mean)
 
     def sample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None

@@ -2,7 +2,6 @@
 
 from .base import Draws as Draws
 from .factors import FactorDraws as FactorDraws
-from .factors import tiled as tiled
 from .linearised import LinearisedDraws as LinearisedDraws
 from .linearised import deviations as deviations
 from .masks import MaskDraws as MaskDraws

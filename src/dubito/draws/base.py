@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import DubitoError
 from ..fitting import read
-from ..inputs import Inputs, TensorOptions, call, chunks, map_tensors, rows_of, take
+from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, map_tensors, rows_of, take
 from ..layers import Survey
 from ..layers.shell import draws_noise, seeded
 from ..networks import run, with_weights
@@ -147,6 +147,11 @@ class Draws(ABC):
         if together is not None:
             return together
         return self._apart(inputs, max_rows, keep_graph) if block < 2 else self._blocks(inputs, block)
+
+    def once(self, inputs: Inputs, max_rows: int, keep_graph: bool) -> Iterable[Tensor]:
+        """The outputs for what the network reads, of draws that are needed no more."""
+        self.passing = True
+        return self.outputs(checked_inputs(inputs, self.like), max_rows, keep_graph=keep_graph)
 
     def _blocks(self, inputs: Inputs, block: int) -> Iterator[Tensor]:
         for start in range(0, self.count, block):

@@ -52,8 +52,9 @@ class LinearisedDraws(Draws):
         deviations = dict(self.tensors["deviations"])
 
         def mapped(*args: Any, **kwargs: Any) -> Tensor:
+            axes: Any = (None, 0)
             outputs, changes = self._pushed(
-                kwargs or args, lambda push: vmap(push, out_dims=(None, 0))(deviations)
+                kwargs or args, lambda push: vmap(push, out_dims=axes)(deviations)
             )
             return outputs + changes
 

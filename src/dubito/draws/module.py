@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NetworkError
+from ..inputs import call
 from ..likelihoods import BuiltLikelihood
 from ..prediction import ClassPrediction, Prediction, RealPrediction, function_variance
 from .base import Draws
@@ -18,7 +19,7 @@ REALS = ("mean", "std", "aleatoric_std", "epistemic_std")
 
 
 class PredictiveModule(nn.Module):
-    """Called as the network is, with B rows; answers what `predict` does, as a dict of tensors.
+    """Called with what `predict` takes, B rows, or with a network's inputs by name; answers as a dict of tensors.
 
     For classes `probs`, `total`, `aleatoric`, `epistemic` (in nats) and `function_variance`; for reals `mean`, `std`,
     `aleatoric_std`, `epistemic_std`, and the central 95 % interval, `lower` to `upper`. Inputs are not checked, nothing
@@ -35,20 +36,20 @@ class PredictiveModule(nn.Module):
         #: The pass that tracers follow.
         self.traced = draws.traceable()
 
-    def forward(self, *args: Any, **kwargs: Any) -> dict[str, Tensor]:
-        return summarised(self.likelihood, self._outputs(args, kwargs))
+    def forward(self, inputs: Any = None, **named: Any) -> dict[str, Tensor]:
+        return summarised(self.likelihood, self._outputs(named if inputs is None else inputs))
 
-    def _outputs(self, args: Any, kwargs: Any) -> Tensor:
+    def _outputs(self, inputs: Any) -> Tensor:
         if not torch.compiler.is_compiling():
             with torch.no_grad():
-                outputs = self.draws.outputs(kwargs or args, 1 << 62)
+                outputs = self.draws.outputs(inputs, 1 << 62)
                 return outputs if isinstance(outputs, Tensor) else torch.stack(list(outputs))
         if self.traced is None:
             raise NetworkError(
                 "tracers follow draws of weights and of factors, got linearised ones, or masks of dropout layers; make "
                 "others, as by sampled(..., linearised=False)"
             )
-        return self.traced(*args, **kwargs)
+        return call(self.traced, inputs)
 
 
 def summarised(likelihood: BuiltLikelihood, outputs: Tensor) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from ..fitting import Prepared
 from ..inputs import TensorOptions
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method
-from ..posterior import Posterior, stored_tensors
+from ..posterior import Drawer, Posterior, stored_tensors
 from ..training import Join, Processes, Run, Training, current, joined_descent, train_many
 from ..training.checkpoint import put
 from .map import MAP, PointPosterior
@@ -29,14 +29,16 @@ class DeepEnsemblePosterior(Posterior):
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Member `index` mod K: its parameters and its buffers."""
-        first = stored_tensors(self.network)
-        member = index % self.num_components
-        if member == 0:
-            return first
+        return stored_tensors(self.network) | dict(self.drawer()(index, generator))
+
+    def drawer(self) -> Drawer:
         others = {**dict(self.group("members").items()), **dict(self.group("statistics").items())}
-        return {
-            name: others[name][member - 1] if name in others else tensor for name, tensor in first.items()
-        }
+
+        def draw(index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+            member = index % self.num_components
+            return {name: values[member - 1] for name, values in others.items()} if member else {}
+
+        return draw
 
     def holds(self, name: str) -> str:
         return f"{self.num_components} members" if name in self.group("members") else "shared point"

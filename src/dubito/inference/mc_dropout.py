@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from .. import seeds
-from ..draws import FactorDraws, MaskDraws, tiled
+from ..draws import FactorDraws, MaskDraws
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
-from ..inputs import Batch, Inputs, TensorOptions, checked_inputs, rows_of
+from ..inputs import Batch, Inputs, rows_of
 from ..layers import Layout, Use, reasons, survey
 from ..layers.declared import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
 from ..layers.dropout import find_dropouts
@@ -20,7 +20,7 @@ from ..layers.passes import asked
 from ..method import TrainedMethod
 from ..networks import resolve, trainable
 from ..objective import Objective
-from ..posterior import Posterior
+from ..posterior import Posterior, Streams
 from ..priors import normal_penalty
 
 
@@ -44,16 +44,11 @@ class MCDropoutPosterior(Posterior):
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Weights with dropped columns; masks on the network's own dropout layers are not weights."""
-        weights = self.weights()
-        for name, use in self.uses.items():
-            weights[name] = dropped(use, weights[name], self.method.rate, generator)
-        return weights
+        return self.weights() | self._drawn(range(index, index + 1), [generator], 0).weights(0)
 
     @torch.no_grad()
-    def draws(self, indices: range, seed: int) -> FactorDraws | MaskDraws:
+    def _drawn(self, indices: range, streams: Streams, seed: int) -> FactorDraws | MaskDraws:
         """Draws as factors on the inputs of layers, or as the seeds of masks."""
-        device = TensorOptions.of(self.network).device
-        streams = [seeds.generator(seed, "draw", index, device=device) for index in indices]
         if self.layouts:
             mask_seeds = [seeds.drawn(stream, 31) for stream in streams]
             facts = self._facts(indices, seed, seeds=mask_seeds, dropouts=self.details["dropouts"])
@@ -63,19 +58,13 @@ class MCDropoutPosterior(Posterior):
             name: torch.stack([bernoulli_factors(use.input_shape, rate, weights[name], s) for s in streams])
             for name, use in self.uses.items()
         }
-        tensors = {"input_factors": factors}
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=False)
-        return FactorDraws(self.network, tensors, **facts)
+        return FactorDraws(self.network, {"input_factors": factors}, **facts)
 
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterable[Tensor]:
-        if self.layouts:
-            draws = self.draws(range(num_samples), seed)
-            return draws.outputs(checked_inputs(inputs, draws.like), max_rows, keep_graph=keep_graph)
-        together = None if keep_graph else tiled(self, inputs, num_samples, seed, max_rows)
-        apart = super()._outputs
-        return apart(inputs, num_samples, seed, max_rows, keep_graph) if together is None else together
+        return self.draws(range(num_samples), seed).once(inputs, max_rows, keep_graph)
 
     def holds(self, name: str) -> str:
         if name not in self.uses:

@@ -80,8 +80,12 @@ class Factor:
             bias: [C], [P, C], or [P, n, C] where rows have their own.
         """
         passes = self.mean.shape[0]
-        if self.std is None and _single(x, self.mean, bias):  # one row of every pass
-            return product(x, self.mean.exp() if self.positive else self.mean, bias)
+        general = (
+            torch.is_grad_enabled() or torch.compiler.is_compiling() or self.std is not None or self.positive
+        )
+        single = not general and rows == 1 and (bias is None or bias.ndim < 3)
+        if single and x.shape == self.mean.shape and x.dtype == self.mean.dtype:  # one row of every pass
+            return product(x, self.mean, bias)
         if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
             factors = self.mean[0].to(x.dtype)
             if x.ndim > 2:
@@ -99,13 +103,6 @@ class Factor:
             out = Scaled.apply(blocks, self.tensor()[:, :, None, :, None], added)
         assert isinstance(out, Tensor)
         return out.reshape(x.shape[0] * passes // blocks.shape[0], *x.shape[1:])
-
-
-def _single(x: Tensor, factors: Tensor, bias: Tensor | None) -> bool:
-    """Whether activations [P, C] meet factors [P, C] as they are; gradients and tracers take the general way."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return False
-    return x.shape == factors.shape and x.dtype == factors.dtype and (bias is None or bias.ndim < 3)
 
 
 class NodeFactors(NamedTuple):

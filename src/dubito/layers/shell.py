@@ -206,18 +206,38 @@ def seeded(
         path: the stream's labels.
         training: the modes of a training pass, as in `take`.
     """
+    return seeder(network, training)(seed, *path)
+
+
+def seeder(
+    network: nn.Module, training: Mapping[str, bool] | None = None
+) -> Callable[..., AbstractContextManager[None]]:
+    """`seeded` for several passes in a row of a network that stays as it is, `(seed, *path)` of each."""
+    pool, modes = _modes(network, training)
+
+    def around(seed: int, *path: int | str) -> AbstractContextManager[None]:
+        noisy = pool.noisy.get(modes)
+        if noisy is False:
+            return nullcontext()
+        device = TensorOptions.of(network).device
+        forked = seeds.forked(seed, *path, device=device)
+        return forked if noisy else _watched(pool.noisy, modes, forked, device)
+
+    return around
+
+
+def noise_of(network: nn.Module) -> bool | None:
+    """Whether a pass in the network's modes draws from the global state; None where no pass has told yet."""
+    pool, modes = _modes(network, None)
+    return pool.noisy.get(modes)
+
+
+def _modes(network: nn.Module, training: Mapping[str, bool] | None) -> tuple[_Pool, Any]:
+    """The network's pool, and the modes of a pass as its key there."""
     pool, modules = _pool(network)
     if training is None:
-        modes: Any = tuple(module.training for module in modules)
-    else:
-        modes = "training", *sorted(name for name, mode in training.items() if not mode)
-    noisy = pool.noisy.get(modes)
-    if noisy is False:
-        return nullcontext()
-    device = TensorOptions.of(network).device
-    if noisy:
-        return seeds.forked(seed, *path, device=device)
-    return _watched(pool.noisy, modes, seeds.forked(seed, *path, device=device), device)
+        return pool, tuple(module.training for module in modules)
+    return pool, ("training", *sorted(name for name, mode in training.items() if not mode))
 
 
 def draws_noise(network: nn.Module) -> bool:

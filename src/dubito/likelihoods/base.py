@@ -12,7 +12,7 @@ from ..inputs import RowNumbers
 from ..prediction import Prediction
 
 #: Numbers of outputs that are judged together, over draws: they stay in cache.
-STACKED = 65_536
+STACKED = 16_384
 
 
 class Likelihood(ABC):

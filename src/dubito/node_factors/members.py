@@ -39,8 +39,8 @@ def component(posterior: P, index: int) -> P:
     network = duplicate(posterior.network)
     parameters = dict(network.named_parameters())
     with torch.no_grad():
-        for name, value in posterior.biases(index).items():
-            parameters[name].copy_(value)
+        for name, others in posterior.other_biases.items():  # the first component's are the network's own
+            parameters[name].copy_(others[index - 1] if index else parameters[name])
     tensors = {
         key: {
             name: (tensor if key == "statistics" else tensor[index : index + 1]).clone()

@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..draws import FactorDraws, tiled
-from ..inputs import Inputs, TensorOptions
+from ..draws import FactorDraws
+from ..inputs import Inputs
 from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
-from ..posterior import Posterior
-from ..seeds import generator
+from ..posterior import Posterior, Streams
 from . import members, rows
 from .laws import Family
 
@@ -131,16 +130,6 @@ class NodePosterior(Posterior):
             sides.append(Factor(mean, std, noise[index], bound, family.positive))
         return NodeFactors(*sides)
 
-    def biases(self, component: int) -> dict[str, Tensor]:
-        """The biases of a component by name; the first component's are the network's own."""
-        if component == 0:
-            return {}
-        return {name: values[component - 1] for name, values in self.other_biases.items()}
-
-    def drawn_biases(self, component: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """The biases of a draw, where they are not the network's own."""
-        return self.biases(component)
-
     @property
     def other_biases(self) -> dict[str, Tensor]:
         """The biases of the components after the first, [K − 1, C] by name."""
@@ -152,38 +141,28 @@ class NodePosterior(Posterior):
         return self._names("biases")
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        component = index % self.num_components
-        weights = self.weights() | self.drawn_biases(component, generator)
-        chosen, stds = slice(component, component + 1), self.stds()
-        for name in self.uses:
-            weight = weights[name]
-            noise = self.noise(name, (1, 1), generator, weight)
-            factors = self.factors(name, chosen, noise, stds, self.method.bound)
-            weights[name] = self.folded(name, weight, factors)
-        return weights
+        return self.weights() | self._drawn(range(index, index + 1), [generator], 0).weights(0)
 
     @torch.no_grad()
-    def draws(self, indices: range, seed: int) -> FactorDraws:
-        """Draws as factors on the nodes: the noise of each from its own stream, the rest for all at once."""
-        device = TensorOptions.of(self.network).device
-        streams = [generator(seed, "draw", index, device=device) for index in indices]
-        components = torch.arange(indices.start, indices.stop, device=device) % self.num_components
+    def _drawn(self, indices: range, streams: Streams, seed: int) -> FactorDraws:
+        """The noise of each draw from its own stream, the rest for all at once."""
         weights, stds = self.weights(), self.stds()
+        device = next(iter(weights.values())).device
+        components = torch.arange(indices.start, indices.stop, device=device) % self.num_components
         groups = {"biases": self.bias_draws(components, streams), "input_factors": {}, "output_factors": {}}
-        for name, use in self.uses.items():
-            noise: list[Tensor | None] = [None, None]
-            for position, nodes in enumerate((use.input_shape, use.output_shape)):
-                family, like = self.families[SIDES[position]], weights[name]
-                if family is not None and family.random:
-                    noise[position] = torch.stack([family.noise((1, *nodes), like, s) for s in streams])
-            factors = self.factors(name, components, (noise[0], noise[1]), stds, self.method.bound)
+        for name in self.uses:
+            noise = [self.noise(name, (1,), stream, weights[name]) for stream in streams]
+            sides = (None if side[0] is None else torch.stack(side) for side in zip(*noise, strict=True))
+            factors = self.factors(name, components, (next(sides), next(sides)), stds, self.method.bound)
             for side, factor in zip(SIDES, factors, strict=True):
                 if factor is not None:
                     groups[f"{side}_factors"][name] = factor.tensor().squeeze(1)
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=self.method.additive)
-        return FactorDraws(self.network, {key: group for key, group in groups.items() if group}, **facts)
+        draws = FactorDraws(self.network, {key: group for key, group in groups.items() if group}, **facts)
+        draws.uses = self.uses
+        return draws
 
-    def bias_draws(self, components: Tensor, streams: Sequence[torch.Generator]) -> dict[str, Tensor]:
+    def bias_draws(self, components: Tensor, streams: Streams) -> dict[str, Tensor]:
         """The biases of draws of some components, [S, C] by name, where they are not the network's own."""
         weights = self.weights()
         return {
@@ -194,9 +173,7 @@ class NodePosterior(Posterior):
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterable[Tensor]:
-        together = None if keep_graph else tiled(self, inputs, num_samples, seed, max_rows)
-        apart = super()._outputs
-        return apart(inputs, num_samples, seed, max_rows, keep_graph) if together is None else together
+        return self.draws(range(num_samples), seed).once(inputs, max_rows, keep_graph)
 
     def folded(self, name: str, weight: Tensor, factors: NodeFactors) -> Tensor:
         """The weight with the factors of one pass in it, whose rows share them."""

@@ -49,7 +49,8 @@ def row_draws(
         component = index % posterior.num_components
         chosen = slice(component, component + 1)
         generator = posterior.generator(seed, index)
-        biases = posterior.drawn_biases(component, generator)
+        drawn = posterior.bias_draws(torch.tensor([component]), [generator])
+        biases = {name: values[0] for name, values in drawn.items()}
         weights = posterior.weights() | biases
         per_row: dict[str, NodeFactors] = {}
         for name in posterior.uses:

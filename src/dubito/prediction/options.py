@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import ConfigError, require_count
+from ..precision import Precision, require_precision
 
 #: Forms of prediction that only some posteriors have, by their keywords: those with a method `<form>_prediction`.
 FORMS = ("linearised", "marginal", "per_example")
@@ -19,6 +20,7 @@ class PredictionOptions:
         linearised: in closed form around the mean of the weights; None does as the method says.
         marginal: draw the outputs of layers anew for each row.
         per_example: draw factors anew for each row.
+        precision: of passes through the network.
     """
 
     num_samples: int
@@ -27,8 +29,10 @@ class PredictionOptions:
     linearised: bool | None = None
     marginal: bool = False
     per_example: bool = False
+    precision: Precision = "full"
 
     def __post_init__(self) -> None:
+        require_precision(self.precision)
         require_count(num_samples=self.num_samples, max_rows=self.max_rows)
         if not (self.linearised is None and self.marginal is False and self.per_example is False):
             self._check_forms()

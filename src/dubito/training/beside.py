@@ -108,7 +108,7 @@ class _Beside:
             records = self.joint.step(number, passes, self.waiting[cohort[0]][2], self.interrupted)
         except Exception:
             for member in cohort:
-                self.loops[member].settle()  # a loss that was no number explains what came of it
+                self.loops[member].read_terms()  # a loss that was no number explains what came of it
             raise
         ends = []
         for member, record in zip(cohort, records, strict=True):

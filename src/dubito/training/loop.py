@@ -105,7 +105,7 @@ class Loop:
             with seeded(network, self.run.seed, "network", arguments[0], training=modes):
                 return self.stepper.step(*arguments)
         except Exception:
-            self.settle()  # a loss that was no number explains what came of it
+            self.read_terms()  # a loss that was no number explains what came of it
             raise
 
     def course(self) -> Generator[StepArguments, StepRecord, list[dict[str, float]]]:
@@ -140,13 +140,13 @@ class Loop:
         state = self.progress
         for passes, rows in self._steps():
             record = yield state.step, passes, rows, self.interrupted
-            self.settle()
+            self.read_terms()
             self._expect(record, len(passes))
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
                 raise Interrupted(self._farewell())
             self._save_if_due()
-        self.settle()
+        self.read_terms()
         self._close_epoch()
 
     def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:
@@ -199,7 +199,7 @@ class Loop:
         state.passes += passes
         state.step += 1
 
-    def settle(self) -> None:
+    def read_terms(self) -> None:
         """Read the terms of the last step counted, if they were not: before its state is kept, at the latest."""
         if self.pending is None:
             return
@@ -214,7 +214,7 @@ class Loop:
             self.stepper.settle(record.step)  # it may know better
             raise TrainingError(self._diagnosis(name, value, record.step, record.lr))
         if norm is not None:
-            self._watch(*norm.read(), record.step)
+            self._watch(norm.read()[0], record.step)
         state.sums = [old + record.rows * new for old, new in zip(state.sums, values, strict=True)]
         self.bar.update(record.step + 1, total, nll, kl, record.lr)
 
@@ -316,7 +316,7 @@ class Loop:
             self._save()
 
     def _save(self) -> None:
-        self.settle()
+        self.read_terms()
         self.saved_at = time.monotonic()
         if self.run.checkpoint is None or not self.processes.first:
             return

@@ -9,6 +9,7 @@ from torch.func import vmap
 
 from ..inputs import Batch, joined
 from ..likelihoods import at_least_float
+from ..precision import autocast
 from .beside import Join, JointStepper
 from .contract import Loss, Stepper, StepRecord
 from .forward import Forward, forward_of, side_by_side, tensors_of
@@ -87,7 +88,7 @@ class MemberStepper(JointStepper):
         for parts in zip(*passes, strict=True):
             batches = [batch for batch in parts if batch is not None]
             batch = Batch(joined([b.inputs for b in batches]), torch.cat([b.targets for b in batches]))
-            with self.descent.autocast():
+            with autocast(self.training.precision, self.descent.device):
                 loss = self.loss(batch, weight)
             count = len(batches[0].targets)
             loss.total.backward(torch.full_like(loss.total, count / step_rows))

@@ -5,10 +5,9 @@ from numbers import Real
 from typing import Literal
 
 from ..errors import ConfigError, require_count, require_positive
+from ..precision import Precision, require_precision
 from .optimizers import Adam, OptimizerSettings
 from .schedules import Constant, Schedule
-
-Precision = Literal["full", "bf16", "fp16"]
 
 
 def _require_not_negative(**values: float) -> None:
@@ -132,8 +131,7 @@ class Training:
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if isinstance(self.kl, int | float) and not isinstance(self.kl, bool):
             object.__setattr__(self, "kl", KL(weight=float(self.kl)))
-        if self.precision not in ("full", "bf16", "fp16"):
-            raise ConfigError(f'precision must be "full", "bf16" or "fp16", got {self.precision!r}')
+        require_precision(self.precision)
         self._check_kinds()
 
     def _check_kinds(self) -> None:

@@ -1,7 +1,7 @@
 """One optimiser step: gradients of all passes and processes, clipped, at the rates of the moment."""
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -10,12 +10,12 @@ from torch import Tensor
 from .. import seeds
 from ..devices import HostCopy, moved
 from ..inputs import Batch, TensorOptions
+from ..precision import autocast
 from ..processes import Processes
 from .contract import ObjectiveLike, Stepper, StepRecord, Terms
 from .plan import Plan
 from .settings import Training
 
-AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 #: A gradient norm is taken at every so many steps, enough to see noise with heavy tails.
 NORM_EVERY = 8
 
@@ -55,14 +55,14 @@ class GradientStepper(Stepper):
         for parameter in self.parameters:  # `zero_grad` without its bookkeeping
             parameter.grad = None
         weight = self.kl_weight(number)
-        seen: list[tuple[int, Terms]] = []
+        seen: list[tuple[int, tuple[Tensor, ...]]] = []
         for index, batch in enumerate(passes):
             if batch is None:
                 continue
             noise = None
             if self.objective.noisy:
                 noise = seeds.generator(self.seed, "noise", number, index, device=self.device)
-            with self.autocast():
+            with self._autocast():
                 loss = self.objective.batch_loss(batch, weight, noise)
             share = len(batch.targets) / self.plan.step_rows
             self.scaler.scale(loss.total if share == 1 else loss.total * share).backward()
@@ -103,13 +103,12 @@ class GradientStepper(Stepper):
         if facts["scaler"]:
             self.scaler.load_state_dict(dict(facts["scaler"]))
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """The precision of a forward pass."""
-        if self.training.precision == "full":
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=AUTOCAST[self.training.precision])
+    def _autocast(self) -> AbstractContextManager[Any]:
+        return autocast(self.training.precision, self.device)
 
-    def _combine(self, seen: list[tuple[int, Terms]], rows: int, stop: bool) -> tuple[Terms, bool]:
+    def _combine(
+        self, seen: list[tuple[int, tuple[Tensor, ...]]], rows: int, stop: bool
+    ) -> tuple[Terms, bool]:
         """Means over the rows of all passes and processes; gradients and the wish to stop go in the same message."""
         if self.processes.count == 1 and len(seen) == 1:
             return seen[0][1], stop

@@ -1,6 +1,5 @@
 """Noise on a layer's outputs that stands for noise in its weights, with backward passes to match."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -12,12 +11,6 @@ from ..distributions.tied_functions import pairs
 
 #: Added to variances before the root, whose slope at 0 is infinite.
 SMALLEST = 1e-8
-
-
-def full_precision(device: torch.device) -> AbstractContextManager[object]:
-    """While open, autocast is off: standard deviations, their squares and logarithms need all their digits."""
-    kind = device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 class AddNoise(torch.autograd.Function):

@@ -10,8 +10,9 @@ from ..layers.form import Form, Product
 from ..layers.kinds import Standin, plain
 from ..layers.layout import Layout
 from ..layers.uses import Use
+from ..precision import full_precision
 from .calls import OutputNoise, check_rows
-from .kernels import SMALLEST, full_precision
+from .kernels import SMALLEST
 from .placement import Placement
 from .scales import WeightScale
 from .streams import RowStreams

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ..precision import full_precision
 from ..priors import prior_std_of
-from .kernels import full_precision
 from .scales import TrainedScale, WeightScale
 from .terms import summed
 

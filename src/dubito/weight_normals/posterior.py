@@ -1,7 +1,6 @@
 """Posteriors of independent Normals: a mean for every weight, standard deviations in one of several forms."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,8 @@ from ..fitting import read
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, rows_of
 from ..layers.passes import asking
 from ..layers.shell import seeded
-from ..networks import Subset, duplicate, run
-from ..posterior import Posterior
+from ..networks import Subset, duplicate
+from ..posterior import Drawer, Posterior
 from ..prediction import Prediction, PredictionOptions
 from ..seeds import derived
 from .noise import LocalNoise, Moments
@@ -81,17 +80,9 @@ class NormalPosterior(Posterior):
 
     # -- predictions ---------------------------------------------------------------------------------------
 
-    def applying(
-        self,
-    ) -> Callable[[int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]]:
+    def drawer(self) -> Drawer:
         normals = Normals(self)
-
-        def applied(
-            index: int, generator: torch.Generator | None
-        ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
-            return nullcontext(partial(run, self.network, normals.draw(self.random, generator)))
-
-        return applied
+        return lambda index, generator: normals.draw(self.random, generator)
 
     @torch.no_grad()
     def marginal_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..distributions.tied_functions import draw_tied, tied_std
-from .kernels import full_precision
+from ..precision import full_precision
 from .terms import OwnTerm, StdTerm, Term, TiedTerm
 
 

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from ...curvature import Block
 from ...distributions import InverseWishart, MatrixNormal
-from ...posterior import Posterior
+from ...distributions.two_sided import TwoSided
+from ...matrices import BlockDrawer, MatrixPosterior
 from .layer import placed
 
 
-class BALIPosterior(Posterior):
+class BALIPosterior(MatrixPosterior):
     """W ~ MN(M, R, Σ) for each layer, the means being the network's own weights.
 
     The tensors are L with L Lᵀ = R⁻¹ ("input_tril") and C with C Cᵀ = Σ ("output_tril") under the weight's
@@ -24,16 +25,19 @@ class BALIPosterior(Posterior):
         """The layers, as matrices."""
         return tuple(Block.from_json(stored) for stored in self.details["blocks"])
 
-    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+    def matrix_blocks(self) -> tuple[Block, ...]:
+        return self.blocks
+
+    def block_drawer(self) -> BlockDrawer:
         weights = self.weights()
-        drawn = {
-            block.weight: self.matrices(block, generator, block.matrix(weights)) for block in self.blocks
-        }
-        return weights | {
-            name: tensor
-            for block in self.blocks
-            for name, tensor in block.tensors(drawn[block.weight]).items()
-        }
+        means = {block.weight: block.matrix(weights) for block in self.blocks}
+        return lambda block, generator: block.tensors(self.matrices(block, generator, means[block.weight]))
+
+    def root(self, block: Block) -> TwoSided | None:
+        if self.method.covariance == "sampled":
+            return None
+        left, right = (self.group(kind)[block.weight][0] for kind in ("output_tril", "input_tril"))
+        return TwoSided(left, right, inverted=True)
 
     def matrices(self, block: Block, generator: torch.Generator | None, mean: Tensor) -> Tensor:
         """A draw of a layer's matrices [G, m, n]."""

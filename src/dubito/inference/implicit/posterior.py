@@ -1,6 +1,5 @@
 """Shared weights and biases, and K components of Normal factors on the inputs of layers."""
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from ...layers.factors import Factor, NodeFactors
 from ...networks import with_flags, with_weights
 from ...node_factors import NodePosterior
+from ...posterior import Streams
 
 
 class ImplicitPosterior(NodePosterior):
@@ -18,17 +18,7 @@ class ImplicitPosterior(NodePosterior):
     `bias_raw_std`, [K] by the bias's name; and the number of rows seen in training, by which components take turns.
     """
 
-    def drawn_biases(self, component: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        stds, weights = self.stds(), self.weights()
-        drawn = {}
-        for name in self.varied_biases:
-            bias = weights[name]
-            noise = torch.randn((), generator=generator, dtype=bias.dtype, device=bias.device)
-            factor = self.group("bias_mean")[name][component] + stds["bias", name][component] * noise
-            drawn[name] = factor * bias
-        return drawn
-
-    def bias_draws(self, components: Tensor, streams: Sequence[torch.Generator]) -> dict[str, Tensor]:
+    def bias_draws(self, components: Tensor, streams: Streams) -> dict[str, Tensor]:
         stds, weights = self.stds(), self.weights()
         drawn = {}
         for name in self.varied_biases:

@@ -16,6 +16,7 @@ from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method
 from ...networks import Subset, resolve, with_flags
+from ...precision import Precision, passes_in, require_precision
 from ...training import Training, current
 from ..map import MAP
 from .data_fit import DataFit, DataFitSums
@@ -60,6 +61,8 @@ class Laplace(Method):
         batch_size: rows per pass; None takes the loader's own, or 128.
         linearised: what `predict` does unless told otherwise: take the network as linear in its weights, in closed
             form, in place of draws. Around a network that fits its data well this is the better prediction.
+        precision: of passes through the network in the fit: "full", or autocast with "bf16" or "fp16", whose
+            gradients below 6e-8 are lost. Sums over rows are in full precision.
     """
 
     structure: Structure = Diagonal()
@@ -68,10 +71,12 @@ class Laplace(Method):
     subset: Subset | Callable[[nn.Module, Inputs], tuple[str, ...]] = None
     batch_size: int | None = None
     linearised: bool = False
+    precision: Precision = "full"
 
     posterior_type = LaplacePosterior
 
     def __post_init__(self) -> None:
+        require_precision(self.precision)
         if self.prior_precision is not None:
             require_positive(prior_precision=self.prior_precision)
         if not isinstance(self.structure, Structure):
@@ -99,7 +104,8 @@ class Laplace(Method):
             covered = cover(network, surveyed, names)
         blocks = list(covered.blocks.values())
         fit_sums = DataFitSums(prepared.likelihood, outputs, targets)
-        curvatures, data_fit = self._measured(prepared, covered, fit_sums, training)
+        with passes_in(self.precision, *TensorOptions.of(prepared.network)):
+            curvatures, data_fit = self._measured(prepared, covered, fit_sums, training)
         data_fit.warn_if_constant()
         structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
         facts, stored = {}, {}

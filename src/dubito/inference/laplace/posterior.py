@@ -12,10 +12,13 @@ from torch.distributions import Distribution
 
 from ...curvature import Block, Cover, cover
 from ...distributions import GroupedNormal, StructuredNormal
+from ...distributions.kronecker import EigenbasisNormal
+from ...distributions.two_sided import TwoSided
 from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
-from ...posterior import MAX_ROWS, NamedTensors, Posterior
+from ...matrices import BlockDrawer, MatrixPosterior
+from ...posterior import MAX_ROWS, NamedTensors
 from ...prediction import Prediction, PredictionOptions
 from .joint import Joint, joint_outputs
 from .linearised import Linearised, needs_pairs, predictive
@@ -27,7 +30,7 @@ from .update import updated
 SCALES = tuple(10 ** (power / 2) for power in range(-6, 9))
 
 
-class LaplacePosterior(Posterior):
+class LaplacePosterior(MatrixPosterior):
     """w ~ N(w*, P⁻¹), P = N_s · curvature + τ, one matrix P per block.
 
     `details` holds the plain facts: the blocks, the number of data N, the data scale N_s, the prior precision τ
@@ -48,15 +51,24 @@ class LaplacePosterior(Posterior):
 
     # -- the distribution ----------------------------------------------------------------------------------
 
-    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+    def matrix_blocks(self) -> list[Block]:
+        return list(self.blocks.values())
+
+    def block_drawer(self) -> BlockDrawer:
         centre = self.weights()
-        weights = dict(centre)
-        for block in self.blocks.values():
-            parts = self.normals(block.name, centre)
-            matrices = torch.stack([part.rsample(generator=generator) for part in parts])
+
+        def drawn(block: Block, generator: torch.Generator | None) -> dict[str, Tensor]:
+            matrices = [part.rsample(generator=generator) for part in self.normals(block.name, centre)]
+            stacked = matrices[0] if len(matrices) == 1 else torch.stack(matrices)
             shape = (block.groups, block.rows, block.columns)
-            weights |= block.tensors(matrices.reshape(shape).to(centre[block.weight].dtype))
-        return weights
+            return block.tensors(stacked.reshape(shape).to(centre[block.weight].dtype))
+
+        return drawn
+
+    def root(self, block: Block) -> TwoSided | None:
+        normal = self.normals(block.name)[0]
+        same = normal.mean.dtype == self.network.get_parameter(block.weight).dtype
+        return normal.two_sided() if isinstance(normal, EigenbasisNormal) and same else None
 
     def block(self, name: str) -> Distribution:
         """The distribution of one layer: of its weight with the bias as the last column.

@@ -10,6 +10,7 @@ from ...fitting import prepare_more, probe
 from ...inputs import TensorOptions
 from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
+from ...precision import passes_in
 from ...sources import reading
 from .data_fit import DataFitSums
 
@@ -36,18 +37,20 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         frozen = {name: basis for name, basis in bases.items() if basis is not None}
         needs = method.structure.needs.copy()
         needs["kronecker"] = needs["kronecker"] and not frozen  # the factors only gave the basis
-        new = statistics(
-            network,
-            posterior.cover(more.example.inputs),
-            more.source,
-            likelihood,
-            method.curvature,
-            **needs,
-            batch_size=method.batch_size or more.source.batch_size or 128,
-            seed=seeds.derived(seed, "update", str(posterior.num_data)),  # labels of their own
-            basis=frozen or None,
-            watch=fit_sums.add,
-        )
+        covered = posterior.cover(more.example.inputs)
+        with passes_in(method.precision, *TensorOptions.of(network)):
+            new = statistics(
+                network,
+                covered,
+                more.source,
+                likelihood,
+                method.curvature,
+                **needs,
+                batch_size=method.batch_size or more.source.batch_size or 128,
+                seed=seeds.derived(seed, "update", str(posterior.num_data)),  # labels of their own
+                basis=frozen or None,
+                watch=fit_sums.add,
+            )
     total = posterior.num_data + more.num_data
     tensors = {
         block.weight: posterior.structure_of(block).joined(

@@ -12,7 +12,7 @@ from ... import seeds
 from ...errors import require_count, require_positive
 from ...inputs import TensorOptions
 from ...networks import duplicate
-from ...posterior import Posterior
+from ...posterior import Drawer, Posterior
 from ...sources import as_source
 from .averages import AveragedObjective, Gathering
 from .batch_norm import normalising, refresh, statistics_of
@@ -31,20 +31,27 @@ class SWAGPosterior(Posterior):
         self.num_atoms = self.details.get("atoms")
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        weights: dict[str, Tensor] = self.weights()
-        if self.num_atoms is not None:
-            index = index % self.num_atoms
-            generator = self.generator(self.details["seed"], index)
-        names = list(self.group("variance").names)
-        like = weights[names[0]]
-        options: dict[str, Any] = {"generator": generator, "device": like.device}
-        common = torch.randn(self.rank, dtype=like.dtype, **options)
-        for name in names:
-            noise = torch.randn(weights[name].shape, dtype=weights[name].dtype, **options)
-            weights[name] = weights[name] + self.deviation(name, noise, common.to(weights[name].dtype))
-        if self.num_atoms is not None:
-            weights |= {name: values[index] for name, values in self.group("statistics").items()}
-        return weights
+        return self.weights() | dict(self.drawer()(index, generator))
+
+    def drawer(self) -> Drawer:
+        weights = self.weights()
+        means = {name: weights[name] for name in self.group("variance").names}
+        stds = {name: variance.sqrt() for name, variance in self.group("variance").items()}
+        statistics = {} if self.num_atoms is None else dict(self.group("statistics").items())
+        like = next(iter(means.values()))
+
+        def draw(index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+            if self.num_atoms is not None:
+                index = index % self.num_atoms
+                generator = self.generator(self.details["seed"], index)
+            common = torch.randn(self.rank, generator=generator, dtype=like.dtype, device=like.device)
+            drawn = {name: values[index] for name, values in statistics.items()}
+            for name, mean in means.items():
+                noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
+                drawn[name] = self._scaled(name, noise.mul_(stds[name]), common.to(mean.dtype)).add_(mean)
+            return drawn
+
+        return draw
 
     @property
     def rank(self) -> int:
@@ -61,12 +68,14 @@ class SWAGPosterior(Posterior):
             noise: z₁, in its shape.
             common: z₂, [K], the same for all parameters.
         """
-        total = self.group("variance")[name].sqrt() * noise
+        return self._scaled(name, self.group("variance")[name].sqrt() * noise, common)
+
+    def _scaled(self, name: str, total: Tensor, common: Tensor) -> Tensor:
+        """The deviation, in place of σ ∘ z₁."""
         if self.rank > 1:
-            total = total + torch.tensordot(common, self.group("deviations")[name], 1) / math.sqrt(
-                self.rank - 1
-            )
-        return math.sqrt(self.method.scale / 2) * total
+            low = common.unsqueeze(0) @ self.group("deviations")[name].flatten(1)
+            total.add_(low.view(total.shape).div_(math.sqrt(self.rank - 1)))
+        return total.mul_(math.sqrt(self.method.scale / 2))
 
     @torch.no_grad()
     def refreshed(
