@@ -87,12 +87,11 @@ def test_pseudo_targets_are_those_of_the_paper(noisy: bool, momentum: float, for
         gram = product(x, e, g) if noisy else product(x, g)
         went = weights + momentum * (own.mean - own.before)
         own.before.copy_(own.mean)
-        settings = {"weights": went, "step_size": STEP}
         if form == "sums":
-            own.see_gradients(gram, rows, rate, 1 - rest, **settings)
+            own.see_gradients(gram, rows, rate, 1 - rest, weights=went, step_size=STEP)
         else:
-            y = own.pseudo_targets(x, g, e if noisy else None, rate, 1 - rest, **settings)
-            own.see_cases(x, y, rate)
+            outputs = x @ went.mT + (e if noisy else 0)
+            own.see_cases(x, own.pseudo_targets(outputs, g, rate, 1 - rest, STEP), rate)
         infer(own, 1 - rest)
         assert_is(own, dense(steps, RATES[: step + 1]))
 
@@ -178,12 +177,17 @@ def test_jitter_is_counted_and_trouble_named() -> None:
         infer(own, 1.0)  # with a jitter
     own.check(3)
     torch.testing.assert_close(own.mean, y.new_tensor([1, 0, 0, 0]).expand(K, M, N), atol=0.02, rtol=0)
-    own.see_targets(torch.full((K, N + M, N + M), torch.nan), 6, 1.0)
-    for _ in range(5):
+    sums = own.sums
+    own.sums = -torch.eye(N + M).repeat(K, 1, 1) * 100
+    for _ in range(4):
+        own.check(4)
         infer(own, 1.0)
     assert own.output_root().isnan().all()  # the next loss says so
-    with pytest.raises(TrainingError, match="'layer' became NaN or infinite by step 5"):
+    with pytest.raises(TrainingError, match="not positive definite by step 5"):
         own.check(5)
-    own.sums = -torch.eye(N + M).expand(K, -1, -1) * 100
-    with pytest.raises(TrainingError, match="not positive definite by step 6"):
+    own.sums = sums
+    own.see_targets(torch.full((K, N + M, N + M), torch.nan), 6, 1.0)
+    infer(own, 1.0)
+    assert own.mean.isnan().any()
+    with pytest.raises(TrainingError, match="'layer' became NaN or infinite by step 6"):
         own.check(6)

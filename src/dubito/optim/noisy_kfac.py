@@ -217,7 +217,7 @@ class NoisyKFAC(NoisyOptimizer):
 def _root(matrices: Tensor) -> Tensor:
     """Cholesky factors, without a look at the device: NaN where there is none, and the next loss says so."""
     factors, info = torch.linalg.cholesky_ex(matrices)
-    return factors.masked_fill_((info > 0)[:, None, None], torch.nan)
+    return factors.add_(torch.where(info > 0, torch.nan, 0.0)[:, None, None].to(factors))
 
 
 def _solved(matrices: Tensor, root: Tensor) -> Tensor:

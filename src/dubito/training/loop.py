@@ -206,6 +206,7 @@ class Loop:
         (record, terms, norm), self.pending, state = self.pending, None, self.progress
         total, nll, kl = values = terms.read()
         if not all(map(math.isfinite, values)):
+            self.stepper.settle(record.step)  # it may know better
             name, value = next(
                 (name, value)
                 for name, value in (("nll", nll), ("kl", kl), ("loss", total))

@@ -28,7 +28,7 @@ BEFORE = 0.7
 LEAST_ROWS = 100
 #: The part of the rows that judges, and how many it has at most.
 PART, MOST_ROWS = 0.1, 2000
-NUM_SAMPLES = 16
+NUM_SAMPLES = 8
 #: How many times more or fewer data than those of the run are tried.
 REACH = 4.0
 

@@ -231,11 +231,12 @@ class Layer:
         """
         factor, info = torch.linalg.cholesky_ex(self.joint(correction).mT)
         failed = info > 0
-        self.failures.add_(failed)
+        stays = failed.to(factor)
+        self.failures.add_(stays)
         raised = (self.jitter * GROWTH).clamp_(JITTER, MOST_JITTER)
         raised.masked_fill_(self.jitter >= MOST_JITTER, torch.nan)  # no jitter helps: draws become NaN
         self.jitter = torch.where(failed, raised, self.jitter / 2)
-        torch.where(failed[:, None, None], self.factor, factor, out=self.factor)
+        torch.lerp(factor, self.factor, stays[:, None, None], out=self.factor)  # one or the other
         self.settled = False
 
     def settle(self) -> None:
@@ -264,13 +265,13 @@ class Layer:
 
     def check(self, step: int) -> None:
         """Refuse a layer whose factorisations have failed for good; reads its numbers."""
-        if not self.jitter.isnan().any():
-            return
         if not self.sums.isfinite().all():
             raise TrainingError(
                 f"the sums of products of {self.name!r} became NaN or infinite by step {step}; lower step_size "
                 "or update_rate, or standardise the data"
             )
+        if not self.jitter.isnan().any():
+            return
         raise TrainingError(
             f"the joint matrix of {self.name!r} is not positive definite by step {step}, even with a jitter of "
             f"{MOST_JITTER * torch.finfo(self.sums.dtype).eps:.2g} of the mean of its diagonal; raise hidden_floor or "

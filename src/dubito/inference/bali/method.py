@@ -193,7 +193,7 @@ def with_inferred_noise(
         return likelihood, False
     std = likelihood.std().detach()
     if target_std.numel() == 1:
-        return likelihood.with_noise(std=target_std.reshape(std.shape).to(std)), True
+        return likelihood.with_noise(std=target_std.clone().reshape(std.shape).to(std)), True
     return likelihood.with_noise(covariance=target_std.to(std).square().diag()), True
 
 

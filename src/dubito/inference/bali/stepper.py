@@ -353,7 +353,7 @@ class BALIStepper(LayerwiseStepper):
                 for name, unit in units.items()
             }
         )
-        record = self.topology.cover.record(inner=noise or few)
+        record = self.topology.cover.record(inner=noise or (few if units else None))
         with (
             torch.enable_grad(),
             asking(
