@@ -95,9 +95,13 @@ def _gram(
         add_gram(sums, joint)
         total += joint.shape[1]
     assert sums is not None
-    sums = mirrored(sums)[:, :width, :width]
+    return in_order(part, mirrored(sums)[:, :width, :width]), total
+
+
+def in_order(part: BlockPart, sums: Tensor) -> Tensor:
+    """Sums of products from the order of patches to that of weights."""
     inner = _order(part, sums)
-    return sums if inner is None else sums[:, inner][:, :, inner], total
+    return sums if inner is None else sums[:, inner][:, :, inner]
 
 
 def _slices(part: BlockPart, calls: list[Call], rows: int) -> list[slice]:
