@@ -22,7 +22,7 @@ from .layers.context import name_of
 from .layers.kinds import Standin, plain
 from .layers.linear import Dense
 from .layers.passes import asking
-from .layers.shell import draws_noise
+from .layers.shell import noise_of
 from .posterior import Drawer, Posterior
 from .precision import full_precision
 
@@ -175,9 +175,9 @@ class BlockPosterior(Posterior):
 
     def _silent(self, inputs: Inputs) -> bool:
         """Whether the network draws no noise of its own, which would differ from draw to draw."""
-        if draws_noise(self.network):  # or no pass has told yet
+        if noise_of(self.network) is None:  # no pass has told yet
             answered(self.network, take(inputs, slice(1)))
-        return not draws_noise(self.network)
+        return noise_of(self.network) is False
 
     def _roots(self, rows: int, inputs: Inputs) -> dict[str, TwoSided]:
         """Of the blocks that have one, if functions of so many rows take fewer products than matrices in all."""

@@ -234,10 +234,10 @@ def _modes(network: nn.Module, training: Mapping[str, bool] | None) -> tuple[_Po
     return pool, ("training", *sorted(name for name, mode in training.items() if not mode))
 
 
-def draws_noise(network: nn.Module) -> bool:
-    """Whether passes in the network's modes draw from the global state, as far as one under `seeded` has told."""
+def noise_of(network: nn.Module) -> bool | None:
+    """Whether passes in the network's modes draw from the global state; None where none under `seeded` has told."""
     pool, modes = _modes(network, None)
-    return pool.noisy.get(modes, True)
+    return pool.noisy.get(modes)
 
 
 @contextmanager
