@@ -49,7 +49,8 @@ def row_draws(
         component = index % posterior.num_components
         chosen = slice(component, component + 1)
         generator = posterior.generator(seed, index)
-        drawn = posterior.bias_draws(torch.tensor([component]), [generator])
+        number = torch.arange(component, component + 1, device=generator.device)
+        drawn = posterior.bias_draws(number, [generator])
         biases = {name: values[0] for name, values in drawn.items()}
         weights = posterior.weights() | biases
         per_row: dict[str, NodeFactors] = {}
