@@ -108,6 +108,14 @@ def take(inputs: Inputs, index: Any) -> Inputs:
     return map_tensors(lambda tensor: tensor[index], inputs)
 
 
+def joined(trees: Sequence[Inputs]) -> Inputs:
+    """The rows of several trees of one form, one tree after the other."""
+    if isinstance(trees[0], Tensor):
+        return torch.cat([tree for tree in trees if isinstance(tree, Tensor)])
+    leaves = [iter([tensor for _, tensor in named_tensors(tree)]) for tree in trees]
+    return map_tensors(lambda _: torch.cat([next(tensors) for tensors in leaves]), trees[0])
+
+
 def to_tensors(inputs: Inputs, dtype: torch.dtype) -> Inputs:
     """Arrays become tensors, floats take the dtype; everything stays where it lies."""
     if isinstance(inputs, np.ndarray):

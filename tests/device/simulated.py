@@ -90,7 +90,8 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.paused and self.reading(func, args):
             self.reads.note(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # the function mode has seen it, or it is autograd's own work
+            return func(*args, **(kwargs or {}))
 
     def reading(self, func: Any, args: Any) -> bool:
         name = func.overloadpacket.__name__
