@@ -139,6 +139,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "sampling": "weight",
         "covariance": "mode",
         "momentum": 0.0,
+        "refactor_every": 1,
         "initial_std": None,
         "subset": None,
     },
@@ -224,7 +225,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 
 #: Fields that a class gained after results were stored, with the value under which nothing changes: at that value they
 #: are no part of a checksum. Class and fields by name: {"Rank1": {"new_field": None}}.
-ADDED: Mapping[str, Mapping[str, Any]] = {}
+ADDED: Mapping[str, Mapping[str, Any]] = {"BALI": {"refactor_every": 1}}
 #: Fields that were renamed after results were stored, by class: {"Rank1": {"new_name": "old_name"}}.
 RENAMED: Mapping[str, Mapping[str, str]] = {}
 

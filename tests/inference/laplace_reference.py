@@ -10,6 +10,7 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional as F
 
 from dubito import EFB, INF, KFAC, Diagonal
+from dubito.inputs import call
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -58,6 +59,31 @@ def jacobian(network: nn.Module, inputs: Tensor) -> tuple[Tensor, dict[str, Tens
     with torch.no_grad():
         outputs = network(inputs).flatten(1)
     return outputs, vmap(jacrev(function), (None, 0))(parameters, inputs)
+
+
+def dense_covariance(posterior, inputs) -> Tensor:
+    """J P⁻¹ Jᵀ between the outputs of all rows, [B, E, B, E], everything dense."""
+    parameters = {name: p.detach() for name, p in posterior.network.named_parameters()}
+
+    def function(parameters: dict[str, Tensor]) -> Tensor:
+        outputs = call(lambda *a, **k: functional_call(posterior.network, parameters, a, k), inputs)
+        return outputs.reshape(len(outputs), -1)
+
+    jacobians = jacrev(function)(parameters)
+    total = torch.zeros(())
+    for name, block in posterior.blocks.items():
+        shape = jacobians[block.weight].shape[:2]
+        flat = {key: jacobians[key].flatten(0, 1) for key in block.parameters}
+        rows = range(len(flat[block.weight]))
+        matrices = torch.stack([block.matrix({key: flat[key][row] for key in flat}) for row in rows])
+        matrices = matrices.flatten(2)  # [B·E, G, m·n]
+        dense = posterior.block(name).covariance_matrix
+        if dense.ndim == 2 and block.groups > 1:  # a diagonal of all groups in one
+            dense = torch.stack([part.diag() for part in dense.diagonal().chunk(block.groups)])
+        dense = dense if dense.ndim == 3 else dense[None]
+        product = torch.einsum("egi,gij,fgj->ef", matrices, dense, matrices)
+        total = total + product.reshape(*shape, *shape)
+    return total
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,83 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch, sampling: str)
         assert torch.equal(a, b), name
 
 
+# -- wide layers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_mean_moves_by_equation_74_between_factorisations() -> None:
+    """M + c Eᵀ X (R⁻¹ + c XᵀX)⁻¹ with E = Y − X Mᵀ and c = β N / (b P (1 − β / b)), written densely."""
+    own = Layer.start(
+        "x",
+        Prior(precision=0.5, floor=torch.full((1, 3), 0.1).double(), data=noise(1).abs() * 90),
+        noise(1, 3, 5),
+    )
+    own.see_cases(noise(1, 20, 5, seed=1), noise(1, 20, 3, seed=2), 0.4)
+    own.infer(0.4)
+    own.settle()
+    mean, precision = own.mean[0].clone(), own.input_tril[0] @ own.input_tril[0].mT
+    x, y = noise(1, 7, 5, seed=3), noise(1, 7, 3, seed=4)
+    own.move(own.whitened(x), y, 0.3)
+    own.settle()
+    c = float(own.prior.data) * 0.3 / (7 * 0.7)
+    gap = y[0] - x[0] @ mean.mT
+    truth = mean + c * gap.mT @ x[0] @ torch.linalg.inv(precision + c * x[0].mT @ x[0])
+    torch.testing.assert_close(own.mean[0], truth)
+    torch.testing.assert_close(
+        own.input_tril[0] @ own.input_tril[0].mT, precision
+    )  # R waits for a factorisation
+
+
+def test_weights_that_are_not_written_out_are_the_same(monkeypatch) -> None:
+    net = seeded(lambda: nn.Sequential(nn.Linear(3, 60), nn.ReLU(inplace=True), nn.Linear(60, 40, bias=False),
+                                       nn.Tanh(), nn.Linear(40, 2)).double())  # fmt: skip
+    check_few(net, table(16), monkeypatch)
+    sequences = noise(16, 30, 3), noise(16, 30, 2, seed=1)  # few rows, many cases
+    check_few(
+        seeded(lambda: nn.Sequential(nn.Linear(3, 62), nn.Tanh(), nn.Linear(62, 2)).double()),
+        sequences,
+        monkeypatch,
+    )
+
+
+def check_few(net: nn.Module, data: tuple[Tensor, Tensor], monkeypatch) -> None:
+    training = Training(iterations=12, batch_size=8)
+    for every in (1, 3):
+        fits = []
+        for few in (8, 10**6):  # 8 rows are few for 63 inputs and outputs or more; then none are
+            monkeypatch.setattr("dubito.inference.bali.stepper.FEW", few)
+            fits.append(replace(SET, refactor_every=every).fit(net, data, Gaussian(), training=training))
+        for a, b in zip(fits[0].parameters(), fits[1].parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+
+
+def test_wide_layers_are_factorised_every_few_steps(monkeypatch) -> None:
+    net = seeded(
+        lambda: nn.Sequential(nn.Linear(3, 600), nn.Tanh(), nn.Linear(600, 500), nn.Tanh(), nn.Linear(500, 2))
+    )
+    data = tuple(tensor.float() for tensor in table(24))
+    infer, calls = Layer.infer, []
+    monkeypatch.setattr(Layer, "infer", lambda self, *rest: (calls.append(self.name), infer(self, *rest))[1])
+    SET.fit(net, data, Gaussian(), training=Training(iterations=12, batch_size=8))
+    # of 604, 1,101 and 503 inputs and outputs: at each of the first 2 and 4 steps, every second or fourth, and the end
+    assert [calls.count(name) for name in ("0", "2", "4")] == [2 + 5 + 1, 4 + 2 + 1, 12]
+    calls.clear()
+    replace(SET, refactor_every=1).fit(net, data, Gaussian(), training=Training(iterations=12, batch_size=8))
+    assert [calls.count(name) for name in ("0", "2", "4")] == [12, 12, 12]
+
+
+def test_rare_factorisations_learn_as_well() -> None:
+    """Without moves between factorisations every fifth of 60 steps would be too few (0.60 against 0.42)."""
+    (x, y), training = table(300), Training(iterations=60, batch_size=20)
+    net = seeded(lambda: nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2)).double())
+    method, scores = replace(SET, effective_data=200.0), {}
+    for every in (1, 5):
+        posterior = replace(method, refactor_every=every).fit(
+            net, (x[:200], y[:200]), Gaussian(), training=training
+        )
+        scores[every] = posterior.evaluate((x[200:], y[200:]), num_samples=16)["nll"]
+    assert abs(scores[5] - scores[1]) < 0.1
+
+
 # -- layers ------------------------------------------------------------------------------------------------------------
 
 
@@ -310,73 +387,14 @@ def test_sampled_covariances_widen_the_draws() -> None:
         assert (ratio - 1).abs().max() < 0.2
 
 
-# -- side by side ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("covariance", ["mode", "sampled"])
-def test_fits_side_by_side_are_fits_alone(covariance: str) -> None:
-    net, tables = mlp(), [table(seed=s) for s in range(3)]
-    method, training = (
-        replace(SET, covariance=covariance, initial_std=1.0),
-        Training(iterations=12, batch_size=16),
-    )
-    many = method.fit_many(net, tables, Gaussian(), training=training, seed=5, seeds_of_fits=[5, 5, 5])
-    for data, own in zip(tables, many, strict=True):
-        alone = method.fit(net, data, Gaussian(), training=training, seed=5)
-        for a, b in zip(alone.parameters(), own.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
-        torch.testing.assert_close(alone.likelihood.scale_tril, own.likelihood.scale_tril)
-    other = method.fit_many(net, tables[:1], Gaussian(), training=training)
-    assert not torch.equal(other[0].network[0].weight, many[0].network[0].weight)
-
-
-def test_classifiers_with_convolutions_side_by_side() -> None:
-    net, tables = seeded(lambda: Conv().double()), [pictures(24), pictures(24), pictures(18)]
-    tables[1] = (tables[1][0] + 1, tables[1][1])
-    training = Training(iterations=6, batch_size=24)
-    many = SET.fit_many(net, tables, Categorical(), training=training, seeds_of_fits=[1, 2, 3])
-    for number, (data, own) in enumerate(zip(tables, many, strict=True)):
-        alone = SET.fit(net, data, Categorical(), training=training, seed=number + 1)
-        for a, b in zip(alone.parameters(), own.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore:BALI treats layers:dubito.DubitoWarning")
-def test_what_cannot_be_stacked_is_fitted_one_by_one() -> None:
-    net = seeded(lambda: nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 2)).double())
-    tables, training = [table(), table(seed=1)], Training(iterations=4, batch_size=40)
-    many = SET.fit_many(net, tables, Gaussian(), training=training, seeds_of_fits=[1, 2])
-    alone = SET.fit(net, tables[1], Gaussian(), training=training, seed=2)
-    for a, b in zip(alone.parameters(), many[1].parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_stack_goes_on_from_its_checkpoint(tmp_path) -> None:
-    net, tables, training = mlp(), [table(), table(seed=1)], Training(iterations=8, batch_size=16)
-    whole = SET.fit_many(net, tables, Gaussian(), training=training)
-    kept = SET.fit_many(net, tables, Gaussian(), training=training, checkpoint=tmp_path / "c")
-    again = SET.fit_many(net, tables, Gaussian(), training=training, checkpoint=tmp_path / "c")  # finished
-    for one in (kept, again):
-        for a, b in zip(whole[1].parameters(), one[1].parameters(), strict=True):
-            assert torch.equal(a, b)
-        assert torch.equal(whole[1].likelihood.scale_tril, one[1].likelihood.scale_tril)
-
-
 # -- settings that choose themselves -----------------------------------------------------------------------------------
 
 
-def test_open_settings_are_chosen_alike_alone_and_side_by_side() -> None:
+def test_open_settings_are_chosen() -> None:
     data, training = table(rows=160), Training(iterations=40, batch_size=160)
     alone = BALI().fit(mlp(), data, Gaussian(), training=training, seed=3)
     chosen = alone.method
     assert chosen.effective_data is not None and chosen.output_floor is not None
-    (many,) = BALI().fit_many(mlp(), [data], Gaussian(), training=training, seed=3, seeds_of_fits=[3])
-    assert many.method == chosen
-    torch.testing.assert_close(many.network[0].weight, alone.network[0].weight, rtol=1e-6, atol=1e-6)
-    fixed = chosen.fit(mlp(), data, Gaussian(), training=training, seed=3)
-    assert torch.equal(
-        fixed.network[0].weight, alone.network[0].weight
-    )  # all rows take part in the fit proper
 
 
 def test_much_noise_asks_for_no_floor_and_given_settings_stay() -> None:
@@ -401,6 +419,7 @@ def test_much_noise_asks_for_no_floor_and_given_settings_stay() -> None:
         ({"update_rate": 1.5}, "update_rate"),
         ({"step_size": -1.0}, "step_size"),
         ({"momentum": 1.0}, "momentum"),
+        ({"refactor_every": 0}, "refactor_every"),
         ({"hidden_floor": -0.1}, "hidden_floor"),
         ({"effective_data": 0.0}, "effective_data"),
         ({"sampling": "weights"}, "weight, local, deterministic"),
@@ -419,20 +438,12 @@ def test_bad_input_is_found_before_work_starts() -> None:
         replace(SET, hidden_floor=0.0).fit(
             net, (x, y), Gaussian(), training=Training(iterations=1, batch_size=4)
         )
-    with pytest.raises(ConfigError, match=r"'0' has 6 and a step sees 4 rows"):
-        replace(SET, hidden_floor=0.0).fit_many(
-            net, [(x, y)], Gaussian(), training=Training(iterations=1, batch_size=4)
-        )
     with pytest.raises(ConfigError, match=r"'0' has 6 and effective_data is 5"):
         replace(SET, covariance="sampled", effective_data=5.0).fit(net, (x, y), Gaussian())
     with pytest.raises(ConfigError, match='needs precision="full"'):
         SET.fit(net, (x, y), Gaussian(), training=Training(iterations=1, precision="bf16"))
     with pytest.raises(DataError, match="targets must be finite"):
         SET.fit(net, (x, y * torch.nan), Gaussian())
-    with pytest.raises(DataError, match="a list of data sets"):
-        SET.fit_many(net, [], Gaussian())
-    with pytest.raises(ConfigError, match="one seed for each of 1 fits, got 2"):
-        SET.fit_many(net, [(x, y)], Gaussian(), seeds_of_fits=[1, 2])
     lookup = nn.Sequential(nn.Embedding(5, 3), nn.Flatten())
     with pytest.raises(NetworkError, match=r"found none among 0\.weight"):
         SET.fit(lookup, (torch.arange(5)[:, None], torch.zeros(5, 3)), Gaussian())

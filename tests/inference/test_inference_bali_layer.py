@@ -64,10 +64,16 @@ def assert_is(own: Layer, truth: dict[str, Tensor], tol: float = 1e-10) -> None:
     torch.testing.assert_close(own.output_tril @ own.output_tril.mT, truth["sigma"], rtol=tol, atol=tol)
 
 
+def infer(own: Layer, correction: float) -> None:
+    own.infer(correction)
+    own.settle()
+
+
+@pytest.mark.parametrize("form", ["sums", "cases"])
 @pytest.mark.parametrize("noisy", [False, True])
 @pytest.mark.parametrize("momentum", [0.0, 0.6])
-def test_pseudo_targets_are_those_of_the_paper(noisy: bool, momentum: float) -> None:
-    """Sums of [X G] (or [X E G]) alone give what explicit pseudo-targets give."""
+def test_pseudo_targets_are_those_of_the_paper(noisy: bool, momentum: float, form: str) -> None:
+    """Sums of [X G] (or [X E G]) alone give what explicit pseudo-targets give, and so do the cases themselves."""
     own, squares, rest, steps = layer(), torch.zeros(K, M, dtype=torch.float64), 1.0, []
     for step, rate in enumerate(RATES):
         rows = 5 + 3 * step
@@ -79,15 +85,21 @@ def test_pseudo_targets_are_those_of_the_paper(noisy: bool, momentum: float) -> 
         targets = x @ weights.mT + change + momentum * x @ (own.mean - own.before).mT
         steps.append((x, targets, rows))
         gram = product(x, e, g) if noisy else product(x, g)
-        own.see_gradients(gram, rows, rate, 1 - rest, weights=weights, step_size=STEP, momentum=momentum)
-        own.infer(1 - rest, step)
+        went = weights + momentum * (own.mean - own.before)
+        own.before.copy_(own.mean)
+        if form == "sums":
+            own.see_gradients(gram, rows, rate, 1 - rest, weights=went, step_size=STEP)
+        else:
+            outputs = x @ went.mT + (e if noisy else 0)
+            own.see_cases(x, own.pseudo_targets(outputs, g, rate, 1 - rest, STEP), rate)
+        infer(own, 1 - rest)
         assert_is(own, dense(steps, RATES[: step + 1]))
 
 
 def test_true_targets_and_the_conjugate_update() -> None:
     own, (x, y, _) = layer(), batch(0, 20)
     own.see_targets(product(x, y), 20, 1.0)  # β = 1 forgets all else
-    own.infer(1.0, 0)
+    infer(own, 1.0)
     for k in range(K):
         prior = MatrixNormalInverseWishart(
             torch.zeros(N, M, dtype=torch.float64),
@@ -114,7 +126,7 @@ def test_the_mean_update_of_equation_74_corrected() -> None:
         own.see_gradients(product(x, g), 9, rate, 1 - rest, weights=weights, step_size=STEP)
         factor = STEP / (own.squares / (1 - rest)).sqrt()
         change = x @ (weights - before).mT + g * factor[:, None]
-        own.infer(1 - rest, step)
+        infer(own, 1 - rest)
         if step == 0:
             continue  # the first M is no posterior of averages
         r = torch.linalg.inv(own.input_tril @ own.input_tril.mT)
@@ -127,9 +139,11 @@ def test_the_mean_update_of_equation_74_corrected() -> None:
 def test_draws_have_the_matrix_normals_covariance() -> None:
     own, (x, y, _) = layer(), batch(0, 20)
     own.see_targets(product(x, y), 20, 1.0)
-    own.infer(1.0, 0)
+    infer(own, 1.0)
     unit = noise(30_000, K, M, N, seed=8)
     draws = placed(own.mean, own.input_tril, own.output_tril, unit)[:, 1] - own.mean[1]
+    single = own.drawn(unit[0].flatten(), own.output_root())
+    torch.testing.assert_close(single, placed(own.mean, own.input_tril, own.output_tril, unit[0]))
     r = torch.linalg.inv(own.input_tril[1] @ own.input_tril[1].mT)
     truth = torch.kron(
         own.output_tril[1] @ own.output_tril[1].mT, r.contiguous()
@@ -145,7 +159,7 @@ def test_a_dead_unit_keeps_its_own_outputs_as_targets() -> None:
     moved = STEP * g / g.square().mean(1, keepdim=True).sqrt().clamp(min=1e-15)
     targets = x @ own.mean.mT + moved
     own.see_gradients(product(x, g), 10, 0.2, 0.2, weights=own.mean.clone(), step_size=STEP)
-    own.infer(0.2, 0)
+    infer(own, 0.2)
     assert torch.equal(moved[..., 0], torch.zeros_like(moved[..., 0]))
     assert_is(own, dense([(x, targets, 10)], (0.2,)))
 
@@ -154,12 +168,26 @@ def test_jitter_is_counted_and_trouble_named() -> None:
     own = layer(torch.float32, floor=1e-12)
     x = noise(K, 6, N, seed=1).float()
     y = x[..., :1].expand(-1, -1, M)  # two outputs that are the same, and exactly linear
+    before = own.mean.clone()
     own.see_targets(product(x, y), 6, 1.0)
-    own.infer(1.0, 0)
-    assert own.jitters > 0 and own.mean.isfinite().all()
-    with pytest.raises(TrainingError, match="'layer' became NaN or infinite at step 3"):
-        own.see_targets(torch.full((K, N + M, N + M), torch.nan), 6, 1.0)
-        own.infer(1.0, 3)
-    own.sums = -torch.eye(N + M).expand(K, -1, -1) * 100
-    with pytest.raises(TrainingError, match="not positive definite at step 4"):
-        own.infer(1.0, 4)
+    infer(own, 1.0)
+    failed = own.failures > 0
+    assert failed.any() and torch.allclose(own.mean[failed], before[failed])  # the last good factor stays
+    for _ in range(3):
+        infer(own, 1.0)  # with a jitter
+    own.check(3)
+    torch.testing.assert_close(own.mean, y.new_tensor([1, 0, 0, 0]).expand(K, M, N), atol=0.02, rtol=0)
+    sums = own.sums
+    own.sums = -torch.eye(N + M).repeat(K, 1, 1) * 100
+    for _ in range(4):
+        own.check(4)
+        infer(own, 1.0)
+    assert own.output_root().isnan().all()  # the next loss says so
+    with pytest.raises(TrainingError, match="not positive definite by step 5"):
+        own.check(5)
+    own.sums = sums
+    own.see_targets(torch.full((K, N + M, N + M), torch.nan), 6, 1.0)
+    infer(own, 1.0)
+    assert own.mean.isnan().any()
+    with pytest.raises(TrainingError, match="'layer' became NaN or infinite by step 6"):
+        own.check(6)

@@ -5,9 +5,8 @@ import math
 
 import pytest
 import torch
-from laplace_reference import cnn, jacobian, labels, mlp, normal
+from laplace_reference import cnn, dense_covariance, jacobian, labels, mlp, normal
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev
 
 from dubito import (
     EFB,
@@ -15,15 +14,14 @@ from dubito import (
     KFAC,
     Bernoulli,
     Categorical,
-    ConfigError,
     Diagonal,
     Gaussian,
     Laplace,
     NetworkError,
     load,
 )
-from dubito.inference.laplace import covariance, linearised
-from dubito.inputs import call, map_tensors
+from dubito.inference.laplace import covariance, linearised, shares
+from dubito.inputs import map_tensors
 from dubito.layers import survey
 
 pytestmark = pytest.mark.filterwarnings(
@@ -37,27 +35,7 @@ one_of_each = pytest.mark.parametrize("structure", STRUCTURES[:4], ids=str)
 
 def covariances(posterior, inputs) -> Tensor:
     """J P⁻¹ Jᵀ [B, E, E], everything dense."""
-    parameters = {name: p.detach() for name, p in posterior.network.named_parameters()}
-
-    def function(parameters: dict[str, Tensor]) -> Tensor:
-        outputs = call(lambda *a, **k: functional_call(posterior.network, parameters, a, k), inputs)
-        return outputs.reshape(len(outputs), -1)
-
-    jacobians = jacrev(function)(parameters)
-    total = torch.zeros(())
-    for name, block in posterior.blocks.items():
-        weight = jacobians[block.weight].flatten(0, 1)
-        own = [
-            {key: jacobians[key].flatten(0, 1)[row] for key in block.parameters} for row in range(len(weight))
-        ]
-        matrices = torch.stack([block.matrix(each) for each in own])  # [B·E, G, m, n]
-        matrices = matrices.unflatten(0, jacobians[block.weight].shape[:2]).flatten(3)
-        dense = posterior.block(name).covariance_matrix
-        if dense.ndim == 2 and block.groups > 1:  # a diagonal of all groups in one
-            dense = torch.stack([part.diag() for part in dense.diagonal().chunk(block.groups)])
-        dense = dense if dense.ndim == 3 else dense[None]
-        total = total + torch.einsum("begi,gij,bfgj->bef", matrices, dense, matrices)
-    return total
+    return dense_covariance(posterior, inputs).diagonal(dim1=0, dim2=2).movedim(2, 0)
 
 
 def output_covariances(posterior, inputs, max_rows: int = 5) -> tuple[Tensor, Tensor]:
@@ -149,7 +127,7 @@ def test_chunks_change_nothing(structure, budget: int, monkeypatch: pytest.Monke
     expected = output_covariances(posterior, inputs, 1000)[1]
     monkeypatch.setattr(linearised, "BUDGET", budget)
     monkeypatch.setattr(covariance, "CHUNK", budget)
-    monkeypatch.setattr(linearised, "CHUNK", budget)
+    monkeypatch.setattr(shares, "CHUNK", budget)
     torch.testing.assert_close(output_covariances(posterior, inputs)[1], expected)
     torch.testing.assert_close(output_covariances(posterior, inputs[:1])[1], expected[:1])
 
@@ -337,14 +315,6 @@ def test_the_network_is_left_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     assert not any(p.requires_grad or p.grad is not None for p in posterior.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in posterior.network.modules())
-
-
-def test_too_many_outputs_are_refused() -> None:
-    inputs = normal(3, 1, 20, 20)
-    network = nn.Conv2d(1, 3, 1).double()
-    posterior = Laplace().fit(network, (inputs, labels(1200).reshape(3, 20, 20)), Categorical())
-    with pytest.raises(ConfigError, match="at most 1024 of a row, got 1200; predict with draws"):
-        posterior.predict(inputs, linearised=True)
 
 
 class Branching(nn.Module):

@@ -189,6 +189,28 @@ def test_noisy_kfac_is_algorithm_5() -> None:
         torch.testing.assert_close(own, mean.mT, rtol=1e-9, atol=1e-11)
 
 
+def test_roots_are_computed_once_per_step_and_follow_the_factors(monkeypatch) -> None:
+    model, (x, y) = net(), table()
+    optimizer = NoisyKFAC(model.parameters(), num_data=N)
+    factorise, calls = torch.linalg.cholesky_ex, []
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", lambda *a, **k: (calls.append(1), factorise(*a, **k))[1])
+    run(model, optimizer, 6, x, y)
+    assert len(calls) == 6 * 2 * 2  # two factors of two layers
+    (group,), weight = optimizer.param_groups, model[0].weight
+    known = optimizer.roots(weight, group)
+    assert all(a is b for a, b in zip(known, optimizer.roots(weight, group), strict=True))
+    optimizer.state[weight]["inputs"].mul_(4)
+    group["prior_std"] = 2.0
+    moved = optimizer.roots(weight, group)
+    for tril, factor in zip(moved, ("inputs", "outputs"), strict=True):
+        rest = tril @ tril.mT - optimizer.state[weight][factor]
+        torch.testing.assert_close(
+            rest, rest[0, 0, 0] * torch.eye(len(rest[0])).double()[None], atol=1e-12, rtol=0
+        )
+    optimizer.state[weight]["outputs"].fill_(torch.nan)
+    assert optimizer.roots(weight, group)[1].isnan().any()
+
+
 @every
 def test_means_come_back_even_from_an_error(kind) -> None:
     model, (x, y) = net(), table()

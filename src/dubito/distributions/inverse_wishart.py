@@ -33,8 +33,9 @@ class InverseWishart(Distribution):
         require_matrix("scale_tril", scale_tril)
         size = scale_tril.shape[-1]
         require_square_tril("scale_tril", scale_tril, size, scale_tril)
-        self.dof = torch.as_tensor(dof, dtype=scale_tril.dtype, device=scale_tril.device)
-        if not (self.dof > size - 1).all():
+        told = isinstance(dof, Tensor)  # a number is judged without a look at the device
+        self.dof = dof.to(scale_tril) if told else scale_tril.new_full((), dof)
+        if not (dof > size - 1).all() if told else not dof > size - 1:
             raise ConfigError(f"dof must be above p - 1 = {size - 1}, got {dof}")
         batch = torch.broadcast_shapes(self.dof.shape, scale_tril.shape[:-2])
         self.scale_tril = scale_tril

@@ -19,10 +19,12 @@ class Context:
         number: of the function call that is being read; several uses inside of it, such as the steps of a recurrent
             layer, share it.
         function: its name.
+        keep_graph: whether gradients of the pass are differentiated again.
     """
 
     number: int = 0
     function: str = ""
+    keep_graph: bool = False
 
     def read(self, reader: Callable[..., Any], function: Any, args: Any, kwargs: Any) -> Any:
         """Hand a function's arguments to its reader."""

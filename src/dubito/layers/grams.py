@@ -8,17 +8,17 @@ WIDE = 256
 LINE = 16
 
 
-def add_gram(sums: Tensor, matrices: Tensor, scale: float = 1.0) -> None:
-    """Add scale · XᵀX of [G, P, n] to the upper triangle of [G, n, n]; below it anything may stand."""
+def add_gram(sums: Tensor, matrices: Tensor, scale: float = 1.0, keep: float = 1.0) -> None:
+    """Add scale · XᵀX of [G, P, n] to keep times the upper triangle of [G, n, n]; below it anything may stand."""
     groups, _, width = matrices.shape
     if width < WIDE and groups > 1:
-        sums.baddbmm_(matrices.mT, matrices, alpha=scale)
+        sums.baddbmm_(matrices.mT, matrices, beta=keep, alpha=scale)
         return
     step = width if width < WIDE else -(-width // (8 * LINE)) * LINE  # eight blocks: 9/16 of the products
     for total, matrix in zip(sums, matrices, strict=True):
         for start in range(0, width, step):
             block = slice(start, start + step)
-            total[block, start:].addmm_(matrix[:, block].mT, matrix[:, start:], alpha=scale)
+            total[block, start:].addmm_(matrix[:, block].mT, matrix[:, start:], beta=keep, alpha=scale)
 
 
 def mirrored(sums: Tensor) -> Tensor:

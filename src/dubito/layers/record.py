@@ -96,7 +96,7 @@ class Record(Context):
         layout_of: tells where a call's inputs hold the rows; None takes rows first.
         ready: called during the backward pass when a gradient has come to a call.
         inner: makes the answers, where the pass itself is not a plain one.
-        keep_graph: whether inputs stay in the graph of the pass, for gradients of what is made of them.
+        keep_graph: whether inputs and gradients are differentiated again.
     """
 
     def __init__(

@@ -76,11 +76,12 @@ class LSTMGates(Function):
         return sums * slopes, inner * f
 
 
-def advance(mode: str, x: Tensor, h: Tensor, state: State) -> State:
+def advance(at: Context, mode: str, x: Tensor, h: Tensor, state: State) -> State:
     """The next state (h,) or (h, c) from the projections of the inputs and of the state."""
-    if mode == "lstm" and torch._C._are_functorch_transforms_active():  # which know no functions of ours
+    # Gradients of gradients are wanted, or transforms are at work: the function above knows neither.
+    if mode == "lstm" and (at.keep_graph or torch._C._are_functorch_transforms_active()):
         i, f, g, o = (x + h).chunk(4, -1)
-        after = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
+        after = torch.addcmul(f.sigmoid() * state[1], i.sigmoid(), g.tanh())
         return o.sigmoid() * after.tanh(), after
     if mode == "lstm":
         return LSTMGates.apply(x + h, state[1])  # pyright: ignore[reportReturnType]
@@ -186,16 +187,22 @@ def _direction(
     hidden = []
     for time in _times(len(sums), reverse):
         here = None if active is None else active[:, time]
-        state = _stepped(mode, sums[time], step, short, state, here)
+        state = _stepped(at, mode, sums[time], step, short, state, here)
         hidden.append(state[0])
     return torch.stack(hidden[::-1] if reverse else hidden, 1), state
 
 
 def _stepped(
-    mode: str, x: Tensor, step: Applied, short: Applied | None, state: State, here: Tensor | None
+    at: Context,
+    mode: str,
+    x: Tensor,
+    step: Applied,
+    short: Applied | None,
+    state: State,
+    here: Tensor | None,
 ) -> State:
     """The state after one step; a sequence that has ended, or not yet begun, keeps its state."""
-    new = advance(mode, x, step(state[0], active=here), state)
+    new = advance(at, mode, x, step(state[0], active=here), state)
     if short is not None:
         new = (short(new[0], active=here), *new[1:])
     if here is None:
@@ -237,7 +244,7 @@ def cell(
     state = _states(mode, hx)
     sums = product(at, at.parted(input, w_ih, w_hh, b_ih, b_hh), w_ih, b_ih)
     state = _tiled(state, sums)
-    after = advance(mode, sums, product(at, state[0], w_hh, b_hh), state)
+    after = advance(at, mode, sums, product(at, state[0], w_hh, b_hh), state)
     return after if mode == "lstm" else after[0]
 
 

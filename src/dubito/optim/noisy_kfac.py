@@ -1,12 +1,28 @@
 """Noisy K-FAC: a matrix normal for every layer by natural gradients [Zhang et al. 2018]."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .noisy import NoisyOptimizer, damping
+
+
+class KnownRoots(NamedTuple):
+    """The roots of a weight's factors, and what they were computed from."""
+
+    inputs: Tensor
+    outputs: Tensor
+    inputs_version: int
+    outputs_version: int
+    damping: float
+    roots: tuple[Tensor, Tensor]
+
+    def of(self, inputs: Tensor, outputs: Tensor, damping: float) -> bool:
+        """Whether they are those of these factors, as they stand."""
+        same = self.inputs is inputs and self.outputs is outputs and self.damping == damping
+        return same and (self.inputs_version, self.outputs_version) == (inputs._version, outputs._version)
 
 
 class NoisyKFAC(NoisyOptimizer):
@@ -47,6 +63,7 @@ class NoisyKFAC(NoisyOptimizer):
             "initial_std": 1.0,
         }
         super().__init__(params, defaults, num_data=num_data, seed=seed)
+        self._known: dict[int, KnownRoots] = {}
 
     @property
     def _all(self) -> list[Tensor]:
@@ -59,8 +76,9 @@ class NoisyKFAC(NoisyOptimizer):
 
     def _held(self) -> set[int]:
         """The biases that belong to a weight."""
-        biases = (self._bias(p) for p in self._all)
-        return {id(bias) for bias in biases if bias is not None}
+        parameters = self._all
+        places = (self.state[p].get("bias", -1) for p in parameters)
+        return {id(parameters[place]) for place in places if place >= 0}
 
     def initial_fisher(self, group: dict[str, Any]) -> float:
         return 0.0
@@ -93,16 +111,27 @@ class NoisyKFAC(NoisyOptimizer):
         return bool(self.state[p].get("turned", False))
 
     def roots(self, p: Tensor, group: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Cholesky factors of R⁻¹ = π √γ_in I + Ψ^xx and of Σ⁻¹ = √γ_in / π I + Ψ^gg (lines 10 and 11)."""
+        """Cholesky factors of R⁻¹ = π √γ_in I + Ψ^xx and of Σ⁻¹ = √γ_in / π I + Ψ^gg (lines 10 and 11).
+
+        They are computed once until the factors move; a matrix without a root gives NaN.
+        """
         state, root = self.state[p], damping(group) ** 0.5
         inputs, outputs = state["inputs"], state["outputs"]
+        known = self._known.get(id(p))
+        if known is None or not known.of(inputs, outputs, root):
+            versions = inputs._version, outputs._version
+            known = KnownRoots(inputs, outputs, *versions, root, self._roots(inputs, outputs, root))
+            self._known[id(p)] = known
+        return known.roots
+
+    def _roots(self, inputs: Tensor, outputs: Tensor, root: float) -> tuple[Tensor, Tensor]:
         traces = [factor.diagonal(0, 1, 2).mean(-1) for factor in (inputs, outputs)]
-        balance = (traces[0] / traces[1].clamp(min=torch.finfo(p.dtype).tiny)).sqrt()  # π
+        balance = (traces[0] / traces[1].clamp(min=torch.finfo(inputs.dtype).tiny)).sqrt()  # π
         balance = torch.where((traces[0] > 0) & (traces[1] > 0), balance, torch.ones_like(balance))
         first, second = inputs.clone(), outputs.clone()
         first.diagonal(0, 1, 2).add_((balance * root)[:, None])
         second.diagonal(0, 1, 2).add_((root / balance)[:, None])
-        return torch.linalg.cholesky(first), torch.linalg.cholesky(second)
+        return _root(first), _root(second)
 
     # -- draws and steps -----------------------------------------------------------------------------------------
 
@@ -123,7 +152,7 @@ class NoisyKFAC(NoisyOptimizer):
         unit = torch.randn(like.shape, generator=generator, dtype=p.dtype, device=p.device)
         # W ~ MN(M, (λ/N) R, Σ): with L Lᵀ = R⁻¹ and C Cᵀ = Σ⁻¹, √(λ/N) C⁻ᵀ A L⁻¹ for outputs × inputs
         drawn = torch.linalg.solve_triangular(right, unit, upper=False, left=False)
-        drawn = torch.linalg.solve_triangular(left.mT, drawn, upper=True)
+        drawn = torch.linalg.solve_triangular(left, drawn.mT, upper=False, left=False).mT
         self._add(p, bias, drawn * (group["kl_weight"] / group["num_data"]) ** 0.5)
 
     def _add(self, p: Tensor, bias: Tensor | None, values: Tensor) -> None:
@@ -176,12 +205,22 @@ class NoisyKFAC(NoisyOptimizer):
         held = self.matrix(p, drawn[id(p)], None if bias is None else drawn[id(bias)])
         right, left = self.roots(p, group)
         whole = slope - gamma * held  # line 12
-        moved = torch.cholesky_solve(
-            torch.cholesky_solve(whole, left).mT, right
-        ).mT  # Σ G R, as outputs × inputs
+        moved = _solved(_solved(whole, right).mT, left).mT  # Σ G R, as outputs × inputs
         self._add(p, bias, group["lr"] * moved)  # line 13
 
     def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
         fisher, gamma = self.fisher(p, group), damping(group)
         fisher.lerp_(slope.square(), group["beta"])
         p.addcdiv_(slope - gamma * drawn, fisher + gamma, value=group["lr"])
+
+
+def _root(matrices: Tensor) -> Tensor:
+    """Cholesky factors, without a look at the device: NaN where there is none, and the next loss says so."""
+    factors, info = torch.linalg.cholesky_ex(matrices)
+    return factors.add_(torch.where(info > 0, torch.nan, 0.0)[:, None, None].to(factors))
+
+
+def _solved(matrices: Tensor, root: Tensor) -> Tensor:
+    """X (L Lᵀ)⁻¹; a solve from the right is twice as fast as one from the left."""
+    half = torch.linalg.solve_triangular(root.mT, matrices, upper=True, left=False)
+    return torch.linalg.solve_triangular(root, half, upper=False, left=False)

@@ -52,6 +52,10 @@ class StepRecord(NamedTuple):
     stop: bool
 
 
+#: Those of `Stepper.step`.
+StepArguments: TypeAlias = tuple[int, Sequence[Batch | None], int, bool]
+
+
 class Stepper(ABC):
     """A method's update rule; the loop around it is always the same."""
 
@@ -65,6 +69,22 @@ class Stepper(ABC):
             rows: rows of all passes, over all processes.
             stop: whether this process was asked to stop.
         """
+
+    def settle(self, step: int) -> None:  # noqa: B027
+        """Bring the posterior up to what was learned, before it is read; refuse what went wrong on the device.
+
+        Args:
+            step: the number of steps made.
+        """
+
+    def close_epoch(self, step: int, last: bool) -> None:
+        """Told after each epoch, before the posterior is read.
+
+        Args:
+            step: the number of steps made.
+            last: whether no further epoch is planned.
+        """
+        self.settle(step)
 
     @abstractmethod
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,7 +1,7 @@
-"""Settings that choose themselves: effective data and the last layer's floor, by rows kept from training."""
+"""Settings that choose themselves: effective data and the last layer's floor, by rows that join a run late."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -10,68 +10,66 @@ from torch import Tensor
 
 from ... import seeds
 from ...inputs import Batch
-from ...sources import OrderedSource, Source
-from .layer import Layer, Prior
-from .objective import BALIObjective
+from ...sources import OrderedSource
+from .layer import Layer
 
 if TYPE_CHECKING:
     from .method import BALI
+    from .objective import BALIObjective
 
-#: What is tried: shares of the data, and floors in units of the targets' variance.
-SHARES = (1.0, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01)
+#: What is tried: shares of the data, and floors in units of the targets' variance, from the least to the most.
+SHARES = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 FLOORS = (1e-5, 1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
-#: Where a run that chooses starts from, and what is taken where there is nothing to choose by.
+#: What a run starts with, and goes on with where there is nothing to choose by.
 START_DATA, START_FLOOR = 2000.0, 1e-4
+#: How much of a run lies before the choice, which waits for the end of an epoch.
+BEFORE = 0.7
 #: Fewer rows than this are not split: what they would say about settings is noise.
 LEAST_ROWS = 100
 #: The part of the rows that judges, and how many it has at most.
 PART, MOST_ROWS = 0.1, 2000
-NUM_SAMPLES = 32
-#: How many times more or fewer data than those of the run that chooses are tried.
+NUM_SAMPLES = 8
+#: How many times more or fewer data than those of the run are tried.
 REACH = 4.0
 
 
-class SomeRows(OrderedSource):
-    """Some of the rows of a source, by number.
+class WithheldRows(OrderedSource):
+    """All rows of a source, some of which do not train until they are released: others are read in their place.
 
     Args:
         source: whose rows.
-        index: which.
+        seed: of which are withheld.
     """
 
-    def __init__(self, source: OrderedSource, index: Tensor) -> None:
-        self.source, self.index = source, index
-        self.num_data, self.batch_size, self.drop_last = len(index), source.batch_size, source.drop_last
+    def __init__(self, source: OrderedSource, seed: int) -> None:
+        self.source, self.num_data = source, source.num_data
+        self.batch_size, self.drop_last = source.batch_size, source.drop_last
+        order = torch.randperm(self.num_data, generator=seeds.generator(seed, "judging rows"))
+        count = min(MOST_ROWS, math.ceil(PART * self.num_data))
+        self.judging, self.rows = order[:count].sort().values, torch.arange(self.num_data)
+        self.rows[order[:count]] = order[count : 2 * count]
+
+    def release(self) -> None:
+        """From the next epoch on every row is read."""
+        self.rows = torch.arange(self.num_data)
+
+    def judges(self, batch_size: int) -> Iterator[Batch]:
+        """The rows that are, or were, withheld."""
+        return self._batches(self.judging, batch_size)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        for batch in self.source.read(self.index.split(batch_size)):
+        return self._batches(self.rows, batch_size)
+
+    def _batches(self, rows: Tensor, batch_size: int) -> Iterator[Batch]:
+        for batch in self.source.read(rows.split(batch_size)):
             assert batch is not None
             yield batch
 
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
-        return self.source.read([self.index[group] for group in groups])
+        return self.source.read([self.rows[group] for group in groups])
 
     def digest(self) -> str:
-        return f"{self.num_data} rows of {self.source.digest()}"
-
-
-@dataclass(frozen=True)
-class Split:
-    """Rows to train on and rows to judge by."""
-
-    train: SomeRows
-    judge: SomeRows
-
-
-def split_rows(source: Source, seed: int) -> Split | None:
-    """A split of the rows, or None where they are too few or cannot be read by number."""
-    if not isinstance(source, OrderedSource) or source.num_data < LEAST_ROWS:
-        return None
-    order = torch.randperm(source.num_data, generator=seeds.generator(seed, "judging rows"))
-    held_out = min(MOST_ROWS, math.ceil(PART * source.num_data))
-    return Split(
-        SomeRows(source, order[held_out:].sort().values), SomeRows(source, order[:held_out].sort().values)
-    )
+        return f"{len(self.judging)} rows late of {self.source.digest()}"
 
 
 def started(method: "BALI", num_data: int) -> "BALI":
@@ -83,47 +81,93 @@ def started(method: "BALI", num_data: int) -> "BALI":
     )
 
 
-@torch.no_grad()
-def chosen(
-    method: "BALI",
-    objective: BALIObjective,
-    layers: Mapping[str, Layer],
-    correction: float,
-    judge: Source,
-    num_data: int,
-    seed: int,
-) -> "BALI":
-    """The method with the settings that serve the judging rows best.
+@dataclass(eq=False)
+class Choice:
+    """The settings of a run that are still to be chosen.
 
-    One run judges all: a layer's posterior under other settings follows from its averages. Those hold the noise of
-    weights that were drawn under the run's own effective data, so that no others are tried than near these. What the
-    run started from stays, unless other settings are better by more than a standard error: a single row far off asks
-    for a floor that all the others pay for. First the effective data are chosen, then the floor.
+    Attributes:
+        method: as asked for, with None where to choose.
+        objective: of the run, with the settings of `started`.
+        source: of the run.
+        seed: of the draws.
+        made: whether the choice was made.
+    """
+
+    method: "BALI"
+    objective: "BALIObjective"
+    source: WithheldRows
+    seed: int
+    made: bool = False
+
+    def due(self, progress: float, last: bool) -> bool:
+        """Whether it is to be made at the end of an epoch, after so much of the run."""
+        return not self.made and (last or progress >= BEFORE)
+
+    @torch.no_grad()
+    def best(self, layers: Mapping[str, Layer], correction: float) -> "BALI":
+        """The method with the settings that serve the judging rows best.
+
+        One run judges all: a layer's posterior under other settings follows from its averages. Those hold the noise
+        of weights that were drawn under the run's own effective data, so that no others are tried than near these.
+        What the run started from stays, unless other settings are better by more than a standard error: a single row
+        far off asks for a floor that all the others pay for. First the effective data are chosen, then the floor.
+
+        Args:
+            layers: what the run has learned; they are left with the last settings that were tried.
+            correction: of the averages' bias.
+        """
+        best = self.objective.draft.method
+        run_data, least = best.effective_data, 0.0
+        assert run_data is not None
+        if best.covariance == "sampled":  # Σ has no distribution with fewer
+            least = max(layer.mean.shape[1] for layer in layers.values()) - 1.0
+
+        def scores(settings: "BALI") -> Tensor:
+            return self._scores(settings, layers, correction)
+
+        if self.method.effective_data is None:
+            counts = [share * self.source.num_data for share in SHARES]
+            counts = [count for count in counts if count > least and near(count, run_data)]
+            best = climbed(best, "effective_data", counts, scores)
+        if self.method.output_floor is None and self.objective.last is not None:
+            best = climbed(best, "output_floor", FLOORS, scores)
+        return best
+
+    def _scores(self, settings: "BALI", layers: Mapping[str, Layer], correction: float) -> Tensor:
+        """Negative log-likelihoods of the judging rows under settings; infinite where they are not numbers."""
+        self.objective.set_priors(settings, layers)
+        for layer in layers.values():
+            layer.infer(correction)
+            layer.settle()
+        self.objective.commit(layers)
+        losses = [
+            -self.objective.draft.predict(batch.inputs, NUM_SAMPLES, seed=self.seed).log_prob(batch.targets)
+            for batch in self.source.judges(1024)
+        ]
+        flat = torch.cat([values.reshape(-1) for values in losses]).cpu()
+        return flat.nan_to_num(nan=math.inf, posinf=math.inf)
+
+
+def climbed(start: "BALI", name: str, values: Sequence[float], scores: Callable[["BALI"], Tensor]) -> "BALI":
+    """The best settings on the way from the start's value of one setting, down and up, until it leads uphill.
 
     Args:
-        method: as asked for, with None where to choose.
-        objective: of a finished run with the settings of `started`.
-        layers: what the run learned.
-        correction: of the averages' bias.
-        judge: rows the run did not see.
-        num_data: of the whole data.
-        seed: of the draws.
+        start: the settings of the run.
+        name: of the setting.
+        values: what may be tried, from the least to the most.
+        scores: negative log-likelihoods of the judging rows.
     """
-    best = started(method, num_data)
-    run_data = best.effective_data
-    assert run_data is not None
-
-    def scores(candidate: "BALI") -> Tensor:
-        return _scores(candidate, objective, layers, correction, judge, seed)
-
-    if method.effective_data is None:
-        counts = [count for count in (share * num_data for share in SHARES) if near(count, run_data)]
-        tried = [replace(best, effective_data=count) for count in counts]
-        best = [best, *tried][preferred(scores(best), [scores(settings) for settings in tried])]
-    if method.output_floor is None and objective.last is not None:
-        tried = [replace(best, output_floor=floor) for floor in FLOORS if floor != best.output_floor]
-        best = [best, *tried][preferred(scores(best), [scores(settings) for settings in tried])]
-    return best
+    present, first = scores(start), getattr(start, name)
+    tried, others = [start], []
+    for side in ([v for v in reversed(values) if v < first], [v for v in values if v > first]):
+        lowest = float(present.mean())
+        for value in side:
+            tried.append(replace(start, **{name: value}))
+            others.append(scores(tried[-1]))
+            if not float(others[-1].mean()) < lowest:
+                break
+            lowest = float(others[-1].mean())
+    return tried[preferred(present, others)]
 
 
 def near(count: float, run_data: float) -> bool:
@@ -146,31 +190,3 @@ def preferred(present: Tensor, others: Sequence[Tensor]) -> int:
         if not unsure and float(scores.mean()) < lowest:
             best, lowest = number, float(scores.mean())
     return best
-
-
-def _scores(
-    candidate: "BALI",
-    objective: BALIObjective,
-    layers: Mapping[str, Layer],
-    correction: float,
-    judge: Source,
-    seed: int,
-) -> Tensor:
-    """Negative log-likelihoods of the judging rows under other settings; infinite where they are not numbers."""
-    for name, layer in layers.items():
-        floor = layer.prior.floor
-        if name == objective.last:
-            assert objective.target_std is not None and candidate.output_floor is not None
-            floor = (candidate.output_floor * objective.target_std.square()).to(floor).expand_as(floor)
-        assert candidate.effective_data is not None
-        data = torch.full_like(layer.prior.data, candidate.effective_data)
-        layer.prior = Prior(precision=layer.prior.precision, floor=floor, data=data)
-        layer.infer(correction, 0)
-    objective.commit(layers)
-    losses = [
-        -objective.draft.predict(batch.inputs, NUM_SAMPLES, seed=seed).log_prob(batch.targets)
-        for batch in judge.batches(1024)
-    ]
-    return (
-        torch.cat([values.reshape(-1) for values in losses]).cpu().nan_to_num(nan=math.inf, posinf=math.inf)
-    )

@@ -1,4 +1,4 @@
-"""Local reparameterisation: a draw of a layer's outputs for each case, instead of one of its weights (BALI-L)."""
+"""Draws of what layers give, without their weights: for each case (BALI-L), or of one weight for few cases."""
 
 from collections.abc import Mapping
 
@@ -8,6 +8,7 @@ from torch import Tensor
 from ...inputs import Batch, rows_of
 from ...layers import Context, Form, Product
 from ...layers.context import name_of
+from ...layers.kinds import plain
 from .layer import Layer
 
 
@@ -56,6 +57,43 @@ class LayerNoise(Context):
         # `Product.outputs` in reverse: features last where it meets the last axis, else channels second
         shaped = noise if form.trailing else noise.mT
         return outputs + shaped.reshape(outputs.shape)
+
+
+class FewCases(Context):
+    """Outputs of wide dense layers under weights W that are drawn but never written out.
+
+    For few cases X Wᵀ = V (L₂₁ + C A)ᵀ with V = X L₁₁⁻ᵀ takes fewer products than W = (L₂₁ + C A) L₁₁⁻¹ does.
+
+    Args:
+        layers: with unit noise A and a root C, by the names of their weights, and whether a bias is their last column.
+    """
+
+    def __init__(self, layers: Mapping[str, tuple[Layer, Tensor, Tensor, bool]]) -> None:
+        self.layers = layers
+        #: V and X Wᵀ, by the names of weights.
+        self.seen: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def use(
+        self,
+        form: Form,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None = None,
+        *,
+        active: Tensor | None = None,
+    ) -> Tensor:
+        name = name_of(weight)
+        if name is None or name not in self.layers:
+            return super().use(form, x, weight, bias, active=active)
+        layer, unit, root, biased = self.layers[name]
+        cases = x.reshape(1, -1, x.shape[-1])
+        if biased:
+            cases = torch.cat([cases, cases.new_ones(1, cases.shape[1], 1)], -1)
+        white = layer.whitened(cases)
+        outputs = torch.baddbmm(white @ layer.below.mT, white @ unit.mT, root.mT)
+        self.seen[name] = white.detach(), outputs.detach().clone()
+        outputs = outputs.reshape(*x.shape[:-1], -1)
+        return outputs if biased or bias is None else outputs + plain(bias)
 
 
 def noise_on(form: Product, inputs: Tensor, layer: Layer, biased: bool, unit: Tensor) -> Tensor:

@@ -1,28 +1,24 @@
 """BALI: Bayesian layerwise inference, a network as a stack of Bayesian linear regressions [Kurle et al. 2024]."""
 
-import copy
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...errors import ConfigError, require_fraction, require_positive
+from ...errors import ConfigError, require_count, require_fraction, require_positive
 from ...fitting import Prepared
-from ...likelihoods import BuiltLikelihood, GaussianLikelihood, Likelihood
+from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import Method
 from ...networks import Subset
-from ...sources import Source, TensorSource
-from ...training import Run, Step, Training, train
+from ...sources import OrderedSource, Source, TensorSource
+from ...training import Step, Training, train
 from ...training.schedules import Schedule
-from .choose import chosen, split_rows, started
+from .choose import LEAST_ROWS, Choice, WithheldRows, started
 from .layer import Layer
 from .objective import BALIObjective, prior_of
 from .posterior import BALIPosterior
-from .replicas import fit_many as fit_replicas
-from .setup import Topology, check_training, find_layers, initial_weights, suffixed
+from .setup import Topology, check_training, find_layers, initial_weights
 
 #: Rows that tell the standard deviation of the targets where a source must be read to know them.
 TOLD_ROWS = 4096
@@ -45,6 +41,8 @@ class BALI(Method):
             (BALI-L), "deterministic" takes the means.
         covariance: "mode" takes the most probable noise covariance Σ of a layer, "sampled" draws it with the weights.
         momentum: μ in [0, 1): pseudo-targets go on along the way the layer's mean last went.
+        refactor_every: for how many steps a factorisation of a layer's joint matrix serves; between them its mean moves
+            by Eq. 74. None takes 1, and more for layers with 512 inputs and outputs or more, 8 at most.
         initial_std: standard deviation of drawn first weights, in the paper's scale; None starts from the
             network's own.
         subset: the parameters to treat; the rest are points, trained by the optimiser.
@@ -60,6 +58,7 @@ class BALI(Method):
     sampling: Literal["weight", "local", "deterministic"] = "weight"
     covariance: Literal["mode", "sampled"] = "mode"
     momentum: float = 0.0
+    refactor_every: int | None = None
     initial_std: float | None = None
     subset: Subset = None
 
@@ -69,6 +68,8 @@ class BALI(Method):
         require_positive(step_size=self.step_size, prior_scale=self.prior_scale)
         require_fraction(zero=False, one=True, update_rate=self.update_rate)
         require_fraction(momentum=self.momentum)
+        if self.refactor_every is not None:
+            require_count(refactor_every=self.refactor_every)
         for name in ("effective_data", "initial_std"):
             if (value := getattr(self, name)) is not None:
                 require_positive(**{name: value})
@@ -90,11 +91,18 @@ class BALI(Method):
         training = training or Training()
         check_training(training)
         topology = find_layers(prepared.network, prepared.example.inputs, self.subset)
-        method = self.resolved(topology)
-        if method.open(prepared.likelihood, topology):
-            method = method._chosen(prepared, topology, training)
-        method = started(method, prepared.num_data)
-        return method._run(prepared, topology, training, prepared.source, prepared.run)[0]
+        objective, source = self.begun(prepared, topology)
+        return fitted(objective, train(objective, source, training, prepared.run))
+
+    def begun(self, prepared: Prepared, topology: Topology) -> tuple[BALIObjective, Source]:
+        """The objective of a run, which chooses the settings that are open, and the rows it sees."""
+        method, source, run = self.resolved(topology), prepared.source, prepared.run
+        objective = started(method, prepared.num_data).objective(prepared, topology, source, run.seed)
+        chooses = method.open(prepared.likelihood, topology)
+        if chooses and isinstance(source, OrderedSource) and source.num_data >= LEAST_ROWS:
+            source = WithheldRows(source, run.seed)
+            objective.choice = Choice(method, objective, source, run.seed)
+        return objective, source
 
     def resolved(self, topology: Topology) -> "BALI":
         """The same with its subset as names."""
@@ -106,37 +114,6 @@ class BALI(Method):
         """Whether some setting is to be chosen."""
         noisy = isinstance(likelihood, GaussianLikelihood) and topology.last is not None
         return self.effective_data is None or (self.output_floor is None and noisy)
-
-    def _chosen(self, prepared: Prepared, topology: Topology, training: Training) -> "BALI":
-        run = prepared.run
-        split = split_rows(prepared.source, run.seed)
-        if split is None:
-            return self
-        trial = replace(
-            prepared,
-            network=copy.deepcopy(prepared.network),
-            likelihood=copy.deepcopy(prepared.likelihood),
-            num_data=split.train.num_data,
-        )
-        method = started(self, split.train.num_data)
-        beside = replace(run, checkpoint=suffixed(run.checkpoint, "choice"), validation=None)
-        training = replace(training, early_stopping=None)
-        _, objective, layers, correction = method._run(trial, topology, training, split.train, beside)
-        return chosen(self, objective, layers, correction, split.judge, prepared.num_data, run.seed)
-
-    def _run(
-        self, prepared: Prepared, topology: Topology, training: Training, source: Source, run: Run
-    ) -> tuple[BALIPosterior, BALIObjective, dict[str, Layer], float]:
-        """Train with settings that are all numbers."""
-        objective = self.objective(prepared, topology, source, run.seed)
-        history = train(objective, source, training, run)
-        stepper = objective.final
-        assert stepper is not None
-        objective.draft.details["jitters"] = stepper.jitters()
-        posterior = objective.posterior()
-        posterior.history = history
-        assert isinstance(posterior, BALIPosterior)
-        return posterior, objective, stepper.layers, stepper.correction
 
     def objective(self, prepared: Prepared, topology: Topology, source: Source, seed: int) -> BALIObjective:
         """The objective around a prepared network."""
@@ -178,47 +155,15 @@ class BALI(Method):
         like = weights[topology.blocks[0].weight]
         return initial_weights(topology.blocks, scales, self.initial_std, like, seed)
 
-    # -- many fits ---------------------------------------------------------------------------------------------
 
-    def fit_many(
-        self,
-        net: nn.Module,
-        data: Sequence[Any],
-        likelihood: Likelihood,
-        *,
-        training: Training | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        seed: int = 0,
-        seeds_of_fits: Sequence[int] | None = None,
-        progress: bool | None = None,
-    ) -> list[BALIPosterior]:
-        """Fit to several data sets side by side, as fast as the hardware multiplies.
-
-        Networks whose trainable parameters are all weights and biases of Linear and Conv layers, each called once,
-        are trained as one, stacked along a leading axis; data sets of one size together. Other networks are fitted
-        one after the other. Fit r is what `fit` gives with the same order of rows and noise.
-
-        Args:
-            net: any module; every fit starts from its weights, or from `initial_std`.
-            data: one data set per fit, each in any form `fit` takes.
-            likelihood: as in `fit`.
-            training: as in `fit`.
-            checkpoint: as in `fit`; one file per group of fits, named after it.
-            seed: of the order of the rows.
-            seeds_of_fits: of the noise of each; None derives them from `seed`.
-            progress: as in `fit`.
-        """
-        return fit_replicas(
-            self,
-            net,
-            data,
-            likelihood,
-            training=training or Training(),
-            checkpoint=checkpoint,
-            seed=seed,
-            seeds_of_fits=seeds_of_fits,
-            progress=progress,
-        )
+def fitted(objective: BALIObjective, history: list[dict[str, float]]) -> BALIPosterior:
+    """The posterior of a run that has ended."""
+    assert objective.final is not None
+    objective.draft.details["jitters"] = objective.final.jitters()
+    posterior = objective.posterior()
+    posterior.history = history
+    assert isinstance(posterior, BALIPosterior)
+    return posterior
 
 
 def target_std(likelihood: BuiltLikelihood, topology: Topology, source: Source) -> Tensor | None:
@@ -248,7 +193,7 @@ def with_inferred_noise(
         return likelihood, False
     std = likelihood.std().detach()
     if target_std.numel() == 1:
-        return likelihood.with_noise(std=target_std.reshape(std.shape).to(std)), True
+        return likelihood.with_noise(std=target_std.clone().reshape(std.shape).to(std)), True
     return likelihood.with_noise(covariance=target_std.to(std).square().diag()), True
 
 

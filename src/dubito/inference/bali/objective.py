@@ -1,6 +1,6 @@
 """BALI's objective: a posterior under training, whose layers are regressions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +17,7 @@ from .setup import Topology
 from .stepper import BALIStepper
 
 if TYPE_CHECKING:
+    from .choose import Choice
     from .method import BALI
 
 
@@ -34,6 +35,8 @@ class BALIObjective(Objective):
 
     draft: BALIPosterior
     asks = True
+    #: Makes the update rule.
+    steppers: Callable[..., BALIStepper] = BALIStepper
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class BALIObjective(Objective):
         super().__init__(draft, num_data=num_data, modes=modes)
         self.topology, self.target_std, self.inferred_noise = topology, target_std, inferred_noise
         self.final: BALIStepper | None = None
+        self.choice: Choice | None = None
         draft.tensors.requires_grad_(False)
         for block in topology.blocks:
             for name in block.parameters:
@@ -68,6 +72,22 @@ class BALIObjective(Objective):
         layer.output_tril = draft.group("output_tril")[block.weight].data
         return layer
 
+    def set_priors(self, method: "BALI", layers: Mapping[str, Layer]) -> None:
+        """Give layers the priors of other settings."""
+        for block in self.topology.blocks:
+            layer = layers[block.name]
+            target_std = self.target_std if block.name == self.last else None
+            layer.prior = prior_of(method, self.topology, block, target_std, layer.mean)
+
+    def take(self, method: "BALI", layers: Mapping[str, Layer]) -> None:
+        """Go on with other settings."""
+        assert method.effective_data is not None
+        self.set_priors(method, layers)
+        self.draft.method = method
+        self.draft.details["effective_data"] = dict.fromkeys(
+            self.draft.details["effective_data"], method.effective_data
+        )
+
     def beside(self) -> list[Tensor]:
         """What the optimiser trains."""
         return [parameter for group in self.parameter_groups(1.0) for parameter in group["params"]]
@@ -76,7 +96,7 @@ class BALIObjective(Objective):
         return self.lease(self.draft.draw(0, generator)).outputs(batch.inputs)
 
     def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> BALIStepper:
-        self.final = BALIStepper(self, training, plan, processes, seed)
+        self.final = self.steppers(self, training, plan, processes, seed)
         return self.final
 
     @torch.no_grad()
@@ -85,8 +105,13 @@ class BALIObjective(Objective):
         for block in self.topology.blocks:
             for name, value in block.tensors(layers[block.name].mean).items():
                 self.draft.network.get_parameter(name).copy_(value)
-        if self.inferred_noise and self.last is not None:
-            put_noise(self.draft.likelihood, layers[self.last].output_tril[0])
+        if self.last is not None:
+            self.put_noise(layers[self.last].output_tril)
+
+    def put_noise(self, output_tril: Tensor) -> None:
+        """Put the last layer's noise into the likelihood, where it is inferred."""
+        if self.inferred_noise:
+            put_noise(self.draft.likelihood, output_tril[0])
 
 
 def prior_of(

@@ -3,7 +3,7 @@
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,19 +12,24 @@ from torch import Tensor
 from ... import seeds
 from ...errors import ConfigError, DubitoWarning
 from ...inputs import Batch, TensorOptions, call, rows_of
+from ...layers import Dense
 from ...layers.passes import asking
 from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
-from .layer import Layer, placed
-from .local import LayerNoise
+from .layer import Layer
+from .local import FewCases, LayerNoise
 from .posterior import sampled_root
-from .products import gram
+from .products import cases, gram
 
 if TYPE_CHECKING:
     from .method import BALI
     from .objective import BALIObjective
 
+#: A layer's factor serves a step for so many inputs and outputs, and so many steps at most.
+WIDE_LAYER, MOST_STEPS = 256, 8
+#: Cases are few where so many times them are not more than a layer's inputs and outputs.
+FEW = 8
 #: What a layer keeps beside the posterior's own tensors.
-KEPT = ("sums", "squares", "before")
+KEPT = ("sums", "squares", "factor", "before", "jitter", "failures")
 
 
 @dataclass(eq=False)
@@ -35,11 +40,15 @@ class StepSums:
         nll: the negative log-likelihood, summed over rows.
         grams: sums of products by block.
         cases: over how many rows and positions each was summed.
+        columns: the cases themselves, in place of sums; see `products.cases`.
+        drawn: V and X Wᵀ of layers whose drawn weights were not written out; see `FewCases`.
     """
 
     nll: Tensor
     grams: dict[str, Tensor]
     cases: dict[str, float]
+    columns: dict[str, list[Tensor]] = field(default_factory=dict)
+    drawn: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
 
     def add(self, name: str, sums: Tensor, cases: float) -> None:
         """Add the sums of one pass."""
@@ -64,6 +73,11 @@ class LayerwiseStepper(Stepper):
         self.layers, self.method, self.last = layers, method, last
         self.plan, self.processes = plan, processes
         self.remainder = 1.0  # Π (1 − β_s)
+        #: After how many steps each layer is factorised anew.
+        self.every = {
+            name: method.refactor_every or min(MOST_STEPS, max(1, layer.sums.shape[-1] // WIDE_LAYER))
+            for name, layer in layers.items()
+        }
         for layer in layers.values():
             self._check(layer)
 
@@ -82,9 +96,12 @@ class LayerwiseStepper(Stepper):
                 f"{layer.name!r} has {outputs} and effective_data is {least:g}; raise it, or take covariance='mode'"
             )
 
+    #: Whether means and roots of layers follow every step, and not only when the posterior is read.
+    eager = True
+
     @abstractmethod
     def commit(self) -> None:
-        """Put what was inferred where the posterior keeps it."""
+        """Put what was inferred where the next step reads it."""
 
     def width(self, name: str) -> int:
         """The side of a block's sums of products."""
@@ -102,24 +119,56 @@ class LayerwiseStepper(Stepper):
     @torch.no_grad()
     def learn(self, number: int, seen: StepSums, weights: Mapping[str, Tensor]) -> float:
         """Take in what a step saw and infer all layers; returns the rate."""
-        rate, method = self.rate(number), self.method
+        rate, momentum = self.rate(number), self.method.momentum
         self.remainder *= 1 - rate
         for name, layer in self.layers.items():
-            if name == self.last:
-                layer.see_targets(seen.grams[name], seen.cases[name], rate)
+            went = weights[name]
+            if momentum:  # pseudo-targets go on by μ X (M − M_before)ᵀ
+                went = went + momentum * (layer.mean - layer.before)
+                layer.before.copy_(layer.mean)
+            cases = self.see(layer, name, seen, rate, went)
+            every, new = self.every[name], rate / self.correction
+            few = cases is not None and cases[0].shape[1] <= layer.sums.shape[-1]
+            if cases is None or not few or number < every or number % every == 0 or new > 0.5:
+                layer.infer(self.correction)
             else:
-                layer.see_gradients(
-                    seen.grams[name],
-                    seen.cases[name],
-                    rate,
-                    self.correction,
-                    weights=weights[name],
-                    step_size=method.step_size,
-                    momentum=method.momentum,
-                )
-            layer.infer(self.correction, number)
+                white = seen.drawn[name][0] if name in seen.drawn else layer.whitened(cases[0])
+                layer.move(white, cases[1], new)
+            if self.eager:
+                layer.settle()
         self.commit()
         return rate
+
+    def see(
+        self, layer: Layer, name: str, seen: StepSums, rate: float, weights: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Take in what a step saw of a layer; gives inputs and targets where it saw cases."""
+        step_size, columns = self.method.step_size, seen.columns.get(name)
+        if columns is not None:
+            inputs, *noise, last = columns
+            if name != self.last:
+                outputs = seen.drawn[name][1] if name in seen.drawn else inputs @ weights.mT
+                outputs = outputs + noise[0] if noise else outputs
+                last = layer.pseudo_targets(outputs, last, rate, self.correction, step_size)
+            layer.see_cases(inputs, last, rate)
+            return inputs, last
+        if name == self.last:
+            layer.see_targets(seen.grams[name], seen.cases[name], rate)
+        else:
+            layer.see_gradients(
+                seen.grams[name],
+                seen.cases[name],
+                rate,
+                self.correction,
+                weights=weights,
+                step_size=step_size,
+            )
+        return None
+
+    def settle(self, step: int) -> None:
+        for layer in self.layers.values():
+            layer.check(step)
+            layer.settle()
 
     def combine(self, seen: StepSums, extra: list[Tensor], stop: bool) -> bool:
         """Sum over processes, in one message; one without rows takes part with zeros."""
@@ -141,19 +190,18 @@ class LayerwiseStepper(Stepper):
         tensors = {
             f"{name}:{key}": getattr(layer, key) for name, layer in self.layers.items() for key in KEPT
         }
-        jitters = {name: layer.jitters for name, layer in self.layers.items()}
-        return tensors, {"remainder": self.remainder, "jitters": jitters}
+        return tensors, {"remainder": self.remainder}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         for name, layer in self.layers.items():
             for key in KEPT:
                 getattr(layer, key).copy_(tensors[f"{name}:{key}"])
-            layer.jitters = facts["jitters"][name]
         self.remainder = facts["remainder"]
 
     def jitters(self) -> dict[str, int]:
         """How often a factorisation needed a jitter, by block; a warning says so where any did."""
-        counts = {name: layer.jitters for name, layer in self.layers.items() if layer.jitters}
+        totals = {name: int(layer.failures.sum()) for name, layer in self.layers.items()}
+        counts = {name: count for name, count in totals.items() if count}
         if counts:
             listed = ", ".join(f"{name} {count} times" for name, count in counts.items())
             warnings.warn(
@@ -184,9 +232,19 @@ class BALIStepper(LayerwiseStepper):
         super().__init__(layers, method, objective.last, plan, processes)
         self.objective, self.topology, self.seed = objective, topology, seed
         self.draft, self.device = objective.draft, TensorOptions.of(objective.draft.network).device
+        self.eager = method.momentum > 0 or method.sampling != "weight"
         self.points = (
             GradientStepper(objective, training, plan, processes, seed) if objective.beside() else None
         )
+        #: The blocks whose drawn weights need not be written out.
+        self.dense = {
+            block.name: block
+            for block in topology.blocks
+            if topology.plain(block)
+            and isinstance(topology.cover.parts[block.name][0].product, Dense)
+            and not self.eager
+            and method.covariance == "mode"
+        }
         #: The blocks whose outputs get the noise, instead of their weights.
         self.local = {
             block.name: block
@@ -195,14 +253,15 @@ class BALIStepper(LayerwiseStepper):
         }
 
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
-        weights = self.weights(number)
+        single = len(passes) == self.processes.count == 1
+        weights, units = self.weights(number, rows if single else None)
         seen = StepSums(torch.zeros((), dtype=self.dtype, device=self.device), {}, {})
         point_parameters = [] if self.points is None else self.points.parameters
         for parameter in point_parameters:
             parameter.grad = torch.zeros_like(parameter)
         for index, batch in enumerate(passes):
             if batch is not None:
-                self.look(batch, weights, seen, number, index)
+                self.look(batch, weights, units, seen, number, index, single=single)
         slopes = [parameter.grad for parameter in point_parameters if parameter.grad is not None]
         for slope in slopes:
             slope.div_(-rows)  # from the sum of the log-likelihood to its negative mean
@@ -221,22 +280,60 @@ class BALIStepper(LayerwiseStepper):
         return next(iter(self.layers.values())).mean.dtype
 
     @torch.no_grad()
-    def weights(self, number: int) -> dict[str, Tensor]:
-        """The weights of a step's forward pass by block: drawn, or the means where noise is elsewhere."""
+    def weights(self, number: int, rows: int | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """The weights of a step's forward pass by block: drawn, or the means where noise is elsewhere.
+
+        Layers that meet few rows have units of noise instead, from which `FewCases` draws what they give.
+        """
+        means = {name: layer.mean for name, layer in self.layers.items()}
         if number == 0 or self.method.sampling == "deterministic":
-            return {name: layer.mean for name, layer in self.layers.items()}
+            return means, {}
         stream = seeds.generator(self.seed, "noise", number, device=self.device)
-        sizes = [layer.mean.numel() for layer in self.layers.values()]
+        sizes = [mean.numel() for mean in means.values()]
         noise = torch.randn(sum(sizes), generator=stream, dtype=self.dtype, device=self.device).split(sizes)
-        return {
-            name: layer.mean if name in self.local else drawn(layer, self.method, unit, stream)
-            for (name, layer), unit in zip(self.layers.items(), noise, strict=True)
+        units = dict(zip(self.layers, noise, strict=True))
+        few = {
+            name: units[name].view_as(means[name])
+            for name in self.dense
+            if rows is not None and FEW * rows <= self.width(name)
         }
+        drawn = {
+            name: self.drawn(layer, units[name], stream)
+            for name, layer in self.layers.items()
+            if name not in few and name not in self.local
+        }
+        return means | drawn, few
+
+    def drawn(self, layer: Layer, unit: Tensor, stream: torch.Generator) -> Tensor:
+        """Weights [K, m, n] from a layer's posterior as it stands, by unit noise for them and more for Σ."""
+        root = layer.output_root()
+        if self.method.covariance == "sampled":
+            assert self.method.effective_data is not None
+            root = sampled_root(root, self.method.effective_data, stream)
+        return layer.drawn(unit, root)
 
     def look(
-        self, batch: Batch, weights: Mapping[str, Tensor], seen: StepSums, number: int, index: int
+        self,
+        batch: Batch,
+        weights: Mapping[str, Tensor],
+        units: Mapping[str, Tensor],
+        seen: StepSums,
+        number: int,
+        index: int,
+        *,
+        single: bool,
     ) -> None:
-        """A forward and a backward pass over some rows, and the sums of products they give."""
+        """A forward and a backward pass over some rows, and the cases or sums of products they give.
+
+        Args:
+            batch: the rows.
+            weights: of the pass, by block.
+            units: of noise, of blocks whose weights are not written out.
+            seen: what is added to.
+            number: of the step.
+            index: of the pass.
+            single: whether it is the only pass of all processes, whose cases need not be summed.
+        """
         network, rows = self.draft.network, rows_of(batch.inputs)
         tensors: dict[str, Tensor] = {name: network.get_parameter(name) for name in self.topology.points}
         for block in self.topology.blocks:
@@ -246,7 +343,18 @@ class BALIStepper(LayerwiseStepper):
             block.weight: (self.layers[name], block.bias is not None) for name, block in self.local.items()
         }
         noise = LayerNoise(local, batch, stream, silent=number == 0) if local else None
-        record = self.topology.cover.record(inner=noise)
+        few = FewCases(
+            {
+                self.dense[name].weight: (
+                    self.layers[name],
+                    unit,
+                    self.layers[name].output_root(),
+                    self.dense[name].bias is not None,
+                )
+                for name, unit in units.items()
+            }
+        )
+        record = self.topology.cover.record(inner=noise or (few if units else None))
         with (
             torch.enable_grad(),
             asking(
@@ -262,23 +370,58 @@ class BALIStepper(LayerwiseStepper):
             total.backward()
         with torch.no_grad():
             seen.nll -= total
+            seen.drawn = {name: few.seen[self.dense[name].weight] for name in units}
             for block in self.topology.blocks:
                 targets = batch.targets if block.name == self.last else None
                 added = noise.added(block.weight) if noise is not None and block.name in self.local else None
                 if targets is not None:
                     added = None  # true targets need no forward pass of their own layer
-                parts = self.topology.cover.parts[block.name]
-                seen.add(block.name, *gram(parts, record, rows, targets, added))
+                asked = self.topology.cover.parts[block.name], record, rows, targets, added
+                columns = cases(*asked, always=block.name in units) if single else None
+                if columns is None:
+                    seen.add(block.name, *gram(*asked))
+                else:
+                    seen.columns[block.name] = columns
 
     def width(self, name: str) -> int:
         noisy = name in self.local and name != self.last
         return super().width(name) + (self.layers[name].mean.shape[1] if noisy else 0)
 
     def commit(self) -> None:
-        self.objective.commit(self.layers)
+        if self.last is not None:
+            self.objective.put_noise(self.layers[self.last].output_root())
+
+    def close_epoch(self, step: int, last: bool) -> None:
+        choice = self.objective.choice
+        due = choice is not None and choice.due(self.plan.progress(step), last)
+        if choice is not None and due:
+            best = choice.best(self.layers, self.correction)  # in all processes, whose layers stay alike
+            self._take(self.processes.broadcast_json([best.effective_data, best.output_floor], self.device))
+        for name, layer in self.layers.items():
+            if due or (last and self.every[name] > 1):
+                layer.infer(self.correction)
+        super().close_epoch(step, last)
+
+    def _take(self, settings: Sequence[float]) -> None:
+        """Go on with chosen effective data and floor, and with the rows that chose them."""
+        choice = self.objective.choice
+        assert choice is not None
+        data, floor = settings
+        self.method = replace(self.method, effective_data=data, output_floor=floor)
+        self.objective.take(self.method, self.layers)
+        choice.source.release()
+        choice.made = True
+
+    def settle(self, step: int) -> None:
+        super().settle(step)
+        if step:  # before the first, network and likelihood are as they came
+            self.objective.commit(self.layers)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, facts = super().state()
+        choice = self.objective.choice
+        if choice is not None and choice.made:
+            facts["chosen"] = [self.method.effective_data, self.method.output_floor]
         if self.points is not None:
             point_tensors, facts["points"] = self.points.state()
             tensors |= {f"points:{name}": tensor for name, tensor in point_tensors.items()}
@@ -286,6 +429,8 @@ class BALIStepper(LayerwiseStepper):
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         super().restore(tensors, facts)
+        if "chosen" in facts:
+            self._take(facts["chosen"])
         for block in self.topology.blocks:  # the checkpoint's means came back into the network
             self.layers[block.name].mean.copy_(block.matrix(self.draft.weights()))
         if self.points is not None:
@@ -293,11 +438,3 @@ class BALIStepper(LayerwiseStepper):
                 name[7:]: tensor for name, tensor in tensors.items() if name.startswith("points:")
             }
             self.points.restore(point_tensors, facts["points"])
-
-
-def drawn(layer: Layer, method: "BALI", unit: Tensor, stream: torch.Generator) -> Tensor:
-    """Weights [K, m, n] from a layer's posterior as it stands, by unit noise for them and more for Σ."""
-    root = layer.output_tril
-    if method.covariance == "sampled":
-        root = sampled_root(root, float(layer.prior.data[0]), stream)
-    return placed(layer.mean, layer.input_tril, root, unit.view_as(layer.mean))

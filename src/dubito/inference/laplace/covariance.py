@@ -5,8 +5,9 @@ it stays factored; with several it is formed for as many outputs, or rows of the
 Of a layer whose outputs are the network's, g_c is a unit vector and takes no product at all.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,36 +18,8 @@ from ...distributions.linalg import sandwich
 
 #: Numbers of the largest temporary array: beyond, it leaves the cache.
 CHUNK = 1 << 20
-
-
-class Share(NamedTuple):
-    """What some weights add to the covariance of outputs.
-
-    Attributes:
-        value: variances [B, C], or covariances between all outputs of a row [B, C, C].
-        rounding: what rounding may have done to the variances, [B, C]: a difference of large numbers has some, a sum
-            of squares has none.
-    """
-
-    value: Tensor | float = 0.0
-    rounding: Tensor | float = 0.0
-
-    def plus(self, other: "Share") -> "Share":
-        """The share of both."""
-        return Share(self.value + other.value, self.rounding + other.rounding)
-
-
-def added(totals: Sequence[Share], shares: Sequence[Share]) -> list[Share]:
-    """Sums of the shares under each of some posteriors."""
-    return [total.plus(share) for total, share in zip(totals, shares, strict=True)]
-
-
-def joined(shares: Sequence[Share], axis: int) -> Share:
-    """Shares of some rows (axis 0) or outputs (axis 1), one after the other."""
-    if len(shares) == 1:
-        return shares[0]
-    columns = (torch.cat(column, axis) if isinstance(column[0], Tensor) else 0.0 for column in zip(*shares))  # pyright: ignore
-    return Share(*columns)
+#: A difference that leaves less than this many roundings of its first term is to be taken again.
+CANCELLED = 1e4
 
 
 def in_basis(normal: StructuredNormal, inputs: Tensor) -> Tensor:
@@ -54,53 +27,51 @@ def in_basis(normal: StructuredNormal, inputs: Tensor) -> Tensor:
     return inputs @ normal.input_vectors if isinstance(normal, _EIGENBASIS) else inputs
 
 
-def output_shares(
+def output_covariance(
     normals: Sequence[StructuredNormal],
     inputs: Tensor,
     gradients: Sequence[Tensor],
     *,
     pairs: bool,
-    precise: bool = False,
-) -> list[Share]:
-    """J P⁻¹ Jᵀ of every row, or its diagonal, under each of some distributions.
+    precise: bool,
+) -> Tensor:
+    """Variances [P, B, C], the diagonals of J P⁻¹ Jᵀ, or covariances between all outputs of a row [P, B, C, C].
 
     Args:
-        normals: of one m × n matrix: the same information at several scales or under several priors.
+        normals: of one m × n matrix under P posteriors: the same information at other scales or under other priors.
         inputs: a, [B, T, n], `in_basis`.
         gradients: g, [B, c, m, T] of some outputs each, C together.
-        pairs: covariances between all outputs of a row, not variances alone.
-        precise: sums of squares in float64 in place of differences.
+        pairs: covariances, not variances alone.
+        precise: sums of squares in float64 in place of differences, which are NaN where too little is left of them.
     """
-    basis = normals[0].output_vectors if isinstance(normals[0], _EIGENBASIS) else None
-    kernels = [_kernel(normal, precise) for normal in normals]
+    basis, kernels = _basis(normals[0]), [_kernel(normal, precise) for normal in normals]
     factored = inputs.shape[1] == 1 and not isinstance(kernels[0], _SquaresKernel)
     count, m = sum(part.shape[1] for part in gradients), gradients[0].shape[2]
     size = m if factored else m * inputs.shape[2]
     together = count if pairs or factored else min(count, max(1, CHUNK // size))
     by_rows = []
     for rows in slices(len(inputs), CHUNK // (together * size)):
-        a, g = inputs[rows], gradients[0][rows]
-        g = g if len(gradients) == 1 else torch.cat([part[rows] for part in gradients], 1)
-        if factored:
-            g = g[..., 0] if basis is None else g[..., 0] @ basis
-            by_rows.append([kernel.factored(a[:, 0], g, pairs) for kernel in kernels])
-            continue
-        by_outputs = []
-        for some in g.split(together, 1):
-            jacobians = _Jacobians(a, some, basis)
-            by_outputs.append([kernel.formed(jacobians, pairs) for kernel in kernels])
-        by_rows.append([joined(shares, 1) for shares in zip(*by_outputs, strict=True)])
-    return [joined(shares, 0) for shares in zip(*by_rows, strict=True)]
+        a, by_outputs = inputs[rows], []
+        for g in torch.cat([part[rows] for part in gradients], 1).split(together, 1):
+            if factored:
+                g = g[..., 0] if basis is None else g[..., 0] @ basis
+                values = [kernel.factored(a[:, 0], g, pairs) for kernel in kernels]
+            else:
+                jacobians = _Jacobians(a, g, basis)
+                values = [kernel.formed(jacobians, pairs) for kernel in kernels]
+            by_outputs.append(torch.stack(values))
+        by_rows.append(torch.cat(by_outputs, 2))
+    return torch.cat(by_rows, 1)
 
 
-def unit_shares(normals: Sequence[StructuredNormal], inputs: Tensor) -> list[Share]:
-    """Variances [N, m] of the outputs W a of a layer itself, whose gradients are unit vectors.
+def unit_variance(normals: Sequence[StructuredNormal], inputs: Tensor) -> Tensor:
+    """Variances [P, N, m] of a layer's answers W a themselves, whose gradients are unit vectors.
 
     Args:
-        normals: of W, as in `output_shares`.
+        normals: of W, as in `output_covariance`.
         inputs: a, [N, n], `in_basis`.
     """
-    return [_kernel(normal, False).units(inputs) for normal in normals]
+    return torch.stack([_kernel(normal, False).units(inputs) for normal in normals])
 
 
 def joint_covariance(normal: StructuredNormal, inputs: Tensor, gradients: Tensor) -> Tensor:
@@ -111,14 +82,11 @@ def joint_covariance(normal: StructuredNormal, inputs: Tensor, gradients: Tensor
         inputs: a, [B, T, n], `in_basis`.
         gradients: g, [B, C, m, T].
     """
-    basis = normal.output_vectors if isinstance(normal, _EIGENBASIS) else None
-    kernel = _kernel(normal, True)
+    basis, kernel = _basis(normal), _kernel(normal, True)
     if inputs.shape[1] == 1 and not isinstance(kernel, _SquaresKernel):
         g = gradients[..., 0] if basis is None else gradients[..., 0] @ basis
         return kernel.between_rows(inputs[:, 0], g)
-    value = kernel.formed(_Jacobians(inputs, gradients, basis, joint=True), True).value
-    assert isinstance(value, Tensor)
-    return value[0]
+    return kernel.formed(_Jacobians(inputs, gradients, basis, joint=True), True)[0]
 
 
 def contracted(left: Tensor, right: Tensor, pairs: bool) -> Tensor:
@@ -189,24 +157,24 @@ class _Kernel:
             return 1 / self.normal.precision_eigenvalues
         return self.normal.variance
 
-    def factored(self, inputs: Tensor, gradients: Tensor, pairs: bool) -> Share:
+    def factored(self, inputs: Tensor, gradients: Tensor, pairs: bool) -> Tensor:
         """For J_c = g_c aᵀ with a [b, n] and g [b, C, m]."""
         # Σ_ij v_ij (g_ci a_j) (g_c'i a_j) = Σ_i g_ci g_c'i Σ_j v_ij a_j²
         weight = inputs.square() @ self.variance().mT  # [b, m]
         if not pairs:
-            return Share((gradients.square() @ weight.unsqueeze(2)).squeeze(2))
-        return Share((gradients * weight.unsqueeze(1)) @ gradients.mT)
+            return (gradients.square() @ weight.unsqueeze(2)).squeeze(2)
+        return (gradients * weight.unsqueeze(1)) @ gradients.mT
 
-    def units(self, inputs: Tensor) -> Share:
+    def units(self, inputs: Tensor) -> Tensor:
         """For J_c = e_c aᵀ: variances [N, m] of the layer's outputs at inputs [N, n]."""
         weight = inputs.square() @ self.variance().mT
         if not isinstance(self.normal, _EIGENBASIS):
-            return Share(weight)
+            return weight
         vectors = self.normal.output_vectors  # U_Gᵀ e_c is row c of U_G
         parts = slices(len(vectors), CHUNK // len(vectors))
-        return Share(torch.cat([weight @ vectors[some].square().mT for some in parts], 1))
+        return torch.cat([weight @ vectors[some].square().mT for some in parts], 1)
 
-    def formed(self, jacobians: _Jacobians, pairs: bool) -> Share:
+    def formed(self, jacobians: _Jacobians, pairs: bool) -> Tensor:
         """For Jacobians that are written out."""
         variance = self.variance()
 
@@ -216,7 +184,8 @@ class _Kernel:
                 return jacobian.square() @ variance[rows].flatten()
             return contracted(variance[rows].flatten() * jacobian, jacobian, pairs)
 
-        return Share(sum(_lean(term, rows) for rows in jacobians.slices))
+        total: Any = sum(_lean(term, rows) for rows in jacobians.slices)
+        return total
 
     def between_rows(self, inputs: Tensor, gradients: Tensor) -> Tensor:
         """For J_bc = g_bc a_bᵀ, between all rows, [b·C, b·C]."""
@@ -236,7 +205,7 @@ class _Kernel:
 class _LowRankKernel(_Kernel):
     """P⁻¹ = diag(1/d) − d^-½ V_s (R Rᵀ)⁻¹ V_sᵀ d^-½, so J P⁻¹ Jᵀ = J diag(1/d) Jᵀ − Yᵀ Y, Y = R⁻¹ V_sᵀ d^-½ Jᵀ.
 
-    All is computed in the type of R. A difference: what rounding leaves of it is for the caller to judge.
+    All is computed in the type of R.
     """
 
     normal: SparseInformationNormal
@@ -253,41 +222,45 @@ class _LowRankKernel(_Kernel):
     def variance(self) -> Tensor:
         return self.inverse
 
-    def factored(self, inputs: Tensor, gradients: Tensor, pairs: bool) -> Share:
+    def factored(self, inputs: Tensor, gradients: Tensor, pairs: bool) -> Tensor:
         a, g = inputs.to(self.factor), gradients.to(self.factor)
-        first = super().factored(a, g, pairs).value
-        count, (m, height), width = g.shape[1], self.left.shape, self.right.shape[1]
-        left, together = self.left.mT.contiguous(), count if pairs else max(1, CHUNK // (height * m))
-        taken = []
-        for rows in slices(len(a), CHUNK // max(width * len(self.right), min(count, together) * height * m)):
+        left, size = self.left.mT.contiguous(), self.left.numel()
+        together = g.shape[1] if pairs else min(g.shape[1], max(1, CHUNK // size))
+
+        def taken(rows: slice) -> Tensor:
             shared, by_outputs = self._shared(a[rows]), []
             for some in g[rows].split(together, 1):
                 # U_gᵀ (w ∘ g_c aᵀ) U_a = (U_g ∘ g_c)ᵀ Q
                 scaled = (some.unsqueeze(2) * left).flatten(1, 2)  # [b, C·g, m]
-                projected = (scaled @ shared.mT).view(-1, some.shape[1], height, width)
+                projected = (scaled @ shared.mT).view(*some.shape[:2], *self.scale.shape)
                 by_outputs.append(self._taken(projected, pairs))
-            taken.append(torch.cat(by_outputs, 1))
-        return self._difference(first, torch.cat(taken), pairs, inputs)
+            return torch.cat(by_outputs, 1)
 
-    def units(self, inputs: Tensor) -> Share:
-        a = inputs.to(self.factor)
-        first, taken, size = a.square() @ self.inverse.mT, [], self.scale.numel()
-        for rows in slices(len(a), CHUNK // max(self.right.numel(), size)):
-            shared, by_outputs = self._shared(a[rows]), []  # [b, a, m]
-            for some in slices(len(self.left), CHUNK // (size * len(shared))):
-                # U_gᵀ (w ∘ e_c aᵀ) U_a is the product of row c of U_g and column c of Q
-                column = shared[:, :, some].mT.unsqueeze(2)
-                by_outputs.append(self._taken(self.left[some].unsqueeze(2) * column, False))
-            taken.append(torch.cat(by_outputs, 1))
-        return self._difference(first, torch.cat(taken), False, inputs)
+        step = CHUNK // max(self.right.numel(), together * size)
+        return self._difference(super().factored(a, g, pairs), step, taken, pairs, inputs)
 
-    def formed(self, jacobians: _Jacobians, pairs: bool) -> Share:
+    def units(self, inputs: Tensor) -> Tensor:
+        a, size = inputs.to(self.factor), self.scale.numel()
+
+        def taken(rows: slice) -> Tensor:
+            shared = self._shared(a[rows]).mT.unsqueeze(2)  # [b, m, 1, a]
+            # U_gᵀ (w ∘ e_c aᵀ) U_a is the product of row c of U_g and row c of Q
+            parts = slices(len(self.left), CHUNK // (size * len(shared)))
+            return torch.cat(
+                [self._taken(self.left[some].unsqueeze(2) * shared[:, some], False) for some in parts], 1
+            )
+
+        step = CHUNK // max(self.right.numel(), size)
+        return self._difference(a.square() @ self.inverse.mT, step, taken, False, inputs)
+
+    def formed(self, jacobians: _Jacobians, pairs: bool) -> Tensor:
         first = projected = self.factor.new_zeros(())
         for i in jacobians.slices:
             j = jacobians[i].to(self.factor)
             first = first + contracted((self.inverse[i] * j).flatten(2), j.flatten(2), pairs)
             projected = projected + sandwich(self.left[i].mT, self.weight[i] * j, self.right)
-        return self._difference(first, self._taken(projected, pairs), pairs, jacobians.inputs)
+        taken = self._taken(projected, pairs)
+        return self._difference(first, len(taken), taken.__getitem__, pairs, jacobians.inputs)
 
     def _shared(self, inputs: Tensor) -> Tensor:
         """Qᵀ = (w ∘ a U_a)ᵀ, which all outputs of a row share, [b, a, m]."""
@@ -303,9 +276,14 @@ class _LowRankKernel(_Kernel):
         ).view(columns.shape)
         return contracted(solved, solved, pairs)
 
-    def _difference(self, first: Any, taken: Tensor, pairs: bool, like: Tensor) -> Share:
-        rounding = torch.finfo(first.dtype).eps * (first.diagonal(dim1=1, dim2=2) if pairs else first)
-        return Share((first - taken).to(like), rounding.to(like))
+    def _difference(
+        self, first: Any, step: int, taken: Callable[[slice], Tensor], pairs: bool, like: Tensor
+    ) -> Tensor:
+        """NaN where less is left of a variance than `CANCELLED` roundings of its first term."""
+        value = first - torch.cat([taken(rows) for rows in slices(len(first), step)])
+        left, whole = (t.diagonal(dim1=1, dim2=2) if pairs else t for t in (value, first))
+        left.masked_fill_(left < CANCELLED * torch.finfo(first.dtype).eps * whole, math.nan)
+        return value.to(like)
 
 
 class _SquaresKernel(_Kernel):
@@ -317,7 +295,7 @@ class _SquaresKernel(_Kernel):
 
     normal: SparseInformationNormal
 
-    def formed(self, jacobians: _Jacobians, pairs: bool) -> Share:
+    def formed(self, jacobians: _Jacobians, pairs: bool) -> Tensor:
         factor = self.normal.precise_cholesky
         left, right, whitening, scale, root = self.normal.parts_in(factor.dtype, factor.device)
 
@@ -333,10 +311,15 @@ class _SquaresKernel(_Kernel):
         columns = projected.flatten(2).flatten(0, 1).mT
         y = torch.cholesky_solve(columns, factor).mT.reshape(projected.shape)
         total: Any = sum(_lean(squares, i) for i in jacobians.slices)
-        return Share((total + contracted(y.flatten(2), y.flatten(2), pairs)).to(jacobians.inputs))
+        return (total + contracted(y.flatten(2), y.flatten(2), pairs)).to(jacobians.inputs)
 
 
 _EIGENBASIS = (KroneckerNormal, EigenKroneckerNormal)
+
+
+def _basis(normal: StructuredNormal) -> Tensor | None:
+    """U_G, where there is one."""
+    return normal.output_vectors if isinstance(normal, _EIGENBASIS) else None
 
 
 def _kernel(normal: StructuredNormal, precise: bool) -> _Kernel:

@@ -17,7 +17,7 @@ from ...distributions.two_sided import TwoSided
 from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
-from ...matrices import BlockDrawer, MatrixPosterior
+from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors
 from ...prediction import Prediction, PredictionOptions
 from .joint import Joint, joint_outputs
@@ -30,7 +30,7 @@ from .update import updated
 SCALES = tuple(10 ** (power / 2) for power in range(-6, 9))
 
 
-class LaplacePosterior(MatrixPosterior):
+class LaplacePosterior(BlockPosterior):
     """w ~ N(w*, P⁻¹), P = N_s · curvature + τ, one matrix P per block.
 
     `details` holds the plain facts: the blocks, the number of data N, the data scale N_s, the prior precision τ
@@ -51,7 +51,7 @@ class LaplacePosterior(MatrixPosterior):
 
     # -- the distribution ----------------------------------------------------------------------------------
 
-    def matrix_blocks(self) -> list[Block]:
+    def drawn_blocks(self) -> list[Block]:
         return list(self.blocks.values())
 
     def block_drawer(self) -> BlockDrawer:
@@ -185,7 +185,7 @@ class LaplacePosterior(MatrixPosterior):
             )
             return predictive(self.likelihood, outputs, covariance)
 
-    def joint(self, inputs: Inputs, *, max_rows: int = MAX_ROWS) -> Joint:
+    def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
 
         They are the network's outputs, before the likelihood's noise. Where inputs require gradients, mean and
@@ -193,13 +193,13 @@ class LaplacePosterior(MatrixPosterior):
 
         Args:
             inputs: what the network reads.
-            max_rows: rows that go through the network at once, where no gradients are asked for.
         """
-        require_count(max_rows=max_rows)
-        with torch.inference_mode(False):
-            inputs = self.readable(inputs)
+        wanted = torch.is_grad_enabled()
+        with torch.inference_mode(False):  # which turns gradients on
+            rows = self.readable(inputs)
+            rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
-            return Joint(*joint_outputs(self.linearised(inputs), inputs, normals, max_rows))
+            return Joint(*joint_outputs(self.linearised(rows), rows, normals))
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""

@@ -110,7 +110,7 @@ class NaturalStepper(Stepper):
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         parameters = self.parameters + ([] if self.beside is None else self.beside.parameters)
         for parameter in parameters:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = None
         total = torch.zeros((), device=self.device, dtype=parameters[0].dtype)
         for index, batch in enumerate(passes):
             stream = seeds.generator(self.seed, "noise", number, index, device=self.device)
@@ -121,6 +121,9 @@ class NaturalStepper(Stepper):
                 (loss.nll * (len(batch.targets) / rows)).backward()
             total += loss.nll.detach() * (len(batch.targets) / rows)
             del loss  # and with its graph the lease on a shell, which the next pass takes again
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
         stop = self._combine(total, parameters, stop)
         norm = None
         if self.training.clip_norm is not None:
@@ -129,8 +132,11 @@ class NaturalStepper(Stepper):
         self.optimizer.step()
         if self.beside is not None:
             self.beside.descend(number)
-        self.objective.commit()
         return StepRecord(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)
+
+    def settle(self, step: int) -> None:
+        if step:
+            self.objective.commit()
 
     def _combine(self, total: Tensor, parameters: list[Tensor], stop: bool) -> bool:
         if self.processes.count == 1:

@@ -84,7 +84,7 @@ def _is_view(outputs: Tensor, last: Last) -> bool:
     )
 
 
-class Pass:
+class OutputGradients:
     """A forward pass of some rows, and backward passes for some of their outputs each.
 
     Every row stands in it several times, so that one backward pass serves several outputs of it.
@@ -115,9 +115,8 @@ class Pass:
         self.outputs = outputs[::copies]
         self.tail = tail
         self.count = 0  # outputs whose gradients are there
-        self.caught: list[
-            dict[Call, Tensor]
-        ] = []  # by backward pass; without the calls that it does not reach
+        #: By backward pass, without the calls that it does not reach.
+        self.caught: list[dict[Call, Tensor]] = []
 
     def backward(self, chosen: Tensor, *, last: bool = False) -> None:
         """Bring the gradients of some outputs to every call, in place of those that were there.
@@ -192,12 +191,18 @@ class Pass:
         passes[-1] = passes[-1][:, : self.count - self.copies * (len(passes) - 1)]
         return passes
 
-    def parameter_gradients(
-        self, parts: Sequence[BlockPart], number: int, rows: slice, dtype: torch.dtype
-    ) -> Tensor:
-        """Gradients of a parameter by one backward pass, for some rows of it, copies and all, [r, size]."""
-        gradients = [part.gradients(self.calls(part, number), self.total, rows, dtype) for part in parts]
-        return gradients[0] if len(gradients) == 1 else torch.cat(gradients, 1)
+    def jacobians(self, parts: Sequence[BlockPart], rows: slice, dtype: torch.dtype) -> Tensor:
+        """Gradients of a parameter for some rows, [b, q, size]."""
+        some, passes = slice(rows.start * self.copies, rows.stop * self.copies), []
+        for number in range(len(self.caught)):
+            gradients = [part.gradients(self.calls(part, number), self.total, some, dtype) for part in parts]
+            passes.append(torch.cat(gradients, 1).unflatten(0, (-1, self.copies)))
+        return torch.cat(passes, 1)[:, : self.count]
+
+    @property
+    def numbers(self) -> Tensor:
+        """Of all outputs, [E]."""
+        return torch.arange(self.flat.shape[1], device=self.flat.device)
 
     @property
     def total(self) -> int:
