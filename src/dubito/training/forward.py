@@ -84,7 +84,7 @@ class TrainedStack(Stack):
 
     def __init__(self, tensors: Mapping[str, Tensor], surveyed: Survey | None, count: int) -> None:
         self.rows_first = surveyed is None
-        super().__init__(tensors, surveyed or Survey({}, {}), draws=count, rows=0, repeated=True)
+        super().__init__(tensors, surveyed or Survey((), {}), draws=count, rows=0, repeated=True)
 
     def _layout(self, form: Form, weight: Tensor | None, bias: Tensor | None) -> Layout:
         return Layout.ROWS if self.rows_first else super()._layout(form, weight, bias)
