@@ -703,6 +703,20 @@ MUTANTS = (
         "all draws share the noise of the network's own",
     ),
     mutant(
+        "training/members.py",
+        "factors.reshape(-1, *[1] * (gradient.ndim - 1))",
+        "factors.min()",
+        "inference/test_inference_deep_ensemble_beside.py::test_optimisers_treat_every_member_by_itself",
+        "one member's gradient clips all members",
+    ),
+    mutant(
+        "training/beside.py",
+        "number = min(arguments[0] for arguments in self.waiting.values())",
+        "number = max(arguments[0] for arguments in self.waiting.values())",
+        "inference/test_inference_deep_ensemble_beside.py::test_an_interrupted_ensemble_goes_on_from_its_members_checkpoints",
+        "members behind are trained without those that wait, which never leave with them",
+    ),
+    mutant(
         "draws/module.py",
         "sign=sign, steps=steps) for sign in (1, -1)",
         "sign=sign, steps=steps) for sign in (-1, 1)",

@@ -129,7 +129,7 @@ class StackedStepper(LayerwiseStepper, JointStepper):
             layer = self.layers[block.name]
             root = layer.output_root()
             if self.method.covariance == "sampled":
-                data = [stepper.method.effective_data for stepper in self.steppers]
+                data = [stepper.method.effective_data or 0.0 for stepper in self.steppers]  # all chosen
                 replicas = zip(root.split(block.groups), data, streams, strict=True)
                 root = torch.cat([sampled_root(*replica) for replica in replicas])
             weights[block.name] = layer.drawn(unit.reshape(layer.mean.shape), root)
