@@ -412,7 +412,7 @@ MUTANTS = (
         "modules in evaluation mode are trained",
     ),
     mutant(
-        "posterior.py",
+        "posterior/base.py",
         'seeds.generator(seed, "draw", index, device',
         'seeds.generator(seed, "draw", index // 2, device',
         "test_posterior.py::test_samples_are_the_network_run_with_each_draw",
@@ -475,7 +475,7 @@ MUTANTS = (
         "the checksum reads one tensor",
     ),
     mutant(
-        "posterior.py",
+        "posterior/base.py",
         "beside = sum(group[name].numel() for group in groups if name in group)",
         "beside = max((group[name].numel() for group in groups if name in group), default=0)",
         "contract/test_contract.py::test_the_summary_names_every_parameter",

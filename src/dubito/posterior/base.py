@@ -4,30 +4,32 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import islice
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
 
-from . import seeds, storage
-from .draws import Draws, LinearisedDraws, PredictiveModule, WeightDraws, deviations, weight_stacks
-from .errors import ConfigError, NetworkError, require_count
-from .evaluation import evaluate
-from .fitting import checked_pieces, checked_rows, read
-from .inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
-from .layers import Survey, reasons, survey
-from .layers.shell import seeder
-from .layers.shell import take as take_shell
-from .lazy import open_all
-from .likelihoods import BuiltLikelihood
-from .networks import duplicate, extra_states, run, with_flags
-from .precision import Precision, passes_in
-from .prediction import Prediction, PredictionOptions
-from .sources import holds_rows
-from .summary import Summary, SummaryRow
+from .. import seeds, storage
+from ..draws import Draws, LinearisedDraws, WeightDraws, deviations, weight_stacks
+from ..errors import ConfigError, NetworkError, require_count
+from ..evaluation import evaluate
+from ..fitting import checked_pieces, checked_rows, read
+from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
+from ..layers import Survey, reasons, survey
+from ..layers.shell import seeder
+from ..layers.shell import take as take_shell
+from ..lazy import open_all
+from ..likelihoods import BuiltLikelihood
+from ..networks import duplicate, extra_states, run, with_flags
+from ..precision import Precision, passes_in
+from ..prediction import Prediction, PredictionOptions
+from ..sources import holds_rows
+from ..summary import Summary, SummaryRow
+from .tensors import NamedTensors, flagged, stored_tensors
+
+if TYPE_CHECKING:
+    from .sampled import SampledPosterior
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
@@ -39,32 +41,6 @@ Drawer: TypeAlias = Callable[[int, torch.Generator | None], Mapping[str, Tensor]
 
 #: Held while a posterior of an older file surveys its network.
 _surveying = threading.Lock()
-
-
-class NamedTensors(nn.Module):
-    """Tensors under the user's dotted parameter names, which `nn.ParameterDict` does not allow."""
-
-    def __init__(self, tensors: Mapping[str, Tensor], *, buffers: bool = False) -> None:
-        super().__init__()
-        # The slash in front keeps them apart from a module's attributes (`items`), doubled ones from dots.
-        self.names = {name: "/" + name.replace("/", "//").replace(".", "/") for name in tensors}
-        for name, tensor in tensors.items():
-            if buffers:
-                self.register_buffer(self.names[name], tensor)
-            else:
-                whole = isinstance(tensor, nn.Parameter)
-                value = tensor if whole else nn.Parameter(tensor, requires_grad=False)
-                self.register_parameter(self.names[name], value)
-
-    def __getitem__(self, name: str) -> Tensor:
-        return getattr(self, self.names[name])
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.names
-
-    def items(self) -> Iterator[tuple[str, Tensor]]:
-        """Pairs of the user's name and the tensor."""
-        return ((name, self[name]) for name in self.names)
 
 
 class Posterior(nn.Module, ABC):
@@ -396,6 +372,8 @@ class Posterior(nn.Module, ABC):
             linearised: draws of the network as linear in its weights, f(x; w*) + J(x) (w − w*); None does as `predict`
                 does.
         """
+        from .sampled import SampledPosterior
+
         require_count(num_samples=num_samples)
         count = self.num_atoms or -(-num_samples // self.num_components) * self.num_components
         draws = self._made(range(count), seed, self._linearises(linearised))
@@ -556,92 +534,6 @@ class Posterior(nn.Module, ABC):
             **{f"{key}.{name}": t for key in self.tensors for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
-
-
-class SampledPosterior(Posterior):
-    """Draws of another posterior, made once: finitely many atoms, equally likely, whatever seed is asked for.
-
-    The network holds the centre of that posterior, `tensors` what differs between draws, and `details["sampled"]` what
-    they are.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.num_atoms = self.num_samples = self.details["sampled"]["count"]
-        self._together: Draws | None = None
-
-    @property
-    def linearised(self) -> bool:
-        """Whether the draws are those of the network as linear in its weights."""
-        return self.details["sampled"]["kind"] == LinearisedDraws.kind
-
-    @property
-    def together(self) -> Draws:
-        """All draws, ready to run."""
-        draws = self._together
-        if draws is None:
-            groups = {key: self.group(key).items() for key in self.tensors}
-            tensors = {key: {name: t.detach() for name, t in group} for key, group in groups.items()}
-            facts = self.details["sampled"]
-            draws = Draws.kinds[facts["kind"]](self.network, tensors, facts, self.survey, self._ways)
-            self._together = draws
-        return draws
-
-    def as_module(self) -> PredictiveModule:
-        """A module from inputs to a dict of mean and uncertainties, which `torch.export.export` can trace."""
-        return PredictiveModule(self.together, self.likelihood)
-
-    def draws(self, indices: range, seed: int) -> Draws:
-        return self.together.part(indices)
-
-    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
-        return self.weights() | self.together.weights(index % self.num_samples)
-
-    def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
-        self._linearises(options.linearised)
-        if options.marginal or options.per_example:
-            raise ConfigError(
-                f"draws made once are functions of all rows, got {options.form}=True; leave it out"
-            )
-        return super().predictor(replace(options, linearised=None))
-
-    def _linearises(self, linearised: bool | None) -> bool:
-        if linearised not in (None, self.linearised):
-            kind = "linearised" if self.linearised else "of weights"
-            raise ConfigError(
-                f"these draws are {kind}, got linearised={linearised!r}; leave it out, or make others: "
-                f"sampled(..., linearised={linearised!r})"
-            )
-        return False  # they are what they are
-
-    def _outputs(
-        self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
-    ) -> Iterable[Tensor]:
-        draws = self.together
-        outputs = draws.outputs(checked_inputs(inputs, draws.like), max_rows, keep_graph=keep_graph)
-        if num_samples == self.num_samples:
-            return outputs
-        return outputs[:num_samples] if isinstance(outputs, Tensor) else islice(outputs, num_samples)
-
-    def holds(self, name: str) -> str:
-        words = [key.replace("_", " ") for key in self.tensors if name in self.group(key)]
-        return f"{self.num_samples} {' and '.join(words)}" if words else super().holds(name)
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        self._together = None  # moved
-        return super()._apply(*args, **kwargs)
-
-
-def flagged(network: nn.Module) -> set[str]:
-    """The names of the parameters that require gradients."""
-    return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
-
-
-def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """The parameters, and the buffers a state dict would hold, by their first names."""
-    state = network.state_dict(keep_vars=True)
-    buffers = {name: tensor for name, tensor in network.named_buffers() if name in state}
-    return {**dict(network.named_parameters()), **buffers}
 
 
 def detached(posterior: Posterior) -> Posterior:

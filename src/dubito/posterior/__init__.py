@@ -1,0 +1,11 @@
+"""The posterior every method returns, and its draws made once."""
+
+from .base import MAX_ROWS as MAX_ROWS
+from .base import Drawer as Drawer
+from .base import Posterior as Posterior
+from .base import Streams as Streams
+from .base import detached as detached
+from .sampled import SampledPosterior as SampledPosterior
+from .tensors import NamedTensors as NamedTensors
+from .tensors import flagged as flagged
+from .tensors import stored_tensors as stored_tensors
