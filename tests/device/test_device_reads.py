@@ -92,8 +92,6 @@ CASES |= {f"{name}-{method}": CASES[method]._replace(network=name) for name, met
 every_case = pytest.mark.parametrize("case", CASES)
 #: What still reads, by test and case or form, with the reason.
 PENDING = {
-    ("steps", "bali"): "each layer asks at every step whether its Cholesky factor exists",
-    ("steps", "noisy-kfac"): "PyTorch's Cholesky asks at every step whether the factor exists",
     ("linearised", "laplace-inf"): "one number at the end tells whether a variance was lost to rounding",
 }
 
