@@ -152,8 +152,8 @@ MUTANTS = (
     ),
     mutant(
         "inference/map.py",
-        "normal_penalty(trainable(self.draft.network).values(), self.prior_std)",
-        "normal_penalty(trainable(self.draft.network).values(), self.prior_std**2)",
+        "normal_penalty(weights.values(), self.prior_std)",
+        "normal_penalty(weights.values(), self.prior_std**2)",
         "inference/test_inference_map.py::test_ridge_regression",
         "the prior's variance stands for its standard deviation",
     ),
