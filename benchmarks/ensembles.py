@@ -1,5 +1,7 @@
 """Deep ensembles side by side, in fits of a point estimate as the package was when the bar was set."""
 
+import torch
+
 from dubito import MAP, Categorical, DeepEnsemble, Training
 
 from .bars import Bar, Other, Values, Work, base_source, benchmark, interleaved_with, ratios
@@ -8,6 +10,8 @@ from .lean_fits import digits, network
 #: Steps of a short and of a longer fit, and their rows per step.
 SHORT, LONG, ROWS = 60, 300, 64
 BASE_WORKS = """
+import torch
+torch.set_num_threads(1)
 from benchmarks.ensembles import LONG, SHORT, MAP, fit
 works = {"MAP, short": fit(MAP(), SHORT), "MAP, long": fit(MAP(), LONG)}
 """
@@ -27,9 +31,12 @@ def fit(method: MAP | DeepEnsemble, steps: int) -> Work:
     }
 )
 def ensembles(rounds: int) -> Values:
+    """Digits by 64-128-128-10, steps of 64 rows."""
+    torch.set_num_threads(1)
     works = {"short": fit(DeepEnsemble(members=4), SHORT), "long": fit(DeepEnsemble(members=4), LONG)}
-    with Other(base_source(), BASE_WORKS) as other:
-        seconds = interleaved_with(works, other, rounds, warm=1)
+    other = Other(BASE_WORKS, base_source())
+    seconds = interleaved_with(other, works, rounds)
+    other.close()
     return {
         "DeepEnsemble(4), 300 steps": ratios(seconds, "long", "MAP, long"),
         "DeepEnsemble(4), 60 steps": ratios(seconds, "short", "MAP, short"),

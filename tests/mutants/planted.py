@@ -166,8 +166,8 @@ MUTANTS = (
     ),
     mutant(
         "inference/map.py",
-        "normal_penalty(trainable(self.draft.network).values(), self.prior_std)",
-        "normal_penalty(trainable(self.draft.network).values(), self.prior_std**2)",
+        "normal_penalty(weights.values(), self.prior_std)",
+        "normal_penalty(weights.values(), self.prior_std**2)",
         "inference/test_inference_map.py::test_ridge_regression",
         "the prior's variance stands for its standard deviation",
     ),
@@ -710,11 +710,11 @@ MUTANTS = (
         "one member's gradient clips all members",
     ),
     mutant(
-        "training/beside.py",
-        "number = min(arguments[0] for arguments in self.waiting.values())",
-        "number = max(arguments[0] for arguments in self.waiting.values())",
+        "training/members.py",
+        "k: v[number] if _per_weight(k, v)",
+        "k: v[0] if _per_weight(k, v)",
         "inference/test_inference_deep_ensemble_beside.py::test_an_interrupted_ensemble_goes_on_from_its_members_checkpoints",
-        "members behind are trained without those that wait, which never leave with them",
+        "all members keep the optimiser's state of the first",
     ),
     mutant(
         "draws/module.py",

@@ -81,7 +81,7 @@ class DeepEnsemble(Method):
         ]
         trained = [start for member, start in enumerate(starts) if member % processes.count == processes.rank]
         fitted = iter(self._trained(trained, training))
-        points: list[PointPosterior] = []
+        points: list[Posterior] = []
         for member, start in enumerate(starts):
             owner = member % processes.count
             local = owner == processes.rank
@@ -92,7 +92,7 @@ class DeepEnsemble(Method):
         history = [{**entry, "member": m} for m, point in enumerate(points) for entry in point.history]
         return self._joined(points, history)
 
-    def _trained(self, starts: list[Prepared], training: Training) -> list[PointPosterior]:
+    def _trained(self, starts: list[Prepared], training: Training) -> list[Posterior]:
         """The members of this process: side by side where one pass can serve them, and as jobs where asked."""
         workers = jobs.workers()
         if workers is None:
@@ -123,7 +123,7 @@ class DeepEnsemble(Method):
         progress = run.progress if shown else False
         return replace(run, seed=seed, progress=progress, checkpoint=path, processes=Processes())
 
-    def _joined(self, points: list[PointPosterior], history: list[dict[str, float]]) -> DeepEnsemblePosterior:
+    def _joined(self, points: list[Posterior], history: list[dict[str, float]]) -> DeepEnsemblePosterior:
         first, *others = points
         members = [stored_tensors(point.network) for point in others]
         parameters = first.weights()
@@ -140,7 +140,7 @@ class DeepEnsemble(Method):
         return posterior.finished()
 
 
-def fit_members(method: DeepEnsemble, starts: list[Prepared], training: Training) -> list[PointPosterior]:
+def fit_members(method: DeepEnsemble, starts: list[Prepared], training: Training) -> list[Posterior]:
     """Members from their starts, side by side where one pass can serve them."""
     objectives = [MAP(prior_std=method.prior_std).objective(start) for start in starts]
     sources, runs = [start.source for start in starts], [start.run for start in starts]
