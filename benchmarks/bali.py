@@ -15,6 +15,7 @@ from dubito.inputs import Batch
 from dubito.optim import VOGN, NoisyAdam, NoisyKFAC, NoisyOptimizer, Vadam
 from dubito.training import Processes
 from dubito.training.plan import plan_run
+from papers.bali.uci.replicas import fit_many
 
 from .bars import Bar, Values, benchmark, interleaved, ratios
 
@@ -91,7 +92,7 @@ def throughput(rows: int, columns: int, splits: int, side_by_side: bool) -> Call
         training = Training(iterations=iterations, batch_size=min(rows, 1024))
         start = time.process_time()
         if side_by_side:
-            method.fit_many(net, tables, Gaussian(), training=training, progress=False)
+            fit_many(method, net, tables, Gaussian(), training=training, seed=0, seeds_of_fits=range(splits))
         else:
             method.fit(net, tables[0], Gaussian(), training=training, progress=False)
         return time.process_time() - start

@@ -5,7 +5,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from dubito import BALI, MAP, Categorical, NoisyKFAC, Training
+from dubito import BALI, MAP, Categorical, NoisyKFAC, Training  # noqa: F401 (MAP: for the other version)
 from dubito.method import Method
 
 from .bars import Bar, Other, Values, Work, base_source, benchmark, interleaved_with, ratios

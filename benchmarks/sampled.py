@@ -1,4 +1,4 @@
-"""Draws made once at one row: what a server pays for 32 of them, in passes of the bare network; and factors drawn anew."""
+"""Draws made once at one row: what a server pays for 32 of them, in bare passes; and factors drawn anew."""
 
 from functools import partial
 

@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 #: The rooms from first to last: a room imports from the levels before its own, and from itself.
 CORE = (
     ("errors", "version", "allocator", "lazy", "devices"),
-    ("seeds", "processes", "precision"),
+    ("seeds", "processes", "jobs", "precision"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
     ("inputs", "evaluation"),
     ("sources", "likelihoods", "layers"),
@@ -24,16 +24,16 @@ CORE = (
     ("fitting",),
     ("draws",),
     ("curvature", "posterior"),
-    ("training", "optim"),
+    ("training", "optim", "matrices"),
     ("objective",),
-    ("calibration", "method", "node_factors", "weight_normals", "matrices", "diagnostics"),
+    ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
     ("inference", "factors"),
     ("loading",),
 )
 PUBLIC = ("dubito",)  # `__init__.py`, the public names, which open what lies before them when asked
 BEYOND = (
     ("registry",),
-    ("data", "models", "jobs", "selfcheck"),
+    ("data", "models", "selfcheck"),
     ("shifts", "active"),
     ("compare",),
     ("plot",),

@@ -1,6 +1,6 @@
-"""Draws of matrices as functions of few rows are the functions of the networks that the same draws fold into."""
+"""Draws of few rows, many in one pass, are the functions of the networks that the same draws fold into."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest import mock
 
@@ -9,21 +9,28 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dubito import BALI, EFB, INF, KFAC, Categorical, Laplace, Training
+from dubito import BALI, EFB, INF, KFAC, Categorical, KTied, Laplace, MeanField, Training
 from dubito.distributions.two_sided import TwoSided
-from dubito.matrices import MatrixPosterior
+from dubito.matrices import BlockPosterior, DrawsOfRows
+from dubito.method import Method
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning"),
     pytest.mark.filterwarnings("ignore:BALI treats layers that multiply:dubito.DubitoWarning"),
 ]
 
-METHODS = {
+METHODS: dict[str, Method] = {
     "kfac": Laplace(structure=KFAC(), linearised=False),
     "efb": Laplace(structure=EFB(), linearised=False),
     "bali": BALI(effective_data=40.0),
+    "diagonal": Laplace(linearised=False),
+    "inf": Laplace(structure=INF(rank=4), linearised=False),
+    "mean-field": MeanField(),
+    "2-tied": KTied(),
 }
 methods = pytest.mark.parametrize("method", METHODS)
+#: Those whose draws are products from both sides.
+FUNCTIONAL = ("kfac", "efb", "bali")
 
 
 class Turned(nn.Module):
@@ -111,9 +118,9 @@ def rows(count: int) -> Tensor:
     return torch.randn(count, 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
-def fitted(method: str, network: nn.Module) -> MatrixPosterior:
+def fitted(method: str, network: nn.Module) -> BlockPosterior:
     x = rows(40)
-    training = Training(iterations=4, batch_size=20) if method == "bali" else None
+    training = None if isinstance(METHODS[method], Laplace) else Training(iterations=4, batch_size=20)
     data = (x, (x[:, 0] > 0).long())
     return METHODS[method].fit(network.double(), data, Categorical(), training=training)  # pyright: ignore
 
@@ -132,7 +139,22 @@ def counted() -> Iterator[list[TwoSided]]:
         yield drawing
 
 
-def folded(posterior: MatrixPosterior, x: Tensor, num_samples: int, seed: int) -> Tensor:
+@contextmanager
+def counted_passes() -> Iterator[list[int]]:
+    """The draws of passes over several of them that came to an end."""
+    passes: list[int] = []
+    real = BlockPosterior._together
+
+    def together(self: BlockPosterior, context: DrawsOfRows, inputs: Tensor) -> Sequence[Tensor]:
+        outputs = real(self, context, inputs)
+        passes.append(len(outputs))
+        return outputs
+
+    with mock.patch.object(BlockPosterior, "_together", together):
+        yield passes
+
+
+def folded(posterior: BlockPosterior, x: Tensor, num_samples: int, seed: int) -> Tensor:
     return torch.stack([posterior.fold(index, seed=seed)(x) for index in range(num_samples)]).detach()
 
 
@@ -140,10 +162,11 @@ def folded(posterior: MatrixPosterior, x: Tensor, num_samples: int, seed: int) -
 @pytest.mark.parametrize("network", FUNCTIONS)
 def test_functions_of_few_rows_are_those_of_the_written_weights(method: str, network: str):
     posterior, x = fitted(method, FUNCTIONS[network]()), rows(2)
-    with counted() as drawing:
+    with counted() as drawing, counted_passes() as passes:
         outputs = posterior.sample_outputs(x, 5, seed=3)
     dense_layers = {"dense": 3, "normed": 2, "convolution": 1, "sequence": 2}[network]
-    assert len(drawing) == 5 * dense_layers
+    assert len(drawing) == (5 * dense_layers if method in FUNCTIONAL else 0)
+    assert len(passes) == 1
     # The same noise in another order of products: rounding alone.
     torch.testing.assert_close(outputs, folded(posterior, x, 5, 3), rtol=1e-10, atol=1e-10)
     assert outputs.std(0).min() > 1e-4  # the draws differ
@@ -163,9 +186,9 @@ def test_draws_that_do_not_fit_one_pass_come_in_several(method: str):
 @methods
 def test_many_rows_take_written_weights(method: str):
     posterior, x = fitted(method, dense()), rows(64)
-    with counted() as drawing:
+    with counted_passes() as passes:
         outputs = posterior.sample_outputs(x, 3)
-    assert not drawing
+    assert not passes
     torch.testing.assert_close(outputs, folded(posterior, x, 3, 0))
 
 
@@ -173,9 +196,9 @@ def test_many_rows_take_written_weights(method: str):
 @pytest.mark.parametrize("network", WRITTEN)
 def test_networks_without_a_plain_order_of_layers_take_written_weights(method: str, network: str):
     posterior, x = fitted(method, WRITTEN[network]()), rows(2)
-    with counted() as drawing:
+    with counted_passes() as passes:
         outputs = posterior.sample_outputs(x, 3)
-    assert not drawing
+    assert not passes
     if network == "noisy":  # noise of the network's own differs from draw to draw, as it always did
         first = posterior.sample_outputs(x, 1)
         torch.testing.assert_close(outputs[:1], first)
@@ -189,14 +212,11 @@ def test_a_network_that_goes_another_way_than_in_the_fit_takes_written_weights(m
     torch.testing.assert_close(posterior.sample_outputs(x, 3), folded(posterior, x, 3, 0))
 
 
-def test_sampled_covariances_and_other_structures_are_written_out():
-    x = rows(2)
-    others = BALI(effective_data=40.0, covariance="sampled"), Laplace(structure=INF(rank=4), linearised=False)
-    for method in others:
-        training = Training(iterations=4, batch_size=20) if isinstance(method, BALI) else None
-        data = (rows(40), (rows(40)[:, 0] > 0).long())
-        posterior = method.fit(dense().double(), data, Categorical(), training=training)
-        torch.testing.assert_close(posterior.sample_outputs(x, 3), folded(posterior, x, 3, 0))  # pyright: ignore
+def test_sampled_covariances_are_written_out():
+    method, data = BALI(effective_data=40.0, covariance="sampled"), (rows(40), (rows(40)[:, 0] > 0).long())
+    training = Training(iterations=4, batch_size=20)
+    posterior, x = method.fit(dense().double(), data, Categorical(), training=training), rows(2)
+    torch.testing.assert_close(posterior.sample_outputs(x, 3), folded(posterior, x, 3, 0))  # pyright: ignore
 
 
 @methods

@@ -198,7 +198,7 @@ def checked_rows(
     source = as_source(data, TensorOptions.of(network), name)
 
     def check(inputs: Inputs, targets: Tensor, rows: RowNumbers) -> Tensor:
-        return likelihood.check_targets(_answered(network, take(inputs, slice(1))), targets, rows)
+        return likelihood.check_targets(answered(network, take(inputs, slice(1))), targets, rows)
 
     source.check_targets(check)
     yield from _read_batches(source, seed, max_rows, whole, name)
@@ -249,13 +249,14 @@ def undisturbed(prepared: Prepared, *path: str) -> Iterator[None]:
 
 def probe(network: nn.Module, inputs: Inputs) -> Tensor:
     """The network's outputs for a few rows, which must be finite."""
-    outputs = _answered(network, inputs)
+    outputs = answered(network, inputs)
     if not outputs.isfinite().all():
         raise NetworkError("the network's outputs on the first rows hold NaN or infinity; check its weights")
     return outputs
 
 
-def _answered(network: nn.Module, inputs: Inputs) -> Tensor:
+def answered(network: nn.Module, inputs: Inputs) -> Tensor:
+    """The network's outputs, of which nothing is asked but that there are as many rows."""
     with torch.no_grad(), seeded(network, 0, "probe"):
         return read(partial(networks.run, network, {}), inputs)
 

@@ -4,6 +4,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, Literal
 
@@ -60,6 +62,52 @@ def each(
     count = jobs or (1 if backend == "local" else -1)
     with cluster(backend, scheduler):
         yield from as_they_end(joblib, tasks, count, backend)
+
+
+@dataclass(frozen=True)
+class Workers:
+    """Where parts of one fit run as jobs; the attributes are arguments of `each`."""
+
+    jobs: int | None
+    backend: Backend
+    scheduler: str | None
+
+    def shares(self, count: int) -> list[range]:
+        """Numbers below `count`, in as many groups as there are jobs at a time."""
+        groups = min(count, self.jobs) if self.jobs is not None and self.jobs > 0 else count
+        return [range(first, count, groups) for first in range(groups)]
+
+    def each(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
+        """As `each`."""
+        options = {"jobs": self.jobs, "backend": self.backend, "scheduler": self.scheduler}
+        return each(function, arguments, **options)
+
+
+_workers: ContextVar[Workers | None] = ContextVar("workers", default=None)
+
+
+@contextmanager
+def pooled(
+    jobs: int | None = None, *, backend: Backend = "local", scheduler: str | None = None
+) -> Iterator[None]:
+    """While open, fits of this context whose parts need nothing of each other run these as jobs.
+
+    Args:
+        jobs: how many at a time; None for one here, and as many as a cluster takes there.
+        backend: "local" processes, or a cluster by joblib's "dask" or "ray" backend.
+        scheduler: the cluster's address.
+    """
+    check(jobs, backend, scheduler)
+    token = _workers.set(Workers(jobs, backend, scheduler))
+    try:
+        yield
+    finally:
+        _workers.reset(token)
+
+
+def workers() -> Workers | None:
+    """That of the context, if one is open."""
+    return _workers.get()
 
 
 def as_they_end(joblib: Any, tasks: list[Any], count: int, backend: str) -> Iterator[Any]:

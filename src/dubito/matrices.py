@@ -1,4 +1,7 @@
-"""Posteriors of independent matrices, whose draws at few rows are functions: no matrix is written out."""
+"""Posteriors of independent blocks: at few rows many draws go through the network in one pass.
+
+Blocks whose draws are products from both sides are functions there, and no matrix is written out.
+"""
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,9 +13,10 @@ from torch import Tensor
 
 from .curvature import Block
 from .distributions.two_sided import TwoSided, products_saved
+from .draws.base import repeated
 from .errors import NetworkError
-from .fitting import probe, read
-from .inputs import Inputs, TensorOptions, call, checked_inputs, map_tensors, rows_of, take
+from .fitting import answered, read
+from .inputs import Inputs, TensorOptions, call, checked_inputs, rows_of, take
 from .layers import Context, Form, Layout, Survey, Use
 from .layers.context import name_of
 from .layers.kinds import Standin, plain
@@ -24,6 +28,8 @@ from .precision import full_precision
 
 #: From a block and the generator of a draw to the tensors of its parameters by name.
 BlockDrawer: TypeAlias = Callable[[Block, torch.Generator | None], Mapping[str, Tensor]]
+#: Rows at which Python costs more than products, so that draws share a pass whatever they are.
+FEW = 8
 
 
 class OtherUse(NetworkError):
@@ -66,19 +72,17 @@ class DrawsOfRows(Context):
         expected = {name for block in blocks for name in block.parameters}
         if not blocks or isinstance(x, Standin) or expected != {name for name in names if name is not None}:
             raise OtherUse(f"the network must use {names} as it did in the survey")
-        root = self.roots.get(blocks[0].weight)
+        root, full = self.roots.get(blocks[0].weight), full_precision(x.device)
         if root is not None:
             mean = form.apply(x, plain(weight), plain(bias))
-            with full_precision(x.device):
+            with full:
                 return self._function(root, x.to(root.left.dtype), mean.to(root.left.dtype))
-        answers = []
+        answers, tensors = [], {names[0]: plain(weight), names[1]: plain(bias)}
         for cases, generator in zip(x.chunk(len(self.generators)), self.generators, strict=True):
-            tensors: dict[str | None, Tensor] = {}
-            with full_precision(x.device):
+            with full:
                 for block in blocks:
                     tensors.update(self.drawn(block, generator))
-            given = (tensors.get(name, plain(p)) for name, p in zip(names, (weight, bias), strict=True))
-            answers.append(form.apply(cases, *given))  # pyright: ignore[reportArgumentType]
+            answers.append(form.apply(cases, tensors[names[0]], tensors[names[1]]))
         return torch.cat(answers)
 
     def _function(self, root: TwoSided, x: Tensor, mean: Tensor) -> Tensor:
@@ -94,26 +98,26 @@ class DrawsOfRows(Context):
         raise OtherUse(f"the network must use {standins[0].parameter!r} by a rule, as it did in the survey")
 
 
-class MatrixPosterior(Posterior):
-    """A posterior of independent matrices, one block after the other in every draw."""
+class BlockPosterior(Posterior):
+    """A posterior of independent blocks, one after the other in every draw."""
 
     @abstractmethod
-    def matrix_blocks(self) -> Sequence[Block]:
+    def drawn_blocks(self) -> Sequence[Block]:
         """The blocks, in the order in which a draw takes its noise."""
 
     @abstractmethod
     def block_drawer(self) -> BlockDrawer:
         """What draws single blocks for several draws in a row."""
 
-    @abstractmethod
     def root(self, block: Block) -> TwoSided | None:
         """What turns a block's noise into its deviation, where that is a product from both sides."""
+        return None
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         return self.weights() | dict(self.drawer()(index, generator))
 
     def drawer(self) -> Drawer:
-        blocks, drawn = self.matrix_blocks(), self.block_drawer()
+        blocks, drawn = self.drawn_blocks(), self.block_drawer()
         return lambda index, generator: {
             name: tensor for block in blocks for name, tensor in drawn(block, generator).items()
         }
@@ -121,16 +125,16 @@ class MatrixPosterior(Posterior):
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterator[Tensor]:
-        """As functions, many draws in one pass, where rows are so few that this takes fewer products."""
+        """Many draws in one pass where rows are few, or so few that functions take fewer products than matrices."""
         options = TensorOptions.of(self.network)
         inputs = checked_inputs(inputs, options)
         rows = rows_of(inputs)
         together = min(num_samples, max_rows // rows)
         order = None if keep_graph or not together else self._order(inputs)
         roots = self._roots(rows, inputs) if order else {}
-        first = 0
+        first, last = 0, num_samples if order and (roots or rows <= FEW) else 0
         try:
-            while order and roots and first < num_samples:
+            while order and first < last:
                 indices = range(first, min(first + together, num_samples))
                 generators = [self.generator(seed, index, options.device) for index in indices]
                 context = DrawsOfRows(order, generators, roots, self.block_drawer())
@@ -145,11 +149,12 @@ class MatrixPosterior(Posterior):
     def _together(self, context: DrawsOfRows, inputs: Inputs) -> Sequence[Tensor]:
         """The outputs of the context's draws, [B, ...] each, from one pass."""
         draws = len(context.generators)
-        repeated = map_tensors(lambda tensor: tensor.repeat(draws, *(1 for _ in tensor.shape[1:])), inputs)
-        names = [name for block in self.matrix_blocks() for name in block.parameters]
+        names = [name for block in self.drawn_blocks() for name in block.parameters]
         with torch.no_grad(), asking(self.network, context, names) as shell:
             outputs = read(
-                lambda rows: call(shell, repeated).unflatten(0, (draws, rows_of(rows))).transpose(0, 1),
+                lambda rows: (
+                    call(shell, repeated(rows, draws)).unflatten(0, (draws, rows_of(rows))).transpose(0, 1)
+                ),
                 inputs,
             )
         return outputs.unbind(1)
@@ -158,28 +163,26 @@ class MatrixPosterior(Posterior):
         """The blocks of every use, where each is used once, in the order of draws, with the rows first."""
         if "survey" not in self.details:  # of an older file
             return None
-        of = {name: block for block in self.matrix_blocks() for name in block.parameters}
+        of = {name: block for block in self.drawn_blocks() for name in block.parameters}
         order = []
         for use in self.survey(inputs).uses:
             blocks = tuple(dict.fromkeys(of[name] for name in (use.weight, use.bias) if name in of))
             if blocks and not single(use):
                 return None
             order += [blocks] if blocks else []
-        ordered = [block for blocks in order for block in blocks] == list(self.matrix_blocks())
+        ordered = [block for blocks in order for block in blocks] == list(self.drawn_blocks())
         return order if ordered and self._silent(inputs) else None
 
     def _silent(self, inputs: Inputs) -> bool:
         """Whether the network draws no noise of its own, which would differ from draw to draw."""
-        noisy = noise_of(self.network)
-        if noisy is None:
-            probe(self.network, take(inputs, slice(1)))
-            noisy = noise_of(self.network)
-        return not noisy
+        if noise_of(self.network) is None:  # no pass has told yet
+            answered(self.network, take(inputs, slice(1)))
+        return noise_of(self.network) is False
 
     def _roots(self, rows: int, inputs: Inputs) -> dict[str, TwoSided]:
         """Of the blocks that have one, if functions of so many rows take fewer products than matrices in all."""
         surveyed = self.survey(inputs)
-        cases = {block: rows * dense_cases(block, surveyed) for block in self.matrix_blocks()}
+        cases = {block: rows * dense_cases(block, surveyed) for block in self.drawn_blocks()}
         dense = {block: count for block, count in cases.items() if count}
         if sum(products_saved(block.rows, block.columns, count) for block, count in dense.items()) <= 0:
             return {}

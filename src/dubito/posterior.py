@@ -4,7 +4,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Self, TypeAlias
@@ -36,10 +36,6 @@ MAX_ROWS = 1024
 Streams: TypeAlias = Sequence[torch.Generator | None]
 #: From the number of a draw and its generator to tensors by name; what does not vary may be left out.
 Drawer: TypeAlias = Callable[[int, torch.Generator | None], Mapping[str, Tensor]]
-#: Likewise to the network with the draw in it, as a function from inputs to outputs.
-Applied: TypeAlias = Callable[
-    [int, torch.Generator | None], AbstractContextManager[Callable[[Inputs], Tensor]]
-]
 
 #: Held while a posterior of an older file surveys its network.
 _surveying = threading.Lock()
@@ -443,7 +439,8 @@ class Posterior(nn.Module, ABC):
 
     def _drawn(self, indices: range, streams: Streams, seed: int) -> Draws:
         """Draws from their streams: as sets of weights, unless a posterior keeps them in fewer numbers."""
-        drawn = (self.draw(index, stream) for index, stream in zip(indices, streams, strict=True))
+        draw = self.drawer()
+        drawn = (draw(index, stream) for index, stream in zip(indices, streams, strict=True))
         tensors = weight_stacks(self.network, drawn, len(indices))
         return WeightDraws(self.network, tensors, **self._facts(indices, seed))
 
@@ -461,41 +458,9 @@ class Posterior(nn.Module, ABC):
         )
         return linearised
 
-    def applied(
-        self, index: int, generator: torch.Generator | None
-    ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
-        """The network with draw number `index` in it, as a function from inputs to outputs."""
-        weights = self.draw(index, generator)
-        return nullcontext(lambda inputs: run(self.network, weights, inputs))
-
     def drawer(self) -> Drawer:
         """`draw` for several draws in a row: what all of them need is computed once."""
         return self.draw
-
-    @contextmanager
-    def applying(self, inputs: Inputs) -> Iterator[Applied]:
-        """`applied` for several draws in a row, each of which is done with when the next one is asked for.
-
-        Args:
-            inputs: checked rows, all that they will read.
-        """
-        draw = self.drawer()
-        if torch.is_grad_enabled():  # a graph keeps the tensors of its draw, and a shell of its own
-            yield lambda index, generator: nullcontext(partial(run, self.network, draw(index, generator)))
-            return
-        lease = take_shell(self.network)
-        function = partial(call, lease.module)
-
-        def applied(
-            index: int, generator: torch.Generator | None
-        ) -> AbstractContextManager[Callable[[Inputs], Tensor]]:
-            lease.fill(draw(index, generator))
-            return nullcontext(function)
-
-        try:
-            yield applied
-        finally:
-            lease.release()
 
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
@@ -532,21 +497,21 @@ class Posterior(nn.Module, ABC):
     ) -> Iterable[Tensor]:
         """Outputs [B, ...] of one draw after the other, or those of all draws, [S, B, ...]."""
         options = TensorOptions.of(self.network)
-        inputs = checked_inputs(inputs, options)
-        pieces = list(chunks(inputs, max_rows))
+        pieces = list(chunks(checked_inputs(inputs, options), max_rows))
         around = seeder(self.network)  # noise of the network's own
-        with ExitStack() as stack:
-            with torch.set_grad_enabled(keep_graph):
-                applied = stack.enter_context(self.applying(inputs))
-            for index in range(num_samples):
-                generator = self.generator(seed, index, options.device)
-                with (
-                    torch.set_grad_enabled(keep_graph),
-                    around(seed, "network", index),
-                    applied(index, generator) as function,
-                ):
-                    outputs = [read(function, piece) for piece in pieces]
-                yield outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        with torch.set_grad_enabled(keep_graph):
+            draw = self.drawer()
+        # A graph keeps the tensors of its draw, and a shell of its own; else one shell serves all draws.
+        lease = None if keep_graph else take_shell(self.network)
+        for index in range(num_samples):
+            with torch.set_grad_enabled(keep_graph), around(seed, "network", index):
+                tensors = draw(index, self.generator(seed, index, options.device))
+                function = partial(run, self.network, tensors)
+                if lease is not None:
+                    lease.fill(tensors)
+                    function = partial(call, lease.module)
+                outputs = [read(function, piece) for piece in pieces]
+            yield outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
     # -- size and storage ----------------------------------------------------------------------------------
 
@@ -638,7 +603,7 @@ class SampledPosterior(Posterior):
             raise ConfigError(
                 f"draws made once are functions of all rows, got {options.form}=True; leave it out"
             )
-        return partial(self.sampled_prediction, options=options)
+        return super().predictor(replace(options, linearised=None))
 
     def _linearises(self, linearised: bool | None) -> bool:
         if linearised not in (None, self.linearised):

@@ -107,7 +107,8 @@ class TensorSource(OrderedSource):
             return
         # All row numbers move to the data's device at once, not batch by batch.
         for size, index in zip(sizes, torch.cat([*groups]).to(targets.device).split(sizes), strict=True):
-            yield Batch(take(inputs, index), targets[index]) if size else None
+            rows = map_tensors(lambda tensor, index=index: tensor.index_select(0, index), inputs)
+            yield Batch(rows, targets.index_select(0, index)) if size else None
 
     def digest(self) -> str:
         return storage.checksum(dict(named_tensors((self.batch.inputs, self.batch.targets), "data")))

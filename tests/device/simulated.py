@@ -6,6 +6,7 @@ are real, so that a fit runs as ever.
 """
 
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -90,7 +91,8 @@ class Operators(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.paused and self.reading(func, args):
             self.reads.note(func.overloadpacket.__name__)
-        return func(*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunction():  # the function mode has seen it, or it is autograd's own work
+            return func(*args, **(kwargs or {}))
 
     def reading(self, func: Any, args: Any) -> bool:
         name = func.overloadpacket.__name__
@@ -284,7 +286,9 @@ def simulated() -> Iterator[Reads]:
     for patch in patches:
         patch.start()
     try:
-        with operators, device_mode:
+        with warnings.catch_warnings(), operators, device_mode:
+            for words in ("User provided device_type of 'cuda'", "PyTorch was compiled without cuDNN"):
+                warnings.filterwarnings("ignore", words)
             yield reads
     finally:
         for patch in reversed(patches):

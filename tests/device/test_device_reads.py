@@ -37,6 +37,7 @@ from dubito.method import Method
 from dubito.posterior import Posterior
 from dubito.training import EarlyStopping, GradientStepper
 from dubito.weight_normals import Flipout, LocalReparameterised
+from tests.contract.cases import make
 
 from .simulated import Reads, hosted, on_host, simulated
 
@@ -50,6 +51,7 @@ class Case(NamedTuple):
     likelihood: Likelihood = Categorical()
     loader: Literal["host", "device"] | None = None
     settings: Mapping[str, Any] = MappingProxyType({})
+    network: str | None = None
 
 
 def registered() -> dict[str, Case]:
@@ -84,6 +86,9 @@ CASES = {
     "clipped": Case(MeanField(), settings={"clip_norm": 1.0}),
     "watched": Case(MeanField(), settings={"early_stopping": EarlyStopping(patience=9)}),
 }
+OTHERS = [("convolutional", "vogn"), ("convolutional", "laplace-kfac"), ("lstm", "vogn"), ("lstm", "laplace-efb"),
+          ("lstm", "implicit"), ("attention", "rank1"), ("dict", "mean-field")]  # fmt: skip
+CASES |= {f"{name}-{method}": CASES[method]._replace(network=name) for name, method in OTHERS}
 every_case = pytest.mark.parametrize("case", CASES)
 #: What still reads, by test and case or form, with the reason.
 PENDING = {
@@ -114,8 +119,12 @@ def rows(count: int, likelihood: Likelihood) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
+def inputs_for(case: Case, count: int) -> Any:
+    return make(case.network, count).inputs if case.network else rows(count, case.likelihood)[0]
+
+
 def data_for(case: Case, count: int) -> Any:
-    inputs, targets = rows(count, case.likelihood)
+    inputs, targets = inputs_for(case, count), rows(count, case.likelihood)[1]
     if case.loader is None:
         return hosted((inputs, targets))
 
@@ -132,10 +141,10 @@ def fit(case: Case, count: int) -> tuple[Posterior, Reads]:
         options["training"] = Training(epochs=2, batch_size=8, **case.settings)
     if "early_stopping" in case.settings:
         options["validation"] = hosted(rows(16, case.likelihood))
-    with warnings.catch_warnings(), simulated() as reads:
+    net = make(case.network).net if case.network else network()
+    with simulated() as reads:
         warnings.simplefilter("ignore", DubitoWarning)
-        warnings.filterwarnings("ignore", "User provided device_type of 'cuda'")
-        posterior = case.method.fit(network(), data_for(case, count), case.likelihood, **options)
+        posterior = case.method.fit(net, data_for(case, count), case.likelihood, **options)
     return posterior, reads
 
 
@@ -163,7 +172,7 @@ def test_predictions_read_nothing(case: str, form: str, host: bool, request: pyt
     options = {} if form == "sampled" else {form: True}
     if form == "sampled" and posterior.has_form("linearised"):
         options = {"linearised": False}
-    inputs, _ = rows(6, Categorical())
+    inputs = inputs_for(CASES[case], 6)
     with simulated() as reads:
         posterior.predict(inputs, 4, seed=1, **options)  # what is stored for all predictions is made once
         reads.clear()
@@ -191,15 +200,37 @@ def test_densities_of_targets_read_nothing(likelihood: Likelihood, host: bool):
     assert torch.equal(densities, expected)
 
 
-@pytest.mark.parametrize("case", ["loader", "loader-reals", "loader-yes-or-no"])
+@pytest.mark.parametrize("case", ["loader", "loader-yes-or-no"])
 def test_evaluations_read_as_often_however_many_batches(case: str):
     reads = []
-    for count in (16, 48):
+    for count in (16, 32):
         with simulated() as noted:
             fitted(case).evaluate(data_for(CASES[case], count), num_samples=2)
         reads.append(noted.ours())
     few, many = reads
     assert not many - few
+
+
+@every_case
+def test_draws_made_once_read_nothing(case: str):
+    fixed, inputs = fitted(case).sampled(4, seed=1), inputs_for(CASES[case], 6)
+    with simulated() as reads:
+        fixed.predict(inputs)  # the first rows tell in which form the draws answer together
+        function = fixed.function(1)
+        reads.clear()
+        fixed.predict(inputs)
+        function(inputs)
+    assert not reads, f"read in a prediction: {dict(reads)}"
+
+
+@pytest.mark.parametrize("case", [name for name, case in CASES.items() if isinstance(case.method, Laplace)])
+def test_joint_predictions_read_nothing(case: str):
+    posterior, inputs = fitted(case), inputs_for(CASES[case], 6)
+    with simulated() as reads:
+        posterior.joint(inputs)
+        reads.clear()
+        posterior.joint(inputs)
+    assert not reads, f"read in a prediction: {dict(reads)}"
 
 
 def test_a_loop_of_ones_own_reads_nothing():

@@ -123,7 +123,7 @@ def test_every_network_predicts_what_its_draws_do_one_by_one(name: str) -> None:
     fixed = posterior.sampled(4, seed=5)
     torch.testing.assert_close(fixed.predict(X).probs, truth.softmax(-1).mean(0), **CLOSE)
     torch.testing.assert_close(posterior.predict(X, 4, seed=5).probs, truth.softmax(-1).mean(0), **CLOSE)
-    assert list(fixed._ways.values()) == [way]
+    assert fixed._ways[fixed.together.kind] == way
     torch.testing.assert_close(posterior.function(1, 5)(X), truth[1], **CLOSE)
 
 
@@ -208,6 +208,22 @@ def test_it_is_a_posterior_like_any_other(method, tmp_path) -> None:
         for parameter in posterior.parameters():
             parameter.add_(1.0)
     torch.testing.assert_close(fixed.predict(X).probs, probs, **CLOSE)
+
+
+@pytest.mark.parametrize(
+    "method", [MeanField(), Rank1(components=2), Laplace(structure=KFAC(), linearised=True)]
+)
+def test_precision_and_inference_mode_reach_the_pass(method) -> None:
+    posterior = fit(method)
+    fixed = posterior.sampled(4)
+    with torch.inference_mode():
+        first = fixed.predict(X).probs  # the first pass is made here
+    probs = fixed.predict(X).probs
+    assert torch.equal(first, probs)
+    low = fixed.predict(X, precision="bf16").probs
+    assert 1e-5 < (low - probs).abs().max() < 0.02
+    if not fixed.linearised:
+        torch.testing.assert_close(low, posterior.predict(X, 4, precision="bf16").probs, rtol=0, atol=0.02)
 
 
 def test_forms_that_draws_do_not_have_are_refused() -> None:

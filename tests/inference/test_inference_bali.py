@@ -198,7 +198,17 @@ def test_a_mean_moves_by_equation_74_between_factorisations() -> None:
 def test_weights_that_are_not_written_out_are_the_same(monkeypatch) -> None:
     net = seeded(lambda: nn.Sequential(nn.Linear(3, 60), nn.ReLU(inplace=True), nn.Linear(60, 40, bias=False),
                                        nn.Tanh(), nn.Linear(40, 2)).double())  # fmt: skip
-    data, training = table(16), Training(iterations=12, batch_size=8)
+    check_few(net, table(16), monkeypatch)
+    sequences = noise(16, 30, 3), noise(16, 30, 2, seed=1)  # few rows, many cases
+    check_few(
+        seeded(lambda: nn.Sequential(nn.Linear(3, 62), nn.Tanh(), nn.Linear(62, 2)).double()),
+        sequences,
+        monkeypatch,
+    )
+
+
+def check_few(net: nn.Module, data: tuple[Tensor, Tensor], monkeypatch) -> None:
+    training = Training(iterations=12, batch_size=8)
     for every in (1, 3):
         fits = []
         for few in (8, 10**6):  # 8 rows are few for 63 inputs and outputs or more; then none are
@@ -377,69 +387,14 @@ def test_sampled_covariances_widen_the_draws() -> None:
         assert (ratio - 1).abs().max() < 0.2
 
 
-# -- side by side ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("covariance", ["mode", "sampled"])
-def test_fits_side_by_side_are_fits_alone(covariance: str) -> None:
-    net, tables = mlp(), [table(seed=s) for s in range(3)]
-    method, training = (
-        replace(SET, covariance=covariance, initial_std=1.0),
-        Training(iterations=12, batch_size=16),
-    )
-    many = method.fit_many(net, tables, Gaussian(), training=training, seed=5, seeds_of_fits=[5, 5, 5])
-    for data, own in zip(tables, many, strict=True):
-        alone = method.fit(net, data, Gaussian(), training=training, seed=5)
-        for a, b in zip(alone.parameters(), own.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
-        torch.testing.assert_close(alone.likelihood.scale_tril, own.likelihood.scale_tril)
-    other = method.fit_many(net, tables[:1], Gaussian(), training=training)
-    assert not torch.equal(other[0].network[0].weight, many[0].network[0].weight)
-
-
-def test_classifiers_with_convolutions_side_by_side() -> None:
-    net, tables = seeded(lambda: Conv().double()), [pictures(24), pictures(24), pictures(18)]
-    tables[1] = (tables[1][0] + 1, tables[1][1])
-    training = Training(iterations=6, batch_size=24)
-    many = SET.fit_many(net, tables, Categorical(), training=training, seeds_of_fits=[1, 2, 3])
-    for number, (data, own) in enumerate(zip(tables, many, strict=True)):
-        alone = SET.fit(net, data, Categorical(), training=training, seed=number + 1)
-        for a, b in zip(alone.parameters(), own.parameters(), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.filterwarnings("ignore:BALI treats layers:dubito.DubitoWarning")
-def test_what_cannot_be_stacked_is_fitted_one_by_one() -> None:
-    net = seeded(lambda: nn.Sequential(nn.Linear(3, 6), nn.LayerNorm(6), nn.Tanh(), nn.Linear(6, 2)).double())
-    tables, training = [table(), table(seed=1)], Training(iterations=4, batch_size=40)
-    many = SET.fit_many(net, tables, Gaussian(), training=training, seeds_of_fits=[1, 2])
-    alone = SET.fit(net, tables[1], Gaussian(), training=training, seed=2)
-    for a, b in zip(alone.parameters(), many[1].parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
-def test_a_stack_goes_on_from_its_checkpoint(tmp_path) -> None:
-    net, tables, training = mlp(), [table(), table(seed=1)], Training(iterations=8, batch_size=16)
-    whole = SET.fit_many(net, tables, Gaussian(), training=training)
-    kept = SET.fit_many(net, tables, Gaussian(), training=training, checkpoint=tmp_path / "c")
-    again = SET.fit_many(net, tables, Gaussian(), training=training, checkpoint=tmp_path / "c")  # finished
-    for one in (kept, again):
-        for a, b in zip(whole[1].parameters(), one[1].parameters(), strict=True):
-            assert torch.equal(a, b)
-        assert torch.equal(whole[1].likelihood.scale_tril, one[1].likelihood.scale_tril)
-
-
 # -- settings that choose themselves -----------------------------------------------------------------------------------
 
 
-def test_open_settings_are_chosen_alike_alone_and_side_by_side() -> None:
+def test_open_settings_are_chosen() -> None:
     data, training = table(rows=160), Training(iterations=40, batch_size=160)
     alone = BALI().fit(mlp(), data, Gaussian(), training=training, seed=3)
     chosen = alone.method
     assert chosen.effective_data is not None and chosen.output_floor is not None
-    (many,) = BALI().fit_many(mlp(), [data], Gaussian(), training=training, seed=3, seeds_of_fits=[3])
-    assert many.method == chosen
-    torch.testing.assert_close(many.network[0].weight, alone.network[0].weight, rtol=1e-6, atol=1e-6)
 
 
 def test_much_noise_asks_for_no_floor_and_given_settings_stay() -> None:
@@ -483,20 +438,12 @@ def test_bad_input_is_found_before_work_starts() -> None:
         replace(SET, hidden_floor=0.0).fit(
             net, (x, y), Gaussian(), training=Training(iterations=1, batch_size=4)
         )
-    with pytest.raises(ConfigError, match=r"'0' has 6 and a step sees 4 rows"):
-        replace(SET, hidden_floor=0.0).fit_many(
-            net, [(x, y)], Gaussian(), training=Training(iterations=1, batch_size=4)
-        )
     with pytest.raises(ConfigError, match=r"'0' has 6 and effective_data is 5"):
         replace(SET, covariance="sampled", effective_data=5.0).fit(net, (x, y), Gaussian())
     with pytest.raises(ConfigError, match='needs precision="full"'):
         SET.fit(net, (x, y), Gaussian(), training=Training(iterations=1, precision="bf16"))
     with pytest.raises(DataError, match="targets must be finite"):
         SET.fit(net, (x, y * torch.nan), Gaussian())
-    with pytest.raises(DataError, match="a list of data sets"):
-        SET.fit_many(net, [], Gaussian())
-    with pytest.raises(ConfigError, match="one seed for each of 1 fits, got 2"):
-        SET.fit_many(net, [(x, y)], Gaussian(), seeds_of_fits=[1, 2])
     lookup = nn.Sequential(nn.Embedding(5, 3), nn.Flatten())
     with pytest.raises(NetworkError, match=r"found none among 0\.weight"):
         SET.fit(lookup, (torch.arange(5)[:, None], torch.zeros(5, 3)), Gaussian())

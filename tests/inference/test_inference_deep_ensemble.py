@@ -38,10 +38,11 @@ def test_member_0_keeps_the_given_weights_and_the_others_are_new():
 
 def test_each_member_is_the_point_estimate_of_its_own_start():
     x, y = rows()
-    posterior = DeepEnsemble(members=2).fit(network(), (x, y), Categorical(), training=QUICK, seed=5)
-    alone = MAP().fit(network(), (x, y), Categorical(), training=QUICK, seed=seeds.derived(5, "member", 0))
+    x, net = x.double(), network().double()
+    posterior = DeepEnsemble(members=2).fit(net, (x, y), Categorical(), training=QUICK, seed=5)
+    alone = MAP().fit(net, (x, y), Categorical(), training=QUICK, seed=seeds.derived(5, "member", 0))
     outputs = posterior.sample_outputs(x, 4)
-    assert torch.equal(outputs[0], alone.sample_outputs(x, 1)[0])
+    torch.testing.assert_close(outputs[0], alone.sample_outputs(x, 1)[0], rtol=1e-7, atol=1e-7)
     assert torch.equal(outputs[0], outputs[2]) and torch.equal(outputs[1], outputs[3])
     assert posterior.num_atoms == posterior.num_components == 2
     torch.testing.assert_close(posterior.predict(x, 32).probs, outputs[:2].softmax(-1).mean(0))
@@ -96,10 +97,10 @@ def test_three_members_meet_their_own_noise():
     stds = [float(point.likelihood.std()) for point in alone]
     assert len(set(stds)) == 3
     outputs = torch.cat([point.sample_outputs(x, 1) for point in alone])
-    assert torch.equal(posterior.sample_outputs(x, 3), outputs)
+    torch.testing.assert_close(posterior.sample_outputs(x, 3), outputs)
     for member, std in enumerate(stds):
         assert float(posterior.likelihood.std(member)) == pytest.approx(std, rel=1e-6)
-        assert torch.equal(posterior.fold(member)(x), outputs[member])
+        torch.testing.assert_close(posterior.fold(member)(x), outputs[member])
     # The mixture's density is that of each function with its own noise: other pairs give another number.
     noise = torch.tensor(stds)[:, None, None]
     each = torch.distributions.Normal(outputs, noise).log_prob(y).sum(-1)

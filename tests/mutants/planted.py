@@ -81,6 +81,20 @@ MUTANTS = (
         "the mode of the noise has twice the outputs in its denominator",
     ),
     mutant(
+        "inference/bali/layer.py",
+        "white.shape[1] * (1 - rate)",
+        "white.shape[1]",
+        "inference/test_inference_bali.py::test_a_mean_moves_by_equation_74_between_factorisations",
+        "between factorisations a mean forgets too little",
+    ),
+    mutant(
+        "inference/bali/choose.py",
+        "self.rows[order[:count]] = order[count : 2 * count]",
+        "self.rows[order[:count]] = order[:count]",
+        "inference/test_inference_bali_choose.py::test_withheld_rows_do_not_train_until_they_are_released",
+        "rows that judge have trained",
+    ),
+    mutant(
         "inference/batch_ensemble.py",
         "additive: ClassVar[bool] = False",
         "additive: ClassVar[bool] = True",
@@ -343,10 +357,10 @@ MUTANTS = (
     ),
     mutant(
         "matrices.py",
-        "map_tensors(lambda tensor: tensor.repeat(draws, *",
-        "map_tensors(lambda tensor: tensor.repeat_interleave(draws, 0).repeat(1, *",
+        "zip(turned, noisy, self.generators, strict=True)",
+        "zip(turned, noisy, reversed(self.generators), strict=True)",
         "test_matrices.py::test_functions_of_few_rows_are_those_of_the_written_weights",
-        "rows of a pass over several draws come row by row, and meet the noise of other draws",
+        "rows of a pass over several draws meet the noise of other draws",
     ),
     mutant(
         "metrics/calibration.py",
@@ -580,7 +594,7 @@ MUTANTS = (
         "and outputs._version >= last.version",
         "inference/test_inference_laplace_outputs.py::test_last_layers_of_every_kind[KFAC()-in-place]",
         "what a network does in place to its last layer's answers is taken for nothing",
-        ),
+    ),
     # -- reads of a device ---------------------------------------------------------------------------------------
     mutant(
         "devices.py",
@@ -689,10 +703,53 @@ MUTANTS = (
         "all draws share the noise of the network's own",
     ),
     mutant(
+        "training/members.py",
+        "factors.reshape(-1, *[1] * (gradient.ndim - 1))",
+        "factors.min()",
+        "inference/test_inference_deep_ensemble_beside.py::test_optimisers_treat_every_member_by_itself",
+        "one member's gradient clips all members",
+    ),
+    mutant(
+        "training/beside.py",
+        "number = min(arguments[0] for arguments in self.waiting.values())",
+        "number = max(arguments[0] for arguments in self.waiting.values())",
+        "inference/test_inference_deep_ensemble_beside.py::test_an_interrupted_ensemble_goes_on_from_its_members_checkpoints",
+        "members behind are trained without those that wait, which never leave with them",
+    ),
+    mutant(
         "draws/module.py",
         "sign=sign, steps=steps) for sign in (1, -1)",
         "sign=sign, steps=steps) for sign in (-1, 1)",
         "draws/test_draws_module.py::test_it_says_what_the_prediction_says",
         "the module's interval is turned around",
     ),
+    # -- linearised predictions --------------------------------------------------------------------------------------
+    mutant(
+        "inference/laplace/covariance.py",
+        "weight @ vectors[some].square().mT",
+        "weight @ vectors[:, some].square()",
+        "inference/test_inference_laplace_outputs.py::test_a_last_layer_needs_no_backward_pass[mlp]",
+        "a last layer's variances come from columns of U_G in place of its rows",
+    ),
+    mutant(
+        "inference/laplace/covariance.py",
+        "(total + contracted(y.flatten(2), y.flatten(2), pairs))",
+        "(total + 0 * contracted(y.flatten(2), y.flatten(2), pairs))",
+        "inference/test_inference_laplace_outputs.py::test_sums_of_squares_are_the_same[congruence-mlp]",
+        "variances that are taken again lack |y|²",
+    ),
+    mutant(
+        "inference/laplace/covariance.py",
+        "(weight.unsqueeze(2) * g.unsqueeze(1)) @ g.mT",
+        "(weight.unsqueeze(2) * g.unsqueeze(0)) @ g.mT",
+        "inference/test_inference_laplace_joint.py::test_mean_and_covariance_are_those_of_dense_jacobians[KFAC()-mlp]",
+        "covariances between two rows are made of the gradients of one",
+    ),
+    mutant(
+        "inference/laplace/output_gradients.py",
+        "and outputs._version == last.version",
+        "and outputs._version >= last.version",
+        "inference/test_inference_laplace_outputs.py::test_last_layers_of_every_kind[KFAC()-in-place]",
+        "what a network does in place to its last layer's answers is taken for nothing",
+        ),
 )

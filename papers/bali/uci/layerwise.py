@@ -17,6 +17,7 @@ from ...runner import provenance
 from ...runner.experiment import Outcome
 from ...settings import explicit
 from .dropout import standardising
+from .replicas import fit_many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,14 +74,14 @@ def run_layerwise(
     provenance.record(
         settings.method, net, data[0], explicit(Gaussian), training=training, seeds=list(seeds_of_parts)
     )
-    posteriors = settings.method.fit_many(
+    posteriors = fit_many(
+        settings.method,
         net,
         data,
         explicit(Gaussian),
         training=training,
         seed=seeds_of_parts[0],
         seeds_of_fits=seeds_of_parts,
-        progress=False,
     )
     outcomes = []
     for posterior, part, by, own in zip(posteriors, tests, inputs_by, targets_by, strict=True):

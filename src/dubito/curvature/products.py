@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..devices import moved
 from ..layers.form import PIECE, Product
 from ..layers.grams import add_gram, mirrored
 from ..layers.layout import Layout, rows_first
@@ -56,9 +57,9 @@ class ProductSums(Sums):
         self.dtype = like.dtype
         self.waiting: list[Waiting] = []
         self.share = (1.0, self.biased)
-        order = None if product.order is None else product.order.to(like.device)
+        order = None if product.order is None else moved(product.order, like.device)
         if order is not None and self.biased:
-            order = torch.cat([order, order.new_tensor([n - 1])])
+            order = torch.cat([order, order.new_full((1,), n - 1)])
         self.order = order
         if wanted.basis is not None:
             vectors, self.left = wanted.basis

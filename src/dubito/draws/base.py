@@ -10,9 +10,19 @@ from torch import Tensor, nn
 
 from ..errors import DubitoError
 from ..fitting import read
-from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, map_tensors, rows_of, take
+from ..inputs import (
+    Inputs,
+    TensorOptions,
+    call,
+    checked_inputs,
+    chunks,
+    map_tensors,
+    named_tensors,
+    rows_of,
+    take,
+)
 from ..layers import Survey
-from ..layers.shell import draws_noise, seeded
+from ..layers.shell import noise_of, seeded
 from ..networks import run, with_weights
 
 #: Tensors of draws, in groups by parameter name.
@@ -21,8 +31,10 @@ Groups = Mapping[str, Mapping[str, Tensor]]
 JointPass = Callable[..., Tensor]
 #: What a pass may raise where the network is none it can run.
 FAILURES = (DubitoError, RuntimeError, TypeError, ValueError, IndexError, KeyError)
-#: Rows of all draws that go through a network at once: more leave the caches.
-MOST_ROWS = 4096
+#: Rows of all draws that go through a network at once, and numbers that its layers then read: more leave the caches.
+MOST_ROWS, MOST_NUMBERS = 4096, 1 << 21
+#: Draws at a time that are worth a pass of their own, where all do not fit into one.
+LEAST_DRAWS = 16
 
 
 class Draws(ABC):
@@ -96,9 +108,21 @@ class Draws(ABC):
         """
         yield from ()
 
-    def block(self, rows: int) -> int:
-        """How many draws at a time are run fastest on so many rows."""
-        return MOST_ROWS // rows
+    def block(self, inputs: Inputs) -> int:
+        """How many draws at a time are run fastest on these rows."""
+        rows, width = rows_of(inputs), self.ways.get("width")
+        if width is None:
+            width = self.ways["width"] = self._width(inputs)
+        block = min(MOST_ROWS // rows, MOST_NUMBERS // (rows * width))
+        return block if block >= min(self.count, LEAST_DRAWS) else 1
+
+    def _width(self, inputs: Inputs) -> int:
+        """The numbers that all layers read of a row."""
+        try:
+            layers = sum(use.size for use in self.survey(inputs).uses)
+        except FAILURES:
+            layers = 0
+        return max(1, round(layers), sum(tensor[0].numel() for _, tensor in named_tensors(inputs)))
 
     def answered(self, index: int, inputs: Inputs) -> Tensor:
         """The outputs of one draw, without noise of the network's own."""
@@ -141,8 +165,7 @@ class Draws(ABC):
             max_rows: that go through the network at once.
             keep_graph: keep the autograd graph.
         """
-        rows = rows_of(inputs)
-        block = 0 if keep_graph or rows > max_rows else self.block(rows)
+        block = 0 if keep_graph or rows_of(inputs) > max_rows else self.block(inputs)
         together = self.together(inputs) if block >= self.count else None
         if together is not None:
             return together
@@ -197,7 +220,7 @@ class Draws(ABC):
         """The number of the first maker whose pass answers as the first and the last draw do, or −1."""
         ends = sorted({0, self.count - 1})
         truth = torch.stack([self.function(index)(inputs) for index in ends])
-        if draws_noise(self.network):
+        if noise_of(self.network):
             return -1
         for way, maker in enumerate(self.makers(inputs)):
             try:

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import vmap
 
-from ..inputs import Inputs
+from ..inputs import Inputs, rows_of
 from ..layers.stack import Stack
 from ..networks import run
 from .base import Draws, JointPass
@@ -24,8 +24,8 @@ class WeightDraws(Draws):
 
     kind = "weights"
 
-    def block(self, rows: int) -> int:
-        return self.count if rows < LOOP_ROWS else 1
+    def block(self, inputs: Inputs) -> int:
+        return super().block(inputs) if rows_of(inputs) < LOOP_ROWS else 1
 
     @property
     def _stacks(self) -> dict[str, Tensor]:

@@ -3,18 +3,20 @@
 import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .. import seeds
+from .. import jobs, seeds
 from ..errors import NetworkError, require_count, require_positive
 from ..fitting import Prepared
 from ..inputs import TensorOptions
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method
 from ..posterior import Drawer, Posterior, stored_tensors
-from ..training import Processes, Run, Training, current
+from ..training import Join, Processes, Run, Training, current, joined_descent, train_many
+from ..training.checkpoint import put
 from .map import MAP, PointPosterior
 
 
@@ -68,33 +70,48 @@ class DeepEnsemble(Method):
         device = TensorOptions.of(prepared.network).device
         # Members are whole runs: who has one less waits for the others longer than any step takes.
         processes = (prepared.run.processes or current(training.timeout, device)).patient()
-        starts = [self._start(prepared, member) for member in range(self.members)]
+        starts = [
+            replace(
+                prepared,
+                network=self._start(prepared, member),
+                likelihood=copy.deepcopy(prepared.likelihood),
+                run=self._run(prepared.run, member, shown=processes.first),
+            )
+            for member in range(self.members)
+        ]
+        trained = [start for member, start in enumerate(starts) if member % processes.count == processes.rank]
+        fitted = iter(self._trained(trained, training))
         points: list[PointPosterior] = []
         for member, start in enumerate(starts):
-            prepared_member = replace(prepared, network=start, likelihood=copy.deepcopy(prepared.likelihood))
-            if member % processes.count == processes.rank:
-                prepared_member = replace(
-                    prepared_member, run=self._run(prepared.run, member, shown=processes.first)
-                )
-                points.append(self._member(prepared_member, training))
-            else:
-                points.append(PointPosterior(start, prepared_member.likelihood, method=self))
-        for member, point in enumerate(points):
             owner = member % processes.count
+            local = owner == processes.rank
+            point = next(fitted) if local else PointPosterior(start.network, start.likelihood, method=self)
             processes.broadcast(list(point.stored().values()), owner)
             point.history = processes.broadcast_json(point.history, device, owner)
+            points.append(point)
         history = [{**entry, "member": m} for m, point in enumerate(points) for entry in point.history]
         return self._joined(points, history)
 
-    def _member(self, prepared: Prepared, training: Training) -> PointPosterior:
-        point = MAP(prior_std=self.prior_std).fit_prepared(prepared, training)
-        assert isinstance(point, PointPosterior)
-        return point
+    def _trained(self, starts: list[Prepared], training: Training) -> list[PointPosterior]:
+        """The members of this process: side by side where one pass can serve them, and as jobs where asked."""
+        workers = jobs.workers()
+        if workers is None:
+            return fit_members(self, starts, training)
+        points = [MAP(prior_std=self.prior_std).objective(start).draft for start in starts]
+        shares = [
+            (self, share, [starts[n] for n in share], training) for share in workers.shares(len(starts))
+        ]
+        for share, members in workers.each(fit_share, shares):
+            for number, (tensors, history) in zip(share, members, strict=True):
+                put(points[number].stored(), tensors)
+                points[number].history = history
+        return [point.finished() for point in points]
 
     def _start(self, prepared: Prepared, member: int) -> nn.Module:
+        if member == 0:
+            return prepared.network
         network = copy.deepcopy(prepared.network)
-        if member > 0:
-            reinitialise(network, prepared.run.seed, member)
+        reinitialise(network, prepared.run.seed, member)
         return network
 
     def _run(self, run: Run, member: int, *, shown: bool) -> Run:
@@ -123,6 +140,27 @@ class DeepEnsemble(Method):
         return posterior.finished()
 
 
+def fit_members(method: DeepEnsemble, starts: list[Prepared], training: Training) -> list[PointPosterior]:
+    """Members from their starts, side by side where one pass can serve them."""
+    objectives = [MAP(prior_std=method.prior_std).objective(start) for start in starts]
+    sources, runs = [start.source for start in starts], [start.run for start in starts]
+
+    def join(rows: int) -> Join | None:
+        return joined_descent(objectives, training, starts[0].example, rows)
+
+    histories = train_many(objectives, sources, training, runs, join)
+    for objective, history in zip(objectives, histories, strict=True):
+        objective.draft.history = history
+    return [objective.draft.finished() for objective in objectives]
+
+
+def fit_share(method: DeepEnsemble, share: range, starts: list[Prepared], training: Training) -> Any:
+    """A job: some members, as their numbers, tensors and histories."""
+    with jobs.alone():
+        points = fit_members(method, starts, training)
+    return share, [(point.stored(), point.history) for point in points]
+
+
 def stacked(names: list[str], members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The named tensors of all members, along a new first axis."""
     return (
@@ -142,8 +180,8 @@ def joined_noise(likelihoods: list[BuiltLikelihood]) -> BuiltLikelihood:
 
 
 def reinitialise(network: nn.Module, seed: int, member: int) -> None:
-    """Give all trainable parameters a new start by their modules' own `reset_parameters`."""
-    lacking = []
+    """Give all trainable parameters a new start by their modules' own `reset_parameters`; frozen ones stay."""
+    lacking, frozen = [], [(p, p.clone()) for p in network.parameters() if not p.requires_grad]
     with seeds.forked(seed, "start", member, device=TensorOptions.of(network).device), torch.no_grad():
         for name, module in network.named_modules():
             if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
@@ -153,6 +191,8 @@ def reinitialise(network: nn.Module, seed: int, member: int) -> None:
                 reset()
             else:
                 lacking.append(f"{name or 'the network itself'} ({type(module).__name__})")
+        for parameter, value in frozen:
+            parameter.copy_(value)
     if lacking:
         raise NetworkError(
             f"members after the first start from new weights, but these modules have parameters and no "

@@ -34,10 +34,13 @@ class MAPObjective(PlainObjective):
         self.prior_std = prior_std
 
     def kl(self) -> Tensor:
-        """−log p(w) up to its constant: Σ w² / 2σ²; 0 under a flat prior."""
-        if self.prior_std is None:
-            return super().kl()
-        return normal_penalty(trainable(self.draft.network).values(), self.prior_std)
+        """−log p(w) up to its constant; 0 under a flat prior."""
+        return super().kl() if self.prior_std is None else self.penalty(trainable(self.draft.network))
+
+    def penalty(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Σ w² / 2σ² of all trainable weights by name."""
+        assert self.prior_std is not None
+        return normal_penalty(weights.values(), self.prior_std)
 
 
 @dataclass(frozen=True, kw_only=True)

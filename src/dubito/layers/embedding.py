@@ -67,9 +67,13 @@ class Lookup(Nodes):
         width = g.shape[-1]
         row = torch.arange(rows, device=x.device).repeat_interleave(x.numel() // rows)
         # Only entries that a row reads have a gradient: one sum for each pair of a row and an entry it reads.
-        pairs, index = torch.unique(row * self.count + x.reshape(-1), return_inverse=True)
-        sums = g.new_zeros(len(pairs), width).index_add_(0, index, self._learned(x, g).reshape(-1, width))
-        return g.new_zeros(self.count, width).index_add_(0, pairs % self.count, sums.square_())
+        # Numbered along the sorted pairs: `unique` would ask the device how many there are.
+        pairs, order = (row * self.count + x.reshape(-1)).sort(stable=True)
+        index = pairs.diff(prepend=pairs[:1]).ne_(0).cumsum(0)
+        entries = torch.zeros_like(pairs).scatter_(0, index, pairs % self.count)
+        learned = self._learned(x, g).reshape(-1, width)[order]
+        sums = torch.zeros_like(learned).index_add_(0, index, learned)
+        return g.new_zeros(self.count, width).index_add_(0, entries, sums.square_())
 
     def _learned(self, x: Tensor, g: Tensor) -> Tensor:
         return g if self.padding is None else g.masked_fill((x == self.padding).unsqueeze(-1), 0)

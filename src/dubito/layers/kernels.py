@@ -150,7 +150,9 @@ def _add(out: Tensor, rows: slice, part: Tensor) -> None:
 
 def product(x: Tensor, factors: Tensor, bias: Tensor | None) -> Tensor:
     """X ∘ f + b in the precision of x."""
-    return x * factors if bias is None else torch.addcmul(bias.to(x.dtype), x, factors)
+    if bias is None:
+        return x * factors
+    return torch.addcmul(bias if bias.dtype == x.dtype else bias.to(x.dtype), x, factors)
 
 
 def fold_values(

@@ -226,12 +226,6 @@ def seeder(
     return around
 
 
-def noise_of(network: nn.Module) -> bool | None:
-    """Whether a pass in the network's modes draws from the global state; None where no pass has told yet."""
-    pool, modes = _modes(network, None)
-    return pool.noisy.get(modes)
-
-
 def _modes(network: nn.Module, training: Mapping[str, bool] | None) -> tuple[_Pool, Any]:
     """The network's pool, and the modes of a pass as its key there."""
     pool, modules = _pool(network)
@@ -240,10 +234,10 @@ def _modes(network: nn.Module, training: Mapping[str, bool] | None) -> tuple[_Po
     return pool, ("training", *sorted(name for name, mode in training.items() if not mode))
 
 
-def draws_noise(network: nn.Module) -> bool:
-    """Whether passes in the network's modes draw from the global state, as far as one under `seeded` has told."""
-    pool, modules = _pool(network)
-    return pool.noisy.get(tuple(module.training for module in modules), True)
+def noise_of(network: nn.Module) -> bool | None:
+    """Whether passes in the network's modes draw from the global state; None where none under `seeded` has told."""
+    pool, modes = _modes(network, None)
+    return pool.noisy.get(modes)
 
 
 @contextmanager

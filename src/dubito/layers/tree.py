@@ -224,8 +224,12 @@ def _known(places: Mapping[str, list[tuple[int, str]]], name: str) -> list[tuple
 
 def _facts(module: nn.Module) -> tuple[int, tuple[int, ...], dict[str, Any]]:
     """How many attributes a module has, which hooks, and its plain values."""
-    values = {k: v for k, v in vars(module).items() if k not in BASE and isinstance(v, VALUES)}
-    return len(vars(module)), _hooks(module), values
+    return len(vars(module)), _hooks(module), plain_values(module)
+
+
+def plain_values(module: nn.Module) -> dict[str, Any]:
+    """What a forward pass may have assigned to a module beside its parameters and buffers."""
+    return {k: v for k, v in vars(module).items() if k not in BASE and isinstance(v, VALUES)}
 
 
 def _containers(module: nn.Module) -> list[Any]:

@@ -49,7 +49,7 @@ def row_draws(
         component = index % posterior.num_components
         chosen = slice(component, component + 1)
         generator = posterior.generator(seed, index)
-        drawn = posterior.bias_draws(torch.tensor([component]), [generator])
+        drawn = posterior.bias_draws(torch.full((1,), component, device=generator.device), [generator])
         biases = {name: values[0] for name, values in drawn.items()}
         weights = posterior.weights() | biases
         per_row: dict[str, NodeFactors] = {}

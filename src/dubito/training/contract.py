@@ -52,6 +52,10 @@ class StepRecord(NamedTuple):
     stop: bool
 
 
+#: Those of `Stepper.step`.
+StepArguments: TypeAlias = tuple[int, Sequence[Batch | None], int, bool]
+
+
 class Stepper(ABC):
     """A method's update rule; the loop around it is always the same."""
 

@@ -6,7 +6,7 @@ import statistics
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,7 +24,7 @@ from ..layers.shell import seeded
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
-from .contract import ObjectiveLike, StepRecord
+from .contract import ObjectiveLike, StepArguments, StepRecord
 from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training
@@ -66,8 +66,6 @@ def train(objective: ObjectiveLike, source: Source, training: Training, run: Run
     The same seed, data and settings give the same result, also when the run was interrupted and started again
     with its checkpoint.
     """
-    if training.early_stopping is not None and run.validation is None:
-        raise ConfigError("early_stopping needs validation data: pass validation= to fit")
     return Loop(objective, source, training, run).run_to_end()
 
 
@@ -75,6 +73,8 @@ class Loop:
     """One run; see `train`."""
 
     def __init__(self, objective: ObjectiveLike, source: Source, training: Training, run: Run) -> None:
+        if training.early_stopping is not None and run.validation is None:
+            raise ConfigError("early_stopping needs validation data: pass validation= to fit")
         self.objective, self.source, self.training, self.run = objective, source, training, run
         self.device = TensorOptions.of(objective.draft).device
         self.processes = run.processes or current(training.timeout, self.device)
@@ -90,6 +90,29 @@ class Loop:
 
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
+        with interruptible(self.interrupt):
+            course = self.course()
+            try:
+                arguments = next(course)
+                while True:
+                    arguments = course.send(self._step(arguments))
+            except StopIteration as end:
+                return end.value
+
+    def _step(self, arguments: StepArguments) -> StepRecord:
+        network, modes = self.objective.draft.network, self.objective.modes
+        try:
+            with seeded(network, self.run.seed, "network", arguments[0], training=modes):
+                return self.stepper.step(*arguments)
+        except Exception:
+            self.read_terms()  # a loss that was no number explains what came of it
+            raise
+
+    def course(self) -> Generator[StepArguments, StepRecord, list[dict[str, float]]]:
+        """The run as a generator that gives the arguments of its steps and is sent their records.
+
+        Whoever drives it makes the steps: its stepper alone, or one that makes those of several runs at once.
+        """
         network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
         if self.training.compile and self.objective.asks:
             warnings.warn(
@@ -103,9 +126,9 @@ class Loop:
                 self._resume()
             shown = self.run.progress if self.processes.first else False
             self.bar = Bar(self.plan.total, shown, title, done=self.progress.step)
-            with interruptible(self._interrupt), self.bar.open():
+            with self.bar.open():
                 while not self.progress.done:
-                    self._epoch()
+                    yield from self._epoch()
         if self.best_state:
             checkpoint.put(self.objective.draft.stored(), self.best_state)
         self.processes.broadcast(list(self.objective.draft.stored().values()))
@@ -113,22 +136,17 @@ class Loop:
 
     # -- one epoch -----------------------------------------------------------------------------------------
 
-    def _epoch(self) -> None:
-        state, network, modes = self.progress, self.objective.draft.network, self.objective.modes
+    def _epoch(self) -> Generator[StepArguments, StepRecord, None]:
+        state = self.progress
         for passes, rows in self._steps():
-            try:
-                with seeded(network, self.run.seed, "network", state.step, training=modes):
-                    record = self.stepper.step(state.step, passes, rows, self.interrupted)
-            except Exception:
-                self._read_terms()  # a loss that was no number explains what came of it
-                raise
-            self._read_terms()
+            record = yield state.step, passes, rows, self.interrupted
+            self.read_terms()
             self._expect(record, len(passes))
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
                 raise Interrupted(self._farewell())
             self._save_if_due()
-        self._read_terms()
+        self.read_terms()
         self._close_epoch()
 
     def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:
@@ -181,13 +199,14 @@ class Loop:
         state.passes += passes
         state.step += 1
 
-    def _read_terms(self) -> None:
+    def read_terms(self) -> None:
         """Read the terms of the last step counted, if they were not: before its state is kept, at the latest."""
         if self.pending is None:
             return
         (record, terms, norm), self.pending, state = self.pending, None, self.progress
         total, nll, kl = values = terms.read()
         if not all(map(math.isfinite, values)):
+            self.stepper.settle(record.step)  # it may know better
             name, value = next(
                 (name, value)
                 for name, value in (("nll", nll), ("kl", kl), ("loss", total))
@@ -262,7 +281,7 @@ class Loop:
                 f"the gradient's norm at step {step} is {norm:.3g}, usually {usual:.3g}: noise with heavy tails "
                 "trains to chance without a NaN; clip it with Training(clip_norm=...) or bound the noise",
                 DubitoWarning,
-                stacklevel=8,
+                stacklevel=9,
             )
         self.norms = [*self.norms[-63:], norm]
 
@@ -281,7 +300,8 @@ class Loop:
             f"warmup or clip_norm, or standardise the data{note}"
         )
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """Ask the run to save itself and end at its next step."""
         self.interrupted = True
 
     def _farewell(self) -> str:
@@ -297,7 +317,7 @@ class Loop:
             self._save()
 
     def _save(self) -> None:
-        self._read_terms()
+        self.read_terms()
         self.saved_at = time.monotonic()
         if self.run.checkpoint is None or not self.processes.first:
             return

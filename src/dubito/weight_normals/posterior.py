@@ -7,14 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..curvature.blocks import Block, diagonal_block
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
 from ..fitting import read
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, rows_of
 from ..layers.passes import asking
 from ..layers.shell import seeded
+from ..matrices import BlockDrawer, BlockPosterior
 from ..networks import Subset, duplicate
-from ..posterior import Drawer, Posterior
 from ..prediction import Prediction, PredictionOptions
 from ..seeds import derived
 from .noise import LocalNoise, Moments
@@ -28,7 +29,7 @@ from .ties import matrix_shape, tied_ranks
 FLOOR = 1e-6
 
 
-class NormalPosterior(Posterior):
+class NormalPosterior(BlockPosterior):
     """w ~ N(mean, σ²) for each weight, the means being the network's own.
 
     σ is softplus(raw_std), one per weight; U Vᵀ with U = exp(log_u) over the outputs and V = exp(log_v) over
@@ -60,9 +61,14 @@ class NormalPosterior(Posterior):
         u, v, floor = self.group("u")[name], self.group("v")[name], self.details["floors"][name]
         return TruncatedScale(u, v, floor, shape)
 
-    def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
+    def drawn_blocks(self) -> list[Block]:
+        weights = self.weights()
+        return [diagonal_block(name, tuple(weights[name].shape)) for name in self.random]
+
+    def block_drawer(self) -> BlockDrawer:
         normals = Normals(self)
-        return normals.means | normals.draw(self.random, generator)
+        draws = {name: partial(normals.scale(name).draw, normals.means[name]) for name in self.random}
+        return lambda block, generator: {block.weight: draws[block.weight](generator)}
 
     def kl(self) -> Tensor:
         """Divergence from the prior in nats."""
@@ -79,10 +85,6 @@ class NormalPosterior(Posterior):
         return f"Normal, {form}" + (f", {how}" if how else "")
 
     # -- predictions ---------------------------------------------------------------------------------------
-
-    def drawer(self) -> Drawer:
-        normals = Normals(self)
-        return lambda index, generator: normals.draw(self.random, generator)
 
     @torch.no_grad()
     def marginal_prediction(self, inputs: Inputs, options: PredictionOptions) -> Prediction:

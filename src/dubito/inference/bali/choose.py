@@ -28,7 +28,7 @@ BEFORE = 0.7
 LEAST_ROWS = 100
 #: The part of the rows that judges, and how many it has at most.
 PART, MOST_ROWS = 0.1, 2000
-NUM_SAMPLES = 16
+NUM_SAMPLES = 8
 #: How many times more or fewer data than those of the run are tried.
 REACH = 4.0
 
@@ -157,9 +157,9 @@ def climbed(start: "BALI", name: str, values: Sequence[float], scores: Callable[
         values: what may be tried, from the least to the most.
         scores: negative log-likelihoods of the judging rows.
     """
-    present, own = scores(start), getattr(start, name)
+    present, first = scores(start), getattr(start, name)
     tried, others = [start], []
-    for side in ([v for v in reversed(values) if v < own], [v for v in values if v > own]):
+    for side in ([v for v in reversed(values) if v < first], [v for v in values if v > first]):
         lowest = float(present.mean())
         for value in side:
             tried.append(replace(start, **{name: value}))

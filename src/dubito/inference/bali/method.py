@@ -1,16 +1,14 @@
 """BALI: Bayesian layerwise inference, a network as a stack of Bayesian linear regressions [Kurle et al. 2024]."""
 
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import ConfigError, require_count, require_fraction, require_positive
 from ...fitting import Prepared
-from ...likelihoods import BuiltLikelihood, GaussianLikelihood, Likelihood
+from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import Method
 from ...networks import Subset
 from ...sources import OrderedSource, Source, TensorSource
@@ -20,7 +18,6 @@ from .choose import LEAST_ROWS, Choice, WithheldRows, started
 from .layer import Layer
 from .objective import BALIObjective, prior_of
 from .posterior import BALIPosterior
-from .replicas import fit_many as fit_replicas
 from .setup import Topology, check_training, find_layers, initial_weights
 
 #: Rows that tell the standard deviation of the targets where a source must be read to know them.
@@ -94,23 +91,18 @@ class BALI(Method):
         training = training or Training()
         check_training(training)
         topology = find_layers(prepared.network, prepared.example.inputs, self.subset)
-        method = self.resolved(topology)
-        source, run = prepared.source, prepared.run
+        objective, source = self.begun(prepared, topology)
+        return fitted(objective, train(objective, source, training, prepared.run))
+
+    def begun(self, prepared: Prepared, topology: Topology) -> tuple[BALIObjective, Source]:
+        """The objective of a run, which chooses the settings that are open, and the rows it sees."""
+        method, source, run = self.resolved(topology), prepared.source, prepared.run
         objective = started(method, prepared.num_data).objective(prepared, topology, source, run.seed)
-        if (
-            method.open(prepared.likelihood, topology)
-            and isinstance(source, OrderedSource)
-            and source.num_data >= LEAST_ROWS
-        ):
+        chooses = method.open(prepared.likelihood, topology)
+        if chooses and isinstance(source, OrderedSource) and source.num_data >= LEAST_ROWS:
             source = WithheldRows(source, run.seed)
             objective.choice = Choice(method, objective, source, run.seed)
-        history = train(objective, source, training, run)
-        assert objective.final is not None
-        objective.draft.details["jitters"] = objective.final.jitters()
-        posterior = objective.posterior()
-        posterior.history = history
-        assert isinstance(posterior, BALIPosterior)
-        return posterior
+        return objective, source
 
     def resolved(self, topology: Topology) -> "BALI":
         """The same with its subset as names."""
@@ -163,47 +155,15 @@ class BALI(Method):
         like = weights[topology.blocks[0].weight]
         return initial_weights(topology.blocks, scales, self.initial_std, like, seed)
 
-    # -- many fits ---------------------------------------------------------------------------------------------
 
-    def fit_many(
-        self,
-        net: nn.Module,
-        data: Sequence[Any],
-        likelihood: Likelihood,
-        *,
-        training: Training | None = None,
-        checkpoint: str | os.PathLike[str] | None = None,
-        seed: int = 0,
-        seeds_of_fits: Sequence[int] | None = None,
-        progress: bool | None = None,
-    ) -> list[BALIPosterior]:
-        """Fit to several data sets side by side, as fast as the hardware multiplies.
-
-        Networks whose trainable parameters are all weights and biases of Linear and Conv layers, each called once,
-        are trained as one, stacked along a leading axis; data sets of one size together. Other networks are fitted
-        one after the other. Fit r is what `fit` gives with the same order of rows and noise.
-
-        Args:
-            net: any module; every fit starts from its weights, or from `initial_std`.
-            data: one data set per fit, each in any form `fit` takes.
-            likelihood: as in `fit`.
-            training: as in `fit`.
-            checkpoint: as in `fit`; one file per group of fits, named after it.
-            seed: of the order of the rows.
-            seeds_of_fits: of the noise of each; None derives them from `seed`.
-            progress: as in `fit`.
-        """
-        return fit_replicas(
-            self,
-            net,
-            data,
-            likelihood,
-            training=training or Training(),
-            checkpoint=checkpoint,
-            seed=seed,
-            seeds_of_fits=seeds_of_fits,
-            progress=progress,
-        )
+def fitted(objective: BALIObjective, history: list[dict[str, float]]) -> BALIPosterior:
+    """The posterior of a run that has ended."""
+    assert objective.final is not None
+    objective.draft.details["jitters"] = objective.final.jitters()
+    posterior = objective.posterior()
+    posterior.history = history
+    assert isinstance(posterior, BALIPosterior)
+    return posterior
 
 
 def target_std(likelihood: BuiltLikelihood, topology: Topology, source: Source) -> Tensor | None:

@@ -1,6 +1,6 @@
 """BALI's objective: a posterior under training, whose layers are regressions."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +35,8 @@ class BALIObjective(Objective):
 
     draft: BALIPosterior
     asks = True
+    #: Makes the update rule.
+    steppers: Callable[..., BALIStepper] = BALIStepper
 
     def __init__(
         self,
@@ -94,7 +96,7 @@ class BALIObjective(Objective):
         return self.lease(self.draft.draw(0, generator)).outputs(batch.inputs)
 
     def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> BALIStepper:
-        self.final = BALIStepper(self, training, plan, processes, seed)
+        self.final = self.steppers(self, training, plan, processes, seed)
         return self.final
 
     @torch.no_grad()

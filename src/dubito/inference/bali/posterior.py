@@ -9,11 +9,11 @@ from torch import Tensor
 from ...curvature import Block
 from ...distributions import InverseWishart, MatrixNormal
 from ...distributions.two_sided import TwoSided
-from ...matrices import BlockDrawer, MatrixPosterior
+from ...matrices import BlockDrawer, BlockPosterior
 from .layer import placed
 
 
-class BALIPosterior(MatrixPosterior):
+class BALIPosterior(BlockPosterior):
     """W ~ MN(M, R, Σ) for each layer, the means being the network's own weights.
 
     The tensors are L with L Lᵀ = R⁻¹ ("input_tril") and C with C Cᵀ = Σ ("output_tril") under the weight's
@@ -25,7 +25,7 @@ class BALIPosterior(MatrixPosterior):
         """The layers, as matrices."""
         return tuple(Block.from_json(stored) for stored in self.details["blocks"])
 
-    def matrix_blocks(self) -> tuple[Block, ...]:
+    def drawn_blocks(self) -> tuple[Block, ...]:
         return self.blocks
 
     def block_drawer(self) -> BlockDrawer:

@@ -39,26 +39,27 @@ def cases(
     rows: int,
     targets: Tensor | None = None,
     noise: Tensor | None = None,
+    *,
+    always: bool = False,
 ) -> list[Tensor] | None:
     """The inputs X, where given the noise E, and the gradients or targets of a block, [K, P, ...] each.
 
-    None where sums of products are cheaper, or where they do not fit into memory together; the arguments are those of
-    `gram`.
+    None where sums of products are cheaper, or where they do not fit into memory together, unless they are wanted
+    `always`; the other arguments are those of `gram`.
     """
     columns = []
     for part in parts:
         calls, product = record.of(part.key), part.product
         assert product is not None
         positions = sum(call.gradient.numel() for call in calls if call.gradient is not None)
-        if positions > product.groups * product.rows * (product.rows + product.columns):
+        many = positions > product.groups * product.rows * (product.rows + product.columns)
+        if not always and (many or len(_slices(part, calls, rows)) > 1):
             return None  # a map of sums takes (n + m) n m multiplications, one of P cases P n m
-        if len(_slices(part, calls, rows)) > 1:
-            return None
         columns.append(_columns(part, calls, rows, slice(0, rows), targets, noise))
     inner = _order(parts[0], columns[0][0])
     if inner is not None:
         columns = [[some[0][..., inner], *some[1:]] for some in columns]
-    return columns[0] if len(columns) == 1 else [torch.cat(each) for each in zip(*columns, strict=True)]
+    return columns[0] if len(columns) == 1 else [torch.cat(alike) for alike in zip(*columns, strict=True)]
 
 
 def _columns(
@@ -94,9 +95,13 @@ def _gram(
         add_gram(sums, joint)
         total += joint.shape[1]
     assert sums is not None
-    sums = mirrored(sums)[:, :width, :width]
+    return in_order(part, mirrored(sums)[:, :width, :width]), total
+
+
+def in_order(part: BlockPart, sums: Tensor) -> Tensor:
+    """Sums of products from the order of patches to that of weights."""
     inner = _order(part, sums)
-    return sums if inner is None else sums[:, inner][:, :, inner], total
+    return sums if inner is None else sums[:, inner][:, :, inner]
 
 
 def _slices(part: BlockPart, calls: list[Call], rows: int) -> list[slice]:

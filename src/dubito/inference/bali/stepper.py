@@ -128,7 +128,8 @@ class LayerwiseStepper(Stepper):
                 layer.before.copy_(layer.mean)
             cases = self.see(layer, name, seen, rate, went)
             every, new = self.every[name], rate / self.correction
-            if cases is None or number < every or number % every == 0 or new > 0.5:
+            few = cases is not None and cases[0].shape[1] <= layer.sums.shape[-1]
+            if cases is None or not few or number < every or number % every == 0 or new > 0.5:
                 layer.infer(self.correction)
             else:
                 white = seen.drawn[name][0] if name in seen.drawn else layer.whitened(cases[0])
@@ -353,7 +354,7 @@ class BALIStepper(LayerwiseStepper):
                 for name, unit in units.items()
             }
         )
-        record = self.topology.cover.record(inner=noise or few)
+        record = self.topology.cover.record(inner=noise or (few if units else None))
         with (
             torch.enable_grad(),
             asking(
@@ -376,7 +377,7 @@ class BALIStepper(LayerwiseStepper):
                 if targets is not None:
                     added = None  # true targets need no forward pass of their own layer
                 asked = self.topology.cover.parts[block.name], record, rows, targets, added
-                columns = cases(*asked) if single else None
+                columns = cases(*asked, always=block.name in units) if single else None
                 if columns is None:
                     seen.add(block.name, *gram(*asked))
                 else:
@@ -394,7 +395,7 @@ class BALIStepper(LayerwiseStepper):
         choice = self.objective.choice
         due = choice is not None and choice.due(self.plan.progress(step), last)
         if choice is not None and due:
-            best = choice.best(self.layers, self.correction) if self.processes.first else self.method
+            best = choice.best(self.layers, self.correction)  # in all processes, whose layers stay alike
             self._take(self.processes.broadcast_json([best.effective_data, best.output_floor], self.device))
         for name, layer in self.layers.items():
             if due or (last and self.every[name] > 1):

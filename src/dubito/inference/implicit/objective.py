@@ -159,7 +159,7 @@ class ImplicitObjective(NodeObjective):
         components, rows = self.draft.num_components, rows_of(batch.inputs)
         outputs, places = [], []
         for turn in range(min(components, rows)):
-            chosen = torch.arange(turn, rows, components)
+            chosen = torch.arange(turn, rows, components, device=batch.targets.device)
             component = (drawn.start + turn) % components
             outputs.append(self._component_pass(index, component, chosen, batch, drawn))
             places.append(chosen)

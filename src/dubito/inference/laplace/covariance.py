@@ -254,7 +254,7 @@ class _LowRankKernel(_Kernel):
         return self._difference(a.square() @ self.inverse.mT, step, taken, False, inputs)
 
     def formed(self, jacobians: _Jacobians, pairs: bool) -> Tensor:
-        first = projected = torch.zeros(()).to(self.factor)
+        first = projected = self.factor.new_zeros(())
         for i in jacobians.slices:
             j = jacobians[i].to(self.factor)
             first = first + contracted((self.inverse[i] * j).flatten(2), j.flatten(2), pairs)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ...devices import moved
 from ...layers.form import Form, Product
 from ...layers.kinds import plain
 from ...layers.layout import Layout
@@ -177,7 +178,7 @@ class OutputGradients:
         assert part.product is not None
         if part.product.order is None:
             return matrices
-        order = part.product.order.to(matrices.device).argsort()
+        order = moved(part.product.order, matrices.device).argsort()
         bias = order.new_full((1 if part.bias is not None else 0,), len(order))
         return matrices[..., torch.cat([order, bias])]
 

@@ -17,7 +17,7 @@ from ...distributions.two_sided import TwoSided
 from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
-from ...matrices import BlockDrawer, MatrixPosterior
+from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors
 from ...prediction import Prediction, PredictionOptions
 from .joint import Joint, joint_outputs
@@ -30,7 +30,7 @@ from .update import updated
 SCALES = tuple(10 ** (power / 2) for power in range(-6, 9))
 
 
-class LaplacePosterior(MatrixPosterior):
+class LaplacePosterior(BlockPosterior):
     """w ~ N(w*, P⁻¹), P = N_s · curvature + τ, one matrix P per block.
 
     `details` holds the plain facts: the blocks, the number of data N, the data scale N_s, the prior precision τ
@@ -51,7 +51,7 @@ class LaplacePosterior(MatrixPosterior):
 
     # -- the distribution ----------------------------------------------------------------------------------
 
-    def matrix_blocks(self) -> list[Block]:
+    def drawn_blocks(self) -> list[Block]:
         return list(self.blocks.values())
 
     def block_drawer(self) -> BlockDrawer:
