@@ -133,6 +133,8 @@ class Record(Context):
             if self.ready is not None:
                 self.ready(call)
 
+        if self.keep_graph:  # a leaf that many functions share is not always ready for `autograd.grad`
+            return _Anchor.apply(self.anchor.clone(), output, caught)  # pyright: ignore
         return _Anchor.apply(self.anchor, output, caught)  # pyright: ignore
 
     def _call(
