@@ -751,5 +751,5 @@ MUTANTS = (
         "and outputs._version >= last.version",
         "inference/test_inference_laplace_outputs.py::test_last_layers_of_every_kind[KFAC()-in-place]",
         "what a network does in place to its last layer's answers is taken for nothing",
-        ),
+    ),
 )
