@@ -1,6 +1,6 @@
 """Run the benchmarks: `python -m benchmarks [--only name,name] [--rounds 7]`.
 
-Without `--only`, results go to `benchmarks/results/` (a file per run) and to the page `docs/benchmarks.md`.
+Without `--only`, or with `--store`, results go to `benchmarks/results/` (a file per run) and to the page `docs/benchmarks.md`.
 """
 
 import argparse
@@ -78,7 +78,8 @@ def commit() -> str:
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", help="names, separated by commas; nothing is written")
+    parser.add_argument("--only", help="names, separated by commas; nothing is written without --store")
+    parser.add_argument("--store", action="store_true", help="write the results of a part, too")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -86,7 +87,7 @@ def main() -> None:
         print(json.dumps(one(asked.one, asked.rounds)))
         return
     names = asked.only.split(",") if asked.only else list(discover())
-    moment = datetime.now(UTC)
+    moment, stored = datetime.now(UTC), asked.store or not asked.only
     run: dict[str, Any] = {
         "commit": commit(), "date": moment.isoformat(timespec="minutes"), "machine": platform.machine(),
         "python": platform.python_version(), "benchmarks": {},
@@ -96,10 +97,10 @@ def main() -> None:
         rows = separate(name, asked.rounds)
         show(name, rows)
         run["benchmarks"][name] = rows
-        if not asked.only:  # what was measured is kept if the run is stopped
+        if stored:  # what was measured is kept if the run is stopped
             RUNS.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(run, indent=1) + "\n")
-    if not asked.only:
+    if stored:
         write_page()
         print(f"results: {path}; page: docs/benchmarks.md")
 

@@ -168,6 +168,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "subset": None,
         "batch_size": None,
         "linearised": False,
+        "precision": "full",
     },
     Diagonal: {},
     KFAC: {},
@@ -225,7 +226,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 
 #: Fields that a class gained after results were stored, with the value under which nothing changes: at that value they
 #: are no part of a checksum. Class and fields by name: {"Rank1": {"new_field": None}}.
-ADDED: Mapping[str, Mapping[str, Any]] = {"BALI": {"refactor_every": 1}}
+ADDED: Mapping[str, Mapping[str, Any]] = {"BALI": {"refactor_every": 1}, "Laplace": {"precision": "full"}}
 #: Fields that were renamed after results were stored, by class: {"Rank1": {"new_name": "old_name"}}.
 RENAMED: Mapping[str, Mapping[str, str]] = {}
 

@@ -51,13 +51,18 @@ def equal(one: Any, other: Any) -> bool:
     return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
 
 
+def crew() -> ThreadPoolExecutor:
+    """Threads that divide products as the main one does: PyTorch gives each its own number, which decides rounding."""
+    return ThreadPoolExecutor(THREADS, initializer=torch.set_num_threads, initargs=(torch.get_num_threads(),))
+
+
 def same_from_threads(work: Callable[[int], Any], jobs: int = JOBS) -> None:
     """Each job gives in a crowd what it gave alone, and the global generator stays where it was."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)
         alone = [work(job) for job in range(4)]
         state = torch.get_rng_state()
-        with ThreadPoolExecutor(THREADS) as threads:
+        with crew() as threads:
             crowd = list(threads.map(lambda job: work(job % 4), range(jobs)))
     wrong = [job for job, result in enumerate(crowd) if not equal(result, alone[job % 4])]
     assert not wrong, f"{len(wrong)} of {jobs} answers differ"

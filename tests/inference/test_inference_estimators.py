@@ -351,7 +351,7 @@ def test_fitting_surveys_once_and_stores_it(
     posterior.save(tmp_path / "p.safetensors")
     again = dubito.load(tmp_path / "p.safetensors", net)
     expected = posterior.predict(inputs, 3, marginal=True)
-    monkeypatch.setattr("dubito.posterior.survey", lambda *_: pytest.fail("surveyed again"))
+    monkeypatch.setattr("dubito.posterior.base.survey", lambda *_: pytest.fail("surveyed again"))
     assert torch.equal(again.predict(inputs, 3, marginal=True).probs, expected.probs)
     few = again.predict(inputs[:3], 3, max_rows=2, marginal=True).probs
     torch.testing.assert_close(few.sum(1), torch.ones(3, dtype=torch.float64))
@@ -369,7 +369,7 @@ def test_a_posterior_without_a_stored_survey_makes_one_and_shows_nothing_of_it(
         count += 1
         return made(*args)
 
-    monkeypatch.setattr("dubito.posterior.survey", counted)
+    monkeypatch.setattr("dubito.posterior.base.survey", counted)
     first, second = (posterior.predict(inputs, 3, marginal=True).probs for _ in range(2))
     assert torch.equal(first, second) and count == 1 and posterior.details == before
 
