@@ -1,6 +1,7 @@
 """Run the benchmarks: `python -m benchmarks [--only name,name] [--rounds 7]`.
 
-Without `--only`, or with `--store`, results go to `benchmarks/results/` (a file per run) and to the page `docs/benchmarks.md`.
+Without `--only`, or with `--store`, results go to `benchmarks/results/` (a file per run) and to the page
+`docs/benchmarks.md`.
 """
 
 import argparse
