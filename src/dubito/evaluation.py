@@ -2,12 +2,13 @@
 
 from torch import Tensor
 
-from . import metrics
 from .prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction, aligned
 
 
 def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     """Metrics by name: for classes accuracy, nll, brier, ece; for reals rmse, mae, nll, crps, coverage."""
+    from . import metrics  # a dozen modules that fits and predictions do without
+
     nll = -float(prediction.log_prob(targets).cpu().double().mean())
     if isinstance(prediction, RealPrediction):
         return {"nll": nll, **real_metrics(prediction, targets)}
@@ -28,6 +29,8 @@ def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
 
 def real_metrics(prediction: RealPrediction, targets: Tensor) -> dict[str, float]:
     """Errors of the mean, and how well the whole distribution fits."""
+    from . import metrics
+
     targets = aligned(targets, prediction.mean)
     lower, upper = prediction.interval(0.95)
     return {

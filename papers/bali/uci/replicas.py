@@ -14,7 +14,8 @@ from dubito.inference.bali import BALIPosterior
 from dubito.inference.bali.method import fitted
 from dubito.inference.bali.setup import find_layers
 from dubito.likelihoods import Likelihood
-from dubito.training import Join, Stepper, Training, train_many
+from dubito.training import Stepper, Training
+from dubito.training.beside import Join, train_many
 from dubito.training.forward import forward_of
 
 from .stack import ReplicaStepper, StackedStepper

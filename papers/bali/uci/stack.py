@@ -19,7 +19,8 @@ from dubito.layers.passes import asking
 from dubito.layers.record import BlockPart, Record
 from dubito.layers.shell import leased
 from dubito.likelihoods import BuiltLikelihood
-from dubito.training import JointStepper, Plan, Processes, StepRecord, Training
+from dubito.training import Plan, Processes, StepRecord, Training
+from dubito.training.beside import JointStepper
 from dubito.training.forward import TrainedStack
 
 #: What a layer holds of each of its matrices.

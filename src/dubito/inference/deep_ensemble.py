@@ -15,8 +15,10 @@ from ..inputs import TensorOptions
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method
 from ..posterior import Drawer, Posterior, stored_tensors
-from ..training import Join, Processes, Run, Training, current, joined_descent, train_many
+from ..training import Processes, Run, Training, current
+from ..training.beside import Join, train_many
 from ..training.checkpoint import put
+from ..training.members import joined_descent
 from .map import MAP, PointPosterior
 
 

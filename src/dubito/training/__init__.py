@@ -3,15 +3,11 @@
 from ..fitting import Run as Run
 from ..processes import Processes as Processes
 from ..processes import current as current
-from .beside import Join as Join
-from .beside import JointStepper as JointStepper
-from .beside import train_many as train_many
 from .contract import Loss as Loss
 from .contract import ObjectiveLike as ObjectiveLike
 from .contract import Stepper as Stepper
 from .contract import StepRecord as StepRecord
 from .loop import train as train
-from .members import joined_descent as joined_descent
 from .optimizers import SGD as SGD
 from .optimizers import Adam as Adam
 from .optimizers import AdamW as AdamW
