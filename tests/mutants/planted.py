@@ -723,33 +723,4 @@ MUTANTS = (
         "draws/test_draws_module.py::test_it_says_what_the_prediction_says",
         "the module's interval is turned around",
     ),
-    # -- linearised predictions --------------------------------------------------------------------------------------
-    mutant(
-        "inference/laplace/covariance.py",
-        "weight @ vectors[some].square().mT",
-        "weight @ vectors[:, some].square()",
-        "inference/test_inference_laplace_outputs.py::test_a_last_layer_needs_no_backward_pass[mlp]",
-        "a last layer's variances come from columns of U_G in place of its rows",
-    ),
-    mutant(
-        "inference/laplace/covariance.py",
-        "(total + contracted(y.flatten(2), y.flatten(2), pairs))",
-        "(total + 0 * contracted(y.flatten(2), y.flatten(2), pairs))",
-        "inference/test_inference_laplace_outputs.py::test_sums_of_squares_are_the_same[congruence-mlp]",
-        "variances that are taken again lack |y|²",
-    ),
-    mutant(
-        "inference/laplace/covariance.py",
-        "(weight.unsqueeze(2) * g.unsqueeze(1)) @ g.mT",
-        "(weight.unsqueeze(2) * g.unsqueeze(0)) @ g.mT",
-        "inference/test_inference_laplace_joint.py::test_mean_and_covariance_are_those_of_dense_jacobians[KFAC()-mlp]",
-        "covariances between two rows are made of the gradients of one",
-    ),
-    mutant(
-        "inference/laplace/output_gradients.py",
-        "and outputs._version == last.version",
-        "and outputs._version >= last.version",
-        "inference/test_inference_laplace_outputs.py::test_last_layers_of_every_kind[KFAC()-in-place]",
-        "what a network does in place to its last layer's answers is taken for nothing",
-    ),
 )

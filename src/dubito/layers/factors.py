@@ -80,19 +80,10 @@ class Factor:
             bias: [C], [P, C], or [P, n, C] where rows have their own.
         """
         passes = self.mean.shape[0]
-        general = (
-            torch.is_grad_enabled() or torch.compiler.is_compiling() or self.std is not None or self.positive
-        )
-        single = not general and rows == 1 and (bias is None or bias.ndim < 3)
-        if single and x.shape == self.mean.shape and x.dtype == self.mean.dtype:  # one row of every pass
+        if rows == 1 and self._plain(x) and (bias is None or bias.ndim < 3):  # one row of every pass
             return product(x, self.mean, bias)
         if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
-            factors = self.mean[0].to(x.dtype)
-            if x.ndim > 2:
-                shape = [1] * x.ndim
-                shape[0], shape[axis] = rows, x.shape[axis]
-                factors = factors.reshape(shape)
-            return x * factors
+            return self._given_on(x, axis)
         blocks = as_blocks(x, passes, rows, axis)
         added = None if bias is None else bias.reshape(*(*bias.shape[:-1], 1, 1)[:2], 1, bias.shape[-1], 1)
         if self.per_row and not self.positive and not self.given:
@@ -103,6 +94,21 @@ class Factor:
             out = Scaled.apply(blocks, self.tensor()[:, :, None, :, None], added)
         assert isinstance(out, Tensor)
         return out.reshape(x.shape[0] * passes // blocks.shape[0], *x.shape[1:])
+
+    def _plain(self, x: Tensor) -> bool:
+        """Whether the factors are numbers, one for each of x's, and nothing is traced or differentiated."""
+        if torch.is_grad_enabled() or torch.compiler.is_compiling() or self.std is not None or self.positive:
+            return False
+        return x.shape == self.mean.shape and x.dtype == self.mean.dtype
+
+    def _given_on(self, x: Tensor, axis: int) -> Tensor:
+        """X ∘ f with the factors of every row of one pass."""
+        factors = self.mean[0].to(x.dtype)
+        if x.ndim > 2:
+            shape = [1] * x.ndim
+            shape[0], shape[axis] = x.shape[0], x.shape[axis]
+            factors = factors.reshape(shape)
+        return x * factors
 
 
 class NodeFactors(NamedTuple):
