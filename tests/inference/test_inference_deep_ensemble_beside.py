@@ -3,6 +3,7 @@
 import copy
 import os
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -283,6 +284,15 @@ def interrupting(data, at: int):
     return Interrupting()
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C reaches Python, also where the tests run in the background and the shell has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("optimizer", [Adam(), SGD(momentum=0.9)])
 def test_an_interrupted_ensemble_goes_on_from_its_members_checkpoints(tmp_path, optimizer) -> None:
     data, path = rows(3), tmp_path / "run.ckpt"
