@@ -49,6 +49,12 @@ def augmented(checkpoint: Path, out: Path) -> None:
     )
 
 
+def progressed(process: multiprocessing.Process, checkpoint: Path, step: int) -> None:
+    """Wait until a run has saved a later step, or has ended."""
+    while process.is_alive() and not (checkpoint.exists() and step_in(checkpoint) > step):
+        time.sleep(0.002)
+
+
 def killed(run, folder: Path, stream: random.Random) -> dict:
     context = multiprocessing.get_context("fork")
 
@@ -57,14 +63,17 @@ def killed(run, folder: Path, stream: random.Random) -> dict:
         process.start()
         return process
 
-    begin = time.monotonic()
     whole = started("whole")
+    progressed(whole, folder / "whole.c", 0)
+    begin = time.monotonic()
     whole.join()
     assert whole.exitcode == 0
     duration = time.monotonic() - begin
     kills, steps = 0, []
     while kills < KILLS:
         process = started("killed")
+        if kills:  # the first may meet the start of a run, the others a run that has gone on
+            progressed(process, folder / "killed.c", steps[-1] if steps else 0)
         process.join(stream.uniform(0.1, 1.0) * duration / (KILLS + 1))
         if process.exitcode is not None:
             break

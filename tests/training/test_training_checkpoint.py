@@ -609,8 +609,7 @@ def test_killed_at_any_moment(tmp_path):
     results = json.loads(done.stdout)
     for name in ("early", "augmented"):
         assert results[name]["kills"] == 5, results
-        # They hit the run at different stages; where the machine is busy, some of them before its next checkpoint.
-        assert len(set(results[name]["steps"])) >= 2, results
+        assert len(set(results[name]["steps"])) >= 3, results  # they hit the run at different stages
         assert results[name]["same"], results
     for how, seconds in (("dead", 4), ("silent", 15)):  # of a timeout of 60 s and of 5 s
         assert results[how]["exit"] == 0 and results[how]["step"] == 4
