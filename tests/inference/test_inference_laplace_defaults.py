@@ -139,6 +139,21 @@ def test_losses_are_those_of_posteriors_fitted_one_by_one(structure, kind: str) 
 
 
 @every_structure
+def test_rescaled_distributions_are_those_built_anew(structure) -> None:
+    network, data, likelihood, _, _ = rows_of("classes")
+    posterior = Laplace(structure=structure, prior_precision=0.3).fit(network, data, likelihood)
+    anew = Laplace(structure=structure, prior_precision=5.0).fit(network, data, likelihood)
+    for name in posterior.blocks:
+        (wide,), (built,) = posterior.normals(name), anew.normals(name)
+        facts = ("covariance_matrix", "variance", "precision_logdet", "num_determined", "relative_logdet")
+        for fact in facts:
+            getattr(wide, fact)  # what is stored at the first prior must not be met again
+        other = wide.rescaled(num_data=posterior.num_data, prior_precision=5.0)
+        for fact in facts:
+            torch.testing.assert_close(getattr(other, fact), getattr(built, fact), rtol=1e-12, atol=1e-14)
+
+
+@every_structure
 def test_draws_and_densities_are_under_the_chosen_precision(structure) -> None:
     network, data, likelihood, held, _ = rows_of("classes")
     chosen = Laplace(structure=structure).fit(network, data, likelihood, validation=held)
