@@ -50,7 +50,7 @@ class NaturalPosterior(Posterior):
 
     def _noise(self, shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
         unit = torch.randn(*shape, generator=generator, dtype=like.dtype, device=like.device)
-        return unit if self.scale == 1 else unit.mul_(self.scale)
+        return unit.mul_(self.scale)
 
     def holds(self, name: str) -> str:
         if name in self.group("std"):
