@@ -27,6 +27,8 @@ from ..priors import normal_penalty
 class MCDropoutPosterior(Posterior):
     """Weights with columns dropped at random; with `rate=None` masks on the network's own dropout layers."""
 
+    scalable = True
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         #: How each weight with dropout on its inputs stands between its nodes, by name.
@@ -51,13 +53,16 @@ class MCDropoutPosterior(Posterior):
         """Draws as factors on the inputs of layers, or as the seeds of masks."""
         if self.layouts:
             mask_seeds = [seeds.drawn(stream, 31) for stream in streams]
-            facts = self._facts(indices, seed, seeds=mask_seeds, dropouts=self.details["dropouts"])
+            masks = {"seeds": mask_seeds, "dropouts": self.details["dropouts"], "scale": self.scale}
+            facts = self._facts(indices, seed, **masks)
             return MaskDraws(self.network, {}, **facts)
         weights, rate = self.weights(), self.method.rate
         factors = {
             name: torch.stack([bernoulli_factors(use.input_shape, rate, weights[name], s) for s in streams])
             for name, use in self.uses.items()
         }
+        if self.scale != 1:
+            factors = {name: 1 + self.scale * (values - 1) for name, values in factors.items()}
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=False)
         return FactorDraws(self.network, {"input_factors": factors}, **facts)
 

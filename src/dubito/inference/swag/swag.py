@@ -29,6 +29,7 @@ class SWAGPosterior(Posterior):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_atoms = self.details.get("atoms")
+        self.scalable = self.num_atoms is None  # statistics were taken at the draws as they are
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         return self.weights() | dict(self.drawer()(index, generator))
@@ -75,7 +76,7 @@ class SWAGPosterior(Posterior):
         if self.rank > 1:
             low = common.unsqueeze(0) @ self.group("deviations")[name].flatten(1)
             total.add_(low.view(total.shape).div_(math.sqrt(self.rank - 1)))
-        return total.mul_(math.sqrt(self.method.scale / 2))
+        return total.mul_(self.scale * math.sqrt(self.method.scale / 2))
 
     @torch.no_grad()
     def refreshed(
