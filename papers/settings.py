@@ -160,8 +160,15 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "initial_std": 0.05,
         "kl_weight": 1.0,
         "extrinsic_damping": 0.0,
+        "count_rows": False,
     },
-    Vadam: {"prior_std": 1.0, "betas": (0.9, 0.999), "initial_std": 0.05},
+    Vadam: {
+        "prior_std": 1.0,
+        "betas": (0.9, 0.999),
+        "initial_std": 0.05,
+        "count_rows": False,
+        "bias_correction": True,
+    },
     VOGN: {
         "prior_std": 1.0,
         "betas": (0.9, 0.001),
@@ -171,7 +178,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "kl_steps": 0,
         "extrinsic_damping": 0.0,
     },
-    NoisyKFAC: {"prior_std": 1.0, "beta": 0.05, "kl_weight": 1.0},
+    NoisyKFAC: {"prior_std": 1.0, "beta": 0.05, "kl_weight": 1.0, "initial_std": None},
     Laplace: {
         "structure": Diagonal(),
         "prior_precision": None,
@@ -259,6 +266,9 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "BALI": {"refactor_every": 1},
     "EarlyStopping": {"steps": None, "every": None, "start": False},
     "Laplace": {"precision": "full"},
+    "NoisyAdam": {"count_rows": False},
+    "Vadam": {"count_rows": False, "bias_correction": True},
+    "NoisyKFAC": {"initial_std": None},
 }
 #: Fields that were renamed after results were stored, by class: {"Rank1": {"new_name": "old_name"}}.
 RENAMED: Mapping[str, Mapping[str, str]] = {}

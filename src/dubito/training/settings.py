@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigError, require_count, require_positive
+from ..errors import ConfigError, require_count, require_flag, require_positive
 from ..precision import Precision, require_precision
 from .optimizers import Adam, OptimizerSettings
 from .schedules import Constant, Schedule
@@ -140,9 +140,7 @@ class Training:
                 require_positive(**{name: value})
         for name in ("warmup", "weight_decay", "checkpoint_minutes"):
             _require_not_negative(**{name: getattr(self, name)})
-        for name in ("compile", "channels_last"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        require_flag(compile=self.compile, channels_last=self.channels_last)
         if isinstance(self.kl, int | float) and not isinstance(self.kl, bool):
             object.__setattr__(self, "kl", KL(weight=float(self.kl)))
         require_precision(self.precision)
