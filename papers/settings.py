@@ -191,7 +191,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
     Flipout: {"layers": None},
     Categorical: {"class_axis": 1},
     Bernoulli: {},
-    Gaussian: {"std": None, "covariance": None},
+    Gaussian: {"std": None, "covariance": None, "standardise": False},
     Adam: {"betas": (0.9, 0.999), "eps": 1e-8},
     AdamW: {"betas": (0.9, 0.999), "eps": 1e-8},
     SGD: {"momentum": 0.9, "nesterov": True},
@@ -226,7 +226,11 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 
 #: Fields that a class gained after results were stored, with the value under which nothing changes: at that value they
 #: are no part of a checksum. Class and fields by name: {"Rank1": {"new_field": None}}.
-ADDED: Mapping[str, Mapping[str, Any]] = {"BALI": {"refactor_every": 1}, "Laplace": {"precision": "full"}}
+ADDED: Mapping[str, Mapping[str, Any]] = {
+    "BALI": {"refactor_every": 1},
+    "Laplace": {"precision": "full"},
+    "Gaussian": {"standardise": False},
+}
 #: Fields that were renamed after results were stored, by class: {"Rank1": {"new_name": "old_name"}}.
 RENAMED: Mapping[str, Mapping[str, str]] = {}
 
