@@ -20,11 +20,11 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def npz_table(
-    paths: Sequence[Path], *, feature_names: tuple[str, ...] = (), classes: tuple[int, ...] = ()
+    paths: Sequence[Path], *, feature_names: tuple[str, ...] = (), labels: Sequence[int] = ()
 ) -> Raw:
-    """A table `X`, `y`, with `feature_names` in the file or given; of `classes`, the places are the targets."""
+    """A table `X`, `y`, with `feature_names` in the file or given; where `labels` are, their places are the targets."""
     stored = arrays(paths[0])
-    targets = np.array([classes.index(label) for label in stored["y"]]) if classes else stored["y"]
+    targets = np.array([labels.index(label) for label in stored["y"]]) if labels else stored["y"]
     return Raw(
         train=(stored["X"], targets),
         feature_names=tuple(map(str, stored.get("feature_names", feature_names))),

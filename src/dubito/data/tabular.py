@@ -34,8 +34,8 @@ class Table:
     reason: str
 
 
-def prepared(paths: Sequence[Path], *, target: str, task: TaskKind, categories: Sequence[str] = ()) -> Raw:
-    """A prepared table of text with a header, read like one of one's own; `categories` are numbers that name."""
+def prepared(paths: Sequence[Path], *, target: str, task: TaskKind, categories: Sequence[str]) -> Raw:
+    """A prepared table of text with a header, read like one of one's own."""
     return read(paths[0], target, task, categories).raw
 
 

@@ -17,7 +17,7 @@ from ..prediction import (
     sum_events,
 )
 from .base import BuiltLikelihood, Likelihood, at_least_float
-from .moments import moments, per_output
+from .moments import moments, per_output, warn_if_far
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,10 @@ class GaussianLikelihood(BuiltLikelihood):
 
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
         return aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
+
+    def warn(self, outputs: Tensor, targets: Tensor) -> None:
+        if self.scale is None:
+            warn_if_far(self.check_targets(outputs, targets), outputs)
 
     def standardised(self, targets: Tensor) -> Tensor:
         return targets if self.scale is None else (targets - self.location) / self.scale

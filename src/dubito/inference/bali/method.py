@@ -167,7 +167,7 @@ def fitted(objective: BALIObjective, history: list[dict[str, float]]) -> BALIPos
 
 
 def target_std(likelihood: BuiltLikelihood, topology: Topology, source: Source) -> Tensor | None:
-    """The standard deviation of targets in the outputs' units, per output, where the last layer learns from them; else None."""
+    """Of targets in the outputs' units, per output, where the last layer learns from them; else None."""
     if not isinstance(likelihood, GaussianLikelihood) or topology.last is None:
         return None
     if isinstance(source, TensorSource):

@@ -188,8 +188,8 @@ class LaplacePosterior(BlockPosterior):
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
 
-        They are the network's outputs, before the likelihood's noise, in the targets' units. Where inputs require gradients, mean and
-        covariance are differentiable in them, as acquisition functions ask.
+        They are the network's outputs, before the likelihood's noise, in the targets' units. Where inputs require
+        gradients, mean and covariance are differentiable in them, as acquisition functions ask.
 
         Args:
             inputs: what the network reads.
