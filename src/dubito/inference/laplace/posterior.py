@@ -199,8 +199,8 @@ class LaplacePosterior(BlockPosterior):
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
 
-        They are the network's outputs, before the likelihood's noise. Where inputs require gradients, mean and
-        covariance are differentiable in them, as acquisition functions ask.
+        They are the network's outputs, before the likelihood's noise, in the targets' units. Where inputs require
+        gradients, mean and covariance are differentiable in them, as acquisition functions ask.
 
         Args:
             inputs: what the network reads.
@@ -211,7 +211,11 @@ class LaplacePosterior(BlockPosterior):
             rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
             mean, covariance = joint_outputs(self.linearised(rows), rows, normals)
-            return Joint(mean, covariance * self.scale**2)
+            covariance = covariance * self.scale**2
+            if isinstance(self.likelihood, GaussianLikelihood) and self.likelihood.scale is not None:
+                scale = self.likelihood.scale.expand_as(mean).flatten()
+                mean, covariance = self.likelihood.restored(mean), covariance * scale.unsqueeze(1) * scale
+            return Joint(mean, covariance)
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
@@ -336,7 +340,7 @@ class LaplacePosterior(BlockPosterior):
         other.details = {**self.details, **details}
         if noise != 1:
             assert isinstance(other.likelihood, GaussianLikelihood)
-            other.likelihood = other.likelihood.with_noise(std=other.likelihood.std().detach() * noise**0.5)
+            other.likelihood = other.likelihood.with_noise_times(noise**0.5)
         return other
 
 
