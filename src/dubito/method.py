@@ -11,6 +11,7 @@ from torch import nn
 from .errors import ConfigError
 from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
 from .likelihoods import Likelihood
+from .noise_check import NoiseCheck
 from .objective import Objective
 from .posterior import Posterior
 from .training import Training, train
@@ -97,9 +98,11 @@ class TrainedMethod(Method):
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
         objective = self.objective(prepared)
         objective.bind(prepared.example.inputs)
+        check = NoiseCheck(objective.draft, prepared)
         history = train(objective, prepared.source, training or Training(), prepared.run)
         posterior = objective.posterior()
         posterior.history = history
+        check.close(posterior)
         return posterior
 
     @abstractmethod

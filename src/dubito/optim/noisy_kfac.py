@@ -31,9 +31,9 @@ class NoisyKFAC(NoisyOptimizer):
     Layers that multiply their inputs by a weight get Kronecker factors, bias included; other parameters get a
     diagonal, from B times the square of the batch's mean gradient.
 
-    The factors' averages start at 0 as printed, so that the first draws are the means, and those of the next 1/β
-    steps up to 1/β times too wide. With `initial_std` they start at c √(tr Ψ^xx / tr Ψ^gg) I and its inverse times
-    c² I, in mean traces of the first step and with c so that weights have this standard deviation.
+    The factors' averages start at c π I and c / π I, with the π of the first step and c so that weights have the
+    standard deviation `initial_std`. As printed (`initial_std=None`) they start at 0 without a correction: the first
+    draw is the mean, and those of the next 1/β steps are up to 1/β times too wide.
 
     Args:
         params: parameters, or groups of them; a layer's weight and bias belong in one group.
@@ -59,7 +59,7 @@ class NoisyKFAC(NoisyOptimizer):
         beta: float = 0.05,
         prior_std: float = 1.0,
         kl_weight: float = 1.0,
-        initial_std: float | None = None,
+        initial_std: float | None = 0.05,
         seed: int = 0,
     ) -> None:
         defaults = {

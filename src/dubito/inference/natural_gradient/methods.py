@@ -14,6 +14,7 @@ from ...fitting import Prepared
 from ...layers import Layout, Survey, reasons, survey
 from ...method import Method
 from ...networks import resolve, trainable
+from ...noise_check import NoiseCheck
 from ...training import Training, train
 from .objective import NaturalObjective
 from .posterior import NaturalPosterior
@@ -28,9 +29,12 @@ class NaturalGradient(Method):
     optimizer_type: ClassVar[type[optim.NoisyOptimizer]]
 
     prior_std: float = 1.0
+    initial_std: float | None = 0.05
 
     def __post_init__(self) -> None:
         require_positive(prior_std=self.prior_std)
+        if self.initial_std is not None:
+            require_positive(initial_std=self.initial_std)
 
     @property
     def recommended_lr(self) -> float:
@@ -56,7 +60,7 @@ class NaturalGradient(Method):
             network,
             prepared.likelihood,
             method=self,
-            tensors=initial_tensors(trainable(network), blocks),
+            tensors=initial_tensors(trainable(network), blocks, self.initial_std or 0.0),
             details=details,
         )
         objective = NaturalObjective(
@@ -66,9 +70,11 @@ class NaturalGradient(Method):
             num_data=prepared.num_data,
             modes=prepared.modes,
         )
+        check = NoiseCheck(draft, prepared)
         history = train(objective, prepared.source, training or Training(), prepared.run)
         posterior = objective.posterior()
         posterior.history = history
+        check.close(posterior)
         assert isinstance(posterior, NaturalPosterior)
         return posterior
 
@@ -82,13 +88,13 @@ class DiagonalGradient(NaturalGradient):
     """What the three with a diagonal Gaussian share."""
 
     betas: tuple[float, float] = (0.9, 0.999)
-    initial_std: float = 0.05
+    initial_std: float = 0.05  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         object.__setattr__(self, "betas", tuple(self.betas))
         require_fraction(beta1=self.betas[0], beta2=self.betas[1])
-        require_positive(initial_std=self.initial_std)
+        require_positive(initial_std=self.initial_std)  # None is for Noisy K-FAC alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,17 +134,17 @@ class Vadam(DiagonalGradient):
         initial_std: standard deviations to start from.
         count_rows: multiply the square of a batch's mean gradient by its rows, without which standard deviations are
             the root of the batch size too wide.
-        bias_correction: divide mean squared gradients in steps as if they had started at 0.
+        correct_start: divide mean squared gradients in steps as if they had started at 0.
     """
 
     optimizer_type = optim.Vadam
 
     count_rows: bool = True
-    bias_correction: bool = False
+    correct_start: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_flag(count_rows=self.count_rows, bias_correction=self.bias_correction)
+        require_flag(count_rows=self.count_rows, correct_start=self.correct_start)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,12 +193,9 @@ class NoisyKFAC(NaturalGradient):
 
     beta: float = 0.05
     kl_weight: float = 1.0
-    initial_std: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.initial_std is not None:
-            require_positive(initial_std=self.initial_std)
         require_fraction(zero=False, one=True, beta=self.beta)
         require_positive(kl_weight=self.kl_weight)
 
@@ -201,10 +204,18 @@ class NoisyKFAC(NaturalGradient):
         return [block for block in cover(network, surveyed, names).blocks.values() if block.kronecker]
 
 
-def initial_tensors(named: Mapping[str, Tensor], blocks: Sequence[Block]) -> dict[str, dict[str, Tensor]]:
-    """Tensors for the roots of the factors of blocks, and for the standard deviations of all other parameters."""
+def initial_tensors(
+    named: Mapping[str, Tensor], blocks: Sequence[Block], std: float
+) -> dict[str, dict[str, Tensor]]:
+    """Tensors for the roots of the factors of blocks, and for the standard deviations of all other parameters.
+
+    Args:
+        named: all parameters.
+        blocks: those with factors.
+        std: standard deviations to start from.
+    """
     covered = {name for block in blocks for name in block.parameters}
-    tensors = {"std": {name: torch.zeros_like(p) for name, p in named.items() if name not in covered}}
+    tensors = {"std": {name: torch.full_like(p, std) for name, p in named.items() if name not in covered}}
     if blocks:
         for key, side in (("input_tril", "columns"), ("output_tril", "rows")):
             tensors[key] = {
