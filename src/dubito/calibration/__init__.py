@@ -1,4 +1,4 @@
-"""Calibration after the fact: temperatures, scales, sets and intervals with a guarantee, and a rule for when to abstain."""
+"""Calibration after the fact: temperatures, scales, sets and intervals with a guarantee, when to abstain."""
 
 from .abstention import Abstention as Abstention
 from .abstention import SelectiveRisk as SelectiveRisk

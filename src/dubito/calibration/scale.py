@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import inf
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,20 +11,14 @@ from ..errors import DataError
 from ..fitting import checked_rows
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
+from .temperature import FittedPosterior
 
-FittedPosterior = TypeVar("FittedPosterior", bound=Posterior)
 #: Scales that are tried; 0 is the posterior's centre.
 SCALES = (0.0, 0.1, 0.3, 1.0, 3.0)
 
 
 def posterior_scaled(posterior: FittedPosterior, validation: Any, **options: Any) -> FittedPosterior:
-    """The posterior at the scale that `chosen_scale` finds; `result.scale` tells it.
-
-    Args:
-        posterior: with standard deviations (`posterior.scalable`); it is not changed.
-        validation: rows that were not trained on: a pair, a `Dataset` or a `DataLoader`.
-        options: those of `chosen_scale`.
-    """
+    """The posterior at the scale that `chosen_scale` finds, which takes the options; `result.scale` tells it."""
     return posterior.scaled(chosen_scale(posterior, validation, **options))
 
 
@@ -39,20 +33,18 @@ def chosen_scale(
     max_rows: int = MAX_ROWS,
     linearised: bool | None = None,
 ) -> float:
-    """The factor by which the standard deviations of a posterior are best multiplied, by the rule of `preferred_scale`.
-
-    All scales see the same noise. Rows are read once.
+    """The factor of all standard deviations that predicts validation rows best, by the rule of `preferred_scale`.
 
     Args:
-        posterior: with standard deviations.
-        validation: rows that were not trained on: a pair, a `Dataset` or a `DataLoader`.
-        scales: to choose from, as factors of the posterior's; 1 is always among them.
+        posterior: with standard deviations (`posterior.scalable`).
+        validation: rows that were not trained on: a pair, a `Dataset` or a `DataLoader`; they are read once.
+        scales: factors of the posterior's scale; 1 is always among them, and all see the same noise.
         num_samples: as in `predict`.
         seed: as in `predict`.
         max_rows: as in `predict`.
         linearised: as in `predict`.
     """
-    options = PredictionOptions(num_samples=num_samples, seed=seed, max_rows=max_rows, linearised=linearised)
+    options = PredictionOptions(num_samples, seed, max_rows, linearised)
     predictors = {scale: posterior._view(scale).predictor(options) for scale in (1.0, *scales)}
     losses: dict[float, list[Tensor]] = {scale: [] for scale in predictors}
     judged = posterior.network, posterior.likelihood, validation
@@ -63,12 +55,12 @@ def chosen_scale(
 
 
 def preferred_scale(losses: dict[float, Tensor]) -> float:
-    """1, or of the scales that gain more than one paired standard error on it, the one of the least mean loss.
+    """1, or of the scales that gain more than one paired standard error on it the one of the least mean loss.
 
     0, no uncertainty, is the last resort: taken where every other scale loses to it by more than a standard error.
 
     Args:
-        losses: of the same rows at every scale, [B].
+        losses: of the same rows, [B], by scale; 1 is among them.
     """
     above = {scale: values for scale, values in losses.items() if scale > 0}
     if 0 in losses and all(wins(losses[0], values) for values in above.values()):
@@ -84,22 +76,19 @@ def wins(losses: Tensor, reference: Tensor) -> bool:
 
 
 def paired_gain(losses: Tensor, reference: Tensor) -> tuple[float, float]:
-    """By how much losses are lower than others of the same rows: the mean difference, and its standard error.
+    """By how much losses are lower than others of the same rows: the mean difference and its standard error.
 
-    One row has no standard error, which is then infinite. A loss that is no finite number is the worst: the gain is
-    infinite, or minus infinity, or 0 where both have some, and sure.
+    One row has no standard error: it is infinite. Losses that are not all finite lose for sure to those that are.
 
     Args:
         losses: one per row, [B].
         reference: of the same rows.
     """
     if losses.ndim != 1 or losses.shape != reference.shape or not len(losses):
-        raise DataError(
-            f"losses must be those of the same rows, [B] each, got {tuple(losses.shape)} and {tuple(reference.shape)}"
-        )
-    lost, lost_before = (not bool(values.isfinite().all()) for values in (losses, reference))
-    if lost or lost_before:
-        return 0.0 if lost and lost_before else -inf if lost else inf, 0.0
+        shapes = f"{tuple(losses.shape)} and {tuple(reference.shape)}"
+        raise DataError(f"losses must be one number for each of the same rows, [B], got {shapes}")
+    finite, finite_before = (bool(values.isfinite().all()) for values in (losses, reference))
+    if not (finite and finite_before):
+        return 0.0 if finite == finite_before else inf if finite else -inf, 0.0
     gains = reference.double() - losses.double()
-    error = float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else inf
-    return float(gains.mean()), error
+    return float(gains.mean()), float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else inf

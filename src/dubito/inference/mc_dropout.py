@@ -11,7 +11,7 @@ from ..draws import FactorDraws, MaskDraws
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
-from ..layers import Layout, Use, reasons, survey
+from ..layers import Layout, reasons, survey
 from ..layers.declared import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
 from ..layers.dropout import find_dropouts
 from ..layers.factors import Factor, Factors, NodeFactors
@@ -132,7 +132,8 @@ class MCDropoutObjective(Objective):
         for name, use in draft.uses.items():
             weight = draft.network.get_parameter(name)
             if name in shared:
-                folded[name] = dropped(use, weight, rate, generator)
+                columns = bernoulli_factors(use.input_shape, rate, weight, generator)
+                folded[name] = fold_values(use.views, weight, columns, None)
             else:
                 factors = bernoulli_factors((1, total, *use.input_shape), rate, weight, generator)
                 if rows < total:
@@ -194,9 +195,3 @@ def bernoulli_factors(
     """0 with probability `rate`, else 1 / (1 − rate), so that the mean is 1."""
     keep = torch.full(shape, 1 - rate, dtype=like.dtype, device=like.device)
     return torch.bernoulli(keep, generator=generator) / (1 - rate)
-
-
-def dropped(use: Use, weight: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
-    """The weight with the columns of dropped input nodes set to 0, all others scaled up."""
-    factors = bernoulli_factors(use.input_shape, rate, weight, generator)
-    return fold_values(use.views, weight, factors, None)

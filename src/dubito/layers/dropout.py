@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from .. import seeds
 from .layout import Layout
 from .passes import unnested
 
+#: How the inputs of dropout layers hold the rows, by their names.
+Layouts: TypeAlias = Mapping[str, Layout]
 #: The value SELU saturates at, which alpha dropout puts in place of dropped units.
 SELU_FLOOR = -1.7580993408473766
 
@@ -64,9 +67,7 @@ def find_dropouts(network: nn.Module) -> list[str]:
     return [name for name, m in network.named_modules() if isinstance(m, _DropoutNd) and m.p > 0]
 
 
-def with_fixed_dropout(
-    network: nn.Module, layouts: Mapping[str, Layout], seed: int, scale: float = 1.0
-) -> nn.Module:
+def with_fixed_dropout(network: nn.Module, layouts: Layouts, seed: int, scale: float = 1.0) -> nn.Module:
     """A copy of the network whose dropout layers have the masks of one draw."""
     plain = copy.deepcopy(network)
     fixed = {plain.get_submodule(name): mask for name, mask in _fixed(plain, layouts, seed, scale).items()}
@@ -82,9 +83,7 @@ def with_fixed_dropout(
 
 
 @contextmanager
-def fixed_dropout(
-    network: nn.Module, layouts: Mapping[str, Layout], seed: int, scale: float = 1.0
-) -> Iterator[None]:
+def fixed_dropout(network: nn.Module, layouts: Layouts, seed: int, scale: float = 1.0) -> Iterator[None]:
     """While open, the dropout layers of a leased shell drop by the masks of one draw."""
     fixed = _fixed(network, layouts, seed, scale)
     handles = []
@@ -103,9 +102,7 @@ def fixed_dropout(
             handle.remove()
 
 
-def _fixed(
-    network: nn.Module, layouts: Mapping[str, Layout], seed: int, scale: float
-) -> dict[str, FixedDropout]:
+def _fixed(network: nn.Module, layouts: Layouts, seed: int, scale: float) -> dict[str, FixedDropout]:
     axes = {Layout.SECOND: 1}
     return {
         name: FixedDropout(network.get_submodule(name), seeds.derived(seed, name), axes.get(layout, 0), scale)

@@ -146,8 +146,6 @@ class Posterior(nn.Module, ABC):
         """Those that are learned, tensor by tensor, where they are kept as such."""
         return ()
 
-    # -- a scale of all standard deviations ----------------------------------------------------------------
-
     @property
     def scale(self) -> float:
         """The factor by which `scaled` multiplied all standard deviations."""
@@ -174,10 +172,8 @@ class Posterior(nn.Module, ABC):
                 f"scaled multiplies standard deviations, and this posterior of {type(self.method).__name__}{fixed} has "
                 "none; scale before refreshed(...), or fit a method whose posterior is scalable, such as Laplace"
             )
-        product = float(self.scale * scale)
-        require_positive(zero=True, scale=product)
+        view, product = copy.copy(self), float(self.scale * scale)
         others = {key: value for key, value in self.details.items() if key != "scale"}
-        view = copy.copy(self)
         view.details = others if product == 1 else {**others, "scale": product}
         return view
 
@@ -251,15 +247,7 @@ class Posterior(nn.Module, ABC):
             precision: of passes through the network: "full", or autocast with "bf16" or "fp16". Draws and what comes
                 after the network stay in full precision.
         """
-        options = PredictionOptions(
-            num_samples=num_samples,
-            seed=seed,
-            max_rows=max_rows,
-            linearised=linearised,
-            marginal=marginal,
-            per_example=per_example,
-            precision=precision,
-        )
+        options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example, precision)
         if not holds_rows(inputs):
             return self.predictor(options)(inputs)
         predictions = list(self._predictions(inputs, options))
@@ -293,15 +281,7 @@ class Posterior(nn.Module, ABC):
             per_example: as in `predict`.
             precision: as in `predict`.
         """
-        options = PredictionOptions(
-            num_samples=num_samples,
-            seed=seed,
-            max_rows=max_rows,
-            linearised=linearised,
-            marginal=marginal,
-            per_example=per_example,
-            precision=precision,
-        )
+        options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example, precision)
         return self._predictions(data, options)
 
     def _predictions(self, data: Any, options: PredictionOptions) -> Iterator[Prediction]:
@@ -332,15 +312,7 @@ class Posterior(nn.Module, ABC):
             per_example: as in `predict`.
             precision: as in `predict`.
         """
-        options = PredictionOptions(
-            num_samples=num_samples,
-            seed=seed,
-            max_rows=max_rows,
-            linearised=linearised,
-            marginal=marginal,
-            per_example=per_example,
-            precision=precision,
-        )
+        options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example, precision)
         return evaluate(*self.predicted(data, options))
 
     def predicted(

@@ -50,22 +50,23 @@ class SampledPosterior(Posterior):
     @torch.no_grad()
     def _moved(self, scale: float) -> dict[str, dict[str, Tensor]]:
         """What differs between draws, its deviations from the centre times a scale."""
-        groups = {key: dict(self.group(key).items()) for key in self.tensors if not key.startswith(CENTRAL)}
-        if scale == 1:
-            return {key: {name: t.detach() for name, t in group.items()} for key, group in groups.items()}
         weights = self.weights()
 
         def moved(key: str, name: str, stack: Tensor) -> Tensor:
-            if key == "deviations":
-                return stack * scale
-            if key == "draws":
-                return torch.lerp(weights[name].expand_as(stack), stack, scale)
+            if scale == 1:
+                return stack
+            if key in ("draws", "deviations"):
+                return torch.lerp(weights[name], stack, scale) if key == "draws" else stack * scale
             means = self.group(CENTRAL + key)[name]
             return torch.lerp(means[torch.arange(len(stack), device=stack.device) % len(means)], stack, scale)
 
+        groups = {key: self.group(key).items() for key in self._keys()}
         return {
-            key: {name: moved(key, name, t) for name, t in group.items()} for key, group in groups.items()
+            key: {name: moved(key, name, t.detach()) for name, t in group} for key, group in groups.items()
         }
+
+    def _keys(self) -> list[str]:
+        return [key for key in self.tensors if not key.startswith(CENTRAL)]
 
     def _centres(self, draws: Draws) -> Mapping[str, Mapping[str, Tensor]]:
         return {key: dict(self.group(key).items()) for key in self.tensors if key.startswith(CENTRAL)}
@@ -107,8 +108,7 @@ class SampledPosterior(Posterior):
         return outputs[:num_samples] if isinstance(outputs, Tensor) else islice(outputs, num_samples)
 
     def holds(self, name: str) -> str:
-        keys = [key for key in self.tensors if not key.startswith(CENTRAL)]
-        words = [key.replace("_", " ") for key in keys if name in self.group(key)]
+        words = [key.replace("_", " ") for key in self._keys() if name in self.group(key)]
         return f"{self.num_samples} {' and '.join(words)}" if words else super().holds(name)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:

@@ -54,10 +54,10 @@ class NormalPosterior(BlockPosterior):
             name: the parameter's.
             shape: the parameter's, where it is known.
         """
-        stored = self._stored_scale(name, shape)
+        stored = self._stored(name, shape)
         return stored if self.scale == 1 else FormedScale(stored.std * self.scale)
 
-    def _stored_scale(self, name: str, shape: torch.Size | None = None) -> WeightScale:
+    def _stored(self, name: str, shape: torch.Size | None = None) -> WeightScale:
         form = self._forms[name]
         if form == "raw_std":
             return OwnScale(self.group("raw_std")[name])
@@ -119,11 +119,8 @@ class NormalPosterior(BlockPosterior):
     ) -> Iterator[Tensor]:
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         moments: Moments = {}
-        means, rows, seed = (
-            {name: normals.means[name] for name in placement.names},
-            rows_of(inputs),
-            options.seed,
-        )
+        means, rows = {name: normals.means[name] for name in placement.names}, rows_of(inputs)
+        seed = options.seed
         for index in range(options.num_samples):
             weights = normals.draw(tuple(placement.drawn), self.generator(seed, index))
             streams = RowStreams(derived(seed, "marginal", index), first, rows, total)
@@ -145,10 +142,9 @@ class NormalPosterior(BlockPosterior):
         For all matrices with a distribution; kernels are read as outputs × (inputs · positions).
         """
         weights = self.weights()
-        matrices = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
+        names = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
         return {
-            name: Spectrum.of(weights[name].flatten(1), self.weight_scale(name).std.flatten(1))
-            for name in matrices
+            name: Spectrum.of(weights[name].flatten(1), self._stored(name).std.flatten(1)) for name in names
         }
 
     @torch.no_grad()
@@ -165,7 +161,7 @@ class NormalPosterior(BlockPosterior):
         weights = self.weights()
         random_weights = {name: weights[name] for name in self.random}
         ranks = tied_ranks(random_weights, subset, rank, self.network, stacklevel=3)
-        factors = {name: truncate(self._stored_scale(name).std.flatten(1), k) for name, k in ranks.items()}
+        factors = {name: truncate(self._stored(name).std.flatten(1), k) for name, k in ranks.items()}
         tensors = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
             for key in self.tensors

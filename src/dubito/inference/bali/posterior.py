@@ -38,18 +38,13 @@ class BALIPosterior(BlockPosterior):
     def root(self, block: Block) -> TwoSided | None:
         if self.method.covariance == "sampled":
             return None
-        right = self.group("input_tril")[block.weight][0]
-        return TwoSided(self.output_tril(block.weight)[0], right, inverted=True)
-
-    def output_tril(self, weight: str) -> Tensor:
-        """C with C Cᵀ = Σ times the square of the posterior's scale, [G, m, m]."""
-        tril = self.group("output_tril")[weight]
-        return tril if self.scale == 1 else tril * self.scale
+        left, right = (self.group(kind)[block.weight][0] for kind in ("output_tril", "input_tril"))
+        return TwoSided(left * self.scale, right, inverted=True)
 
     def matrices(self, block: Block, generator: torch.Generator | None, mean: Tensor) -> Tensor:
         """A draw of a layer's matrices [G, m, n]."""
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-        root = self.output_tril(block.weight)
+        root = self.group("output_tril")[block.weight] * self.scale
         if self.method.covariance == "sampled":
             root = sampled_root(root, self.details["effective_data"][block.weight], generator)
         return placed(mean, self.group("input_tril")[block.weight], root, noise)
@@ -60,7 +55,7 @@ class BALIPosterior(BlockPosterior):
         return MatrixNormal(
             block.matrix(self.weights()).mT,
             row_precision_tril=self.group("input_tril")[weight].detach(),
-            column_scale_tril=self.output_tril(weight).detach(),
+            column_scale_tril=self.group("output_tril")[weight].detach() * self.scale,
         )
 
     def holds(self, name: str) -> str:

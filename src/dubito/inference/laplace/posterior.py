@@ -3,7 +3,6 @@
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -75,10 +74,7 @@ class LaplacePosterior(BlockPosterior):
     def root(self, block: Block) -> TwoSided | None:
         normal = self.normals(block.name)[0]
         same = normal.mean.dtype == self.network.get_parameter(block.weight).dtype
-        if not isinstance(normal, EigenbasisNormal) or not same:
-            return None
-        root = normal.two_sided()
-        return root if self.scale == 1 else replace(root, left=root.left * self.scale)
+        return normal.two_sided(self.scale) if isinstance(normal, EigenbasisNormal) and same else None
 
     def block(self, name: str) -> Distribution:
         """The distribution of one layer: of its weight with the bias as the last column.
@@ -97,10 +93,7 @@ class LaplacePosterior(BlockPosterior):
         return parts[0] if len(parts) == 1 else GroupedNormal(parts)
 
     def normals(self, name: str, weights: Mapping[str, Tensor] | None = None) -> tuple[StructuredNormal, ...]:
-        """The distributions of one block's matrices, built on first use and after the posterior was moved.
-
-        They are those of scale 1, by which the marginal likelihood and `tuned` judge the model.
-        """
+        """The distributions of one block's matrices at scale 1, built on first use and after the posterior was moved."""
         block = self.blocks[name]
         centre = self.weights() if weights is None else weights
         state = tuple(
@@ -255,7 +248,8 @@ class LaplacePosterior(BlockPosterior):
     def log_marginal_likelihood(self) -> float:
         """Log p(D) ≈ log p(D|w*) + log p(w*) − ½ log|P| + P/2 log 2π, in nats, of all data together.
 
-        It judges the model, so the data scale in it is the number of data, whatever validation chose.
+        It judges the model, as `tuned` does: the data scale in it is the number of data, whatever validation chose, and
+        the posterior's scale is 1.
         """
         return self.log_likelihood + self.evidence().log_occam(self.prior_precisions)
 

@@ -50,7 +50,7 @@ class NaturalPosterior(Posterior):
 
     def _noise(self, shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
         unit = torch.randn(*shape, generator=generator, dtype=like.dtype, device=like.device)
-        return unit if self.scale == 1 else unit.mul_(self.scale)
+        return unit.mul_(self.scale)
 
     def standard_deviations(self) -> list[Tensor]:
         return [std for _, std in self.group("std").items()]
