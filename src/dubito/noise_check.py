@@ -13,16 +13,12 @@ from .likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelih
 from .posterior import Posterior
 from .sources import OrderedSource
 
-#: Shorter runs are taken for trials, and nothing is said.
-LEAST_STEPS = 200
+#: Shorter runs are taken for trials, and fewer rows tell nothing: nothing is said.
+LEAST_STEPS, LEAST_ROWS = 200, 32
 #: Standard deviations that moved by less than this in the median, in logarithms, never left their start.
 LEAST_MOVE = 0.02
-#: Of each tensor's standard deviations so many are compared.
-COMPARED = 1000
-#: Training rows that are predicted, and the fewest that tell something.
-ROWS, LEAST_ROWS = 128, 32
-#: Draws whose NLL is averaged.
-DRAWS = 8
+#: Standard deviations of each tensor that are compared, training rows that are judged, and draws that judge them.
+COMPARED, ROWS, DRAWS = 1000, 128, 8
 #: Noise that costs fewer nats is no matter, nor is more where draws gain this share of it on a constant prediction.
 LEAST_COST, GAINED = 0.25, 0.1
 
@@ -44,10 +40,8 @@ class NoiseCheck:
         steps = int(posterior.history[-1]["step"]) if posterior.history else 0
         if steps < LEAST_STEPS or not posterior.scalable:
             return
-        for sentence in (self.unmoved(posterior, steps), self.drowned(posterior)):
-            if sentence is not None:
-                name = type(posterior.method).__name__
-                warnings.warn(f"{name}: {sentence}", DubitoWarning, stacklevel=4)
+        for sentence in filter(None, (self.unmoved(posterior, steps), self.drowned(posterior))):
+            warnings.warn(f"{type(posterior.method).__name__}: {sentence}", DubitoWarning, stacklevel=4)
 
     def unmoved(self, posterior: Posterior, steps: int) -> str | None:
         """What is wrong where standard deviations stand where they began, and no limit holds them there."""
@@ -83,10 +77,10 @@ class NoiseCheck:
         if not cost > LEAST_COST or constant - noisy >= GAINED * cost:
             return None
         return (
-            f"the noise is larger than this network can average out: training rows have an NLL of {noisy:.3g} under it, "
-            f"a constant prediction {constant:.3g}, and the posterior's centre {centre:.3g}; start with less noise "
-            "(`initial_std`, `initial_rate`), lower the weight of the KL (Training(kl=...)), train longer, or take "
-            "posterior.scaled(s) with s below 1"
+            f"the noise is larger than this network can average out: training rows have an NLL of {noisy:.3g} under "
+            f"it, {constant:.3g} under a constant prediction, {centre:.3g} under the posterior's centre; start with "
+            "less noise (`initial_std`, `initial_rate`), lower the KL's weight (Training(kl=...)), train longer, or "
+            "take posterior.scaled(s) with s below 1"
         )
 
 

@@ -62,14 +62,14 @@ class NoisyKFAC(NoisyOptimizer):
         initial_std: float | None = 0.05,
         seed: int = 0,
     ) -> None:
-        defaults = {
+        settings = {
+            "num_data": num_data,
+            "seed": seed,
             "lr": lr,
-            "beta": beta,
             "prior_std": prior_std,
-            "kl_weight": kl_weight,
             "initial_std": initial_std,
         }
-        super().__init__(params, defaults, num_data=num_data, seed=seed)
+        super().__init__(params, **settings, beta=beta, kl_weight=kl_weight)
         self._known: dict[int, KnownRoots] = {}
 
     @property
@@ -92,17 +92,12 @@ class NoisyKFAC(NoisyOptimizer):
         return {id(parameters[place]) for place in places if place >= 0}
 
     def initial_fisher(self, group: dict[str, Any]) -> float:
-        if group["initial_std"] is None:
-            return 0.0
-        return group["kl_weight"] / (group["num_data"] * group["initial_std"] ** 2) - damping(group)
+        return 0.0 if group["initial_std"] is None else super().initial_fisher(group)
 
     def std(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         if "fisher" in self.state[p] or group["initial_std"] is None:
             return super().std(p, group)
         return torch.full_like(p, min(group["initial_std"], group["prior_std"]))  # before any step
-
-    def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        return (self.fisher(p, group) + damping(group)) * (group["num_data"] / group["kl_weight"])
 
     # -- the factors ---------------------------------------------------------------------------------------------
 
@@ -144,9 +139,8 @@ class NoisyKFAC(NoisyOptimizer):
 
     def _first_factors(self, means: tuple[Tensor, Tensor], group: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Averages to start from, whose draws have the standard deviation `initial_std`; 0 without one."""
-        scale = (self.initial_fisher(group) + damping(group)) ** 0.5 - damping(group) ** 0.5  # c
-        if group["initial_std"] is None or scale <= 0:
-            return torch.zeros_like(means[0]), torch.zeros_like(means[1])
+        gamma = damping(group)
+        scale = (max(0.0, self.initial_fisher(group)) + gamma) ** 0.5 - gamma**0.5  # c
         balance = _balance(*means)[:, None, None]
         eyes = [torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) for mean in means]
         return scale * balance * eyes[0], scale / balance * eyes[1]
@@ -184,9 +178,6 @@ class NoisyKFAC(NoisyOptimizer):
         p.add_(weight[0].mT if self._turned(p) else weight.reshape(p.shape))
         if bias is not None:
             bias.add_(last.reshape(bias.shape))
-
-    def needs_rows(self, p: Tensor, group: dict[str, Any]) -> bool:
-        return "seen_rows" not in self.state[p]
 
     def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
         if "seen_rows" in self.state[p]:

@@ -120,7 +120,7 @@ class NoisyAdam(DiagonalGradient):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(kl_weight=self.kl_weight)
-        require_damping(self.extrinsic_damping)
+        require_positive(zero=True, extrinsic_damping=self.extrinsic_damping)
         require_flag(count_rows=self.count_rows)
 
 
@@ -172,7 +172,7 @@ class VOGN(DiagonalGradient):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(kl_weight=self.kl_weight)
-        require_damping(self.extrinsic_damping)
+        require_positive(zero=True, extrinsic_damping=self.extrinsic_damping)
         if self.kl_start is not None:
             require_positive(kl_start=self.kl_start)
         require_count(0, kl_steps=self.kl_steps)
@@ -245,9 +245,3 @@ def row_layouts(surveyed: Survey, names: Collection[str]) -> dict[str, Layout]:
         ):
             layouts[name] = uses[0].layout
     return layouts
-
-
-def require_damping(value: float) -> None:
-    """Refuse a damping below 0."""
-    if value != 0:
-        require_positive(extrinsic_damping=value)
