@@ -12,7 +12,7 @@ from torch import nn
 from .errors import ConfigError
 from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
 from .likelihoods import Likelihood
-from .noise_check import NoiseCheck
+from .noise_check import check_noise, logarithms
 from .objective import Objective
 from .posterior import Posterior
 from .training import AutoTraining, Training, train
@@ -96,11 +96,11 @@ class TrainedMethod(Method):
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
         objective = self.objective(prepared)
         objective.bind(prepared.example.inputs)
-        check = NoiseCheck(objective.draft, prepared)
+        noise = logarithms(objective.draft)
         history = train(objective, prepared.source, training or Training(), prepared.run)
         posterior = objective.posterior()
         posterior.history = history
-        check.close(posterior)
+        check_noise(posterior, noise, prepared)
         return posterior
 
     @abstractmethod

@@ -11,7 +11,7 @@ from .fitting import Prepared
 from .inputs import Batch
 from .likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from .posterior import Posterior
-from .sources import OrderedSource
+from .sources import OrderedSource, Source
 
 #: Shorter runs are taken for trials, and fewer rows tell nothing: nothing is said.
 LEAST_STEPS, LEAST_ROWS = 200, 32
@@ -23,65 +23,58 @@ COMPARED, ROWS, DRAWS = 1000, 128, 8
 LEAST_COST, GAINED = 0.25, 0.1
 
 
-class NoiseCheck:
-    """Looks at a run's start and end, and at nothing between; only posteriors with standard deviations are looked at.
+@torch.no_grad()
+def check_noise(posterior: Posterior, start: Tensor | None, prepared: Prepared) -> None:
+    """Warn of what is wrong with the standard deviations of a posterior, if it has some, at the end of its fit.
 
     Args:
-        draft: the posterior that is about to be trained.
+        posterior: whose run has ended.
+        start: `logarithms` of its draft.
         prepared: the fit's ingredients.
     """
-
-    def __init__(self, draft: Posterior, prepared: Prepared) -> None:
-        self.prepared, self.start = prepared, logarithms(draft)
-
-    @torch.no_grad()
-    def close(self, posterior: Posterior) -> None:
-        """Warn of what is wrong with the posterior of a run that has ended."""
-        steps = int(posterior.history[-1]["step"]) if posterior.history else 0
-        if steps < LEAST_STEPS or not posterior.scalable:
-            return
-        for sentence in filter(None, (self.unmoved(posterior, steps), self.drowned(posterior))):
+    steps = int(posterior.history[-1]["step"]) if posterior.history else 0
+    if posterior.scalable and steps >= LEAST_STEPS:
+        for sentence in filter(None, (unmoved(posterior, start, steps), drowned(posterior, prepared.source))):
             warnings.warn(f"{type(posterior.method).__name__}: {sentence}", DubitoWarning, stacklevel=4)
 
-    def unmoved(self, posterior: Posterior, steps: int) -> str | None:
-        """What is wrong where standard deviations stand where they began, and no limit holds them there."""
-        if self.start is None:
-            return None
-        end, limit = logarithms(posterior), getattr(posterior.method, "max_std", None)
-        assert end is not None
-        held = limit is not None and end.median() > math.log(limit) - LEAST_MOVE
-        if held or (end - self.start).abs().median() >= LEAST_MOVE:
-            return None
-        return (
-            f"the standard deviations never left their start (median {end.median().exp():.2g}), so they do not tell "
-            f"what the data say: the run was too short for them ({steps} steps, or fewer if it was stopped early), or "
-            "their rate too low; train longer, raise Training(variational_lr=...), or start elsewhere (`initial_std`, "
-            "`initial_rate`)"
-        )
 
-    def drowned(self, posterior: Posterior) -> str | None:
-        """What is wrong where training rows are on average no likelier under a draw than under a constant prediction.
+def unmoved(posterior: Posterior, start: Tensor | None, steps: int) -> str | None:
+    """What is wrong where standard deviations stand where they began, and no limit holds them there."""
+    end, limit = logarithms(posterior), getattr(posterior.method, "max_std", None)
+    if start is None or end is None or (end - start).abs().median() >= LEAST_MOVE:
+        return None
+    if limit is not None and end.median() > math.log(limit) - LEAST_MOVE:
+        return None
+    return (
+        f"the standard deviations never left their start (median {end.median().exp():.2g}), so they do not tell what "
+        f"the data say: the run was too short for them ({steps} steps, or fewer if it was stopped early), or their "
+        "rate too low; train longer, raise Training(variational_lr=...), or start elsewhere (`initial_std`, "
+        "`initial_rate`)"
+    )
 
-        A network that learned nothing because of its noise, and whose centre is no better, cannot be told from rows
-        with nothing to learn, and passes.
-        """
-        source = self.prepared.source
-        if not isinstance(source, OrderedSource) or source.num_data < LEAST_ROWS:
-            return None
-        count = min(ROWS, source.num_data)
-        (batch,) = source.read([torch.arange(count) * source.num_data // count])
-        assert batch is not None
-        constant = constant_nll(posterior.likelihood, batch.targets)
-        noisy, centre = (mean_nll(view, batch) for view in (posterior, posterior._view(0.0)))
-        cost = noisy - centre
-        if not cost > LEAST_COST or constant - noisy >= GAINED * cost:
-            return None
-        return (
-            f"the noise is larger than this network can average out: training rows have an NLL of {noisy:.3g} under "
-            f"it, {constant:.3g} under a constant prediction, {centre:.3g} under the posterior's centre; start with "
-            "less noise (`initial_std`, `initial_rate`), lower the KL's weight (Training(kl=...)), train longer, or "
-            "take posterior.scaled(s) with s below 1"
-        )
+
+def drowned(posterior: Posterior, source: Source) -> str | None:
+    """What is wrong where training rows are on average no likelier under a draw than under a constant prediction.
+
+    A network that learned nothing because of its noise, but whose centre is no better, cannot be told from rows with
+    nothing to learn, and passes.
+    """
+    if not isinstance(source, OrderedSource) or source.num_data < LEAST_ROWS:
+        return None
+    count = min(ROWS, source.num_data)
+    (batch,) = source.read([torch.arange(count) * source.num_data // count])
+    assert batch is not None
+    constant = constant_nll(posterior.likelihood, batch.targets)
+    noisy, centre = (mean_nll(view, batch) for view in (posterior, posterior._view(0.0)))
+    cost = noisy - centre
+    if not cost > LEAST_COST or constant - noisy >= GAINED * cost:
+        return None
+    return (
+        f"the noise is larger than this network can average out: training rows have an NLL of {noisy:.3g} under it, "
+        f"{constant:.3g} under a constant prediction, {centre:.3g} under the posterior's centre; start with less "
+        "noise (`initial_std`, `initial_rate`), lower the KL's weight (Training(kl=...)), train longer, or take "
+        "posterior.scaled(s) with s below 1"
+    )
 
 
 def logarithms(posterior: Posterior) -> Tensor | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import seeds
-from ..errors import ConfigError, require_count, require_fraction, require_positive
+from ..errors import ConfigError, require_count, require_flag, require_fraction, require_positive
 from .watch import Watch
 
 
@@ -43,13 +43,15 @@ class NoisyOptimizer(Optimizer, ABC):
         self.watch = Watch(p for group in self.param_groups for p in group["params"])
         self._open = False
 
-    def check(self, group: dict[str, Any]) -> None:
+    @classmethod
+    def check(cls, settings: dict[str, Any]) -> None:
         """Refuse settings out of range."""
-        require_positive(lr=group["lr"], prior_std=group["prior_std"], kl_weight=group["kl_weight"])
-        if group["initial_std"] is not None:
-            require_positive(initial_std=group["initial_std"])
-        if "betas" in group:
-            require_fraction(beta1=group["betas"][0], beta2=group["betas"][1])
+        positive = ("lr", "prior_std", "initial_std", "kl_weight")
+        require_positive(**{name: settings[name] for name in positive if name in settings})
+        require_positive(zero=True, extrinsic_damping=settings.get("extrinsic_damping", 0.0))
+        require_flag(**{name: settings[name] for name in ("count_rows", "correct_start") if name in settings})
+        if "betas" in settings:
+            require_fraction(beta1=settings["betas"][0], beta2=settings["betas"][1])
 
     # -- draws ---------------------------------------------------------------------------------------------------
 

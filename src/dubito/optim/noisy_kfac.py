@@ -1,28 +1,16 @@
 """Noisy K-FAC: a matrix normal for every layer by natural gradients [Zhang et al. 2018]."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..errors import require_fraction
 from .noisy import NoisyOptimizer, damping
 
-
-class KnownRoots(NamedTuple):
-    """The roots of a weight's factors, and what they were computed from."""
-
-    inputs: Tensor
-    outputs: Tensor
-    inputs_version: int
-    outputs_version: int
-    damping: float
-    roots: tuple[Tensor, Tensor]
-
-    def of(self, inputs: Tensor, outputs: Tensor, damping: float) -> bool:
-        """Whether they are those of these factors, as they stand."""
-        same = self.inputs is inputs and self.outputs is outputs and self.damping == damping
-        return same and (self.inputs_version, self.outputs_version) == (inputs._version, outputs._version)
+#: A weight's factors, their versions and damping, and the roots that were computed from them.
+KnownRoots: TypeAlias = tuple[Tensor, Tensor, tuple[int, int, float], tuple[Tensor, Tensor]]
 
 
 class NoisyKFAC(NoisyOptimizer):
@@ -71,6 +59,12 @@ class NoisyKFAC(NoisyOptimizer):
         }
         super().__init__(params, **settings, beta=beta, kl_weight=kl_weight)
         self._known: dict[int, KnownRoots] = {}
+
+    @classmethod
+    def check(cls, settings: dict[str, Any]) -> None:
+        given = {name: value for name, value in settings.items() if (name, value) != ("initial_std", None)}
+        super().check(given)
+        require_fraction(zero=False, one=True, beta=settings["beta"])
 
     @property
     def _all(self) -> list[Tensor]:
@@ -128,14 +122,11 @@ class NoisyKFAC(NoisyOptimizer):
 
         They are computed once until the factors move; a matrix without a root gives NaN.
         """
-        state, root = self.state[p], damping(group) ** 0.5
-        inputs, outputs = state["inputs"], state["outputs"]
-        known = self._known.get(id(p))
-        if known is None or not known.of(inputs, outputs, root):
-            versions = inputs._version, outputs._version
-            known = KnownRoots(inputs, outputs, *versions, root, self._roots(inputs, outputs, root))
-            self._known[id(p)] = known
-        return known.roots
+        inputs, outputs, root = self.state[p]["inputs"], self.state[p]["outputs"], damping(group) ** 0.5
+        known, facts = self._known.get(id(p)), (inputs._version, outputs._version, root)
+        if known is None or known[0] is not inputs or known[1] is not outputs or known[2] != facts:
+            known = self._known[id(p)] = inputs, outputs, facts, self._roots(inputs, outputs, root)
+        return known[3]
 
     def _first_factors(self, means: tuple[Tensor, Tensor], group: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Averages to start from, whose draws have the standard deviation `initial_std`; 0 without one."""

@@ -50,9 +50,7 @@ class VOGN(NoisyOptimizer):
         initial_std: float = 0.05,
         seed: int = 0,
     ) -> None:
-        require_count(0, kl_steps=kl_steps)
         start = kl_weight if kl_start is None else kl_start
-        require_positive(kl_start=start)
         settings = {
             "num_data": num_data,
             "seed": seed,
@@ -63,6 +61,13 @@ class VOGN(NoisyOptimizer):
         more = {"betas": tuple(betas), "kl_weight": kl_weight, "extrinsic_damping": extrinsic_damping}
         now = start if kl_steps else kl_weight
         super().__init__(params, **settings, **more, kl_start=start, kl_steps=kl_steps, kl_now=now, steps=0)
+
+    @classmethod
+    def check(cls, settings: dict[str, Any]) -> None:
+        super().check(settings)
+        require_count(0, kl_steps=settings["kl_steps"])
+        if settings["kl_start"] is not None:
+            require_positive(kl_start=settings["kl_start"])
 
     def initial_fisher(self, group: dict[str, Any]) -> float:
         return 1 / (group["num_data"] * group["initial_std"] ** 2) - self.shift(group)
