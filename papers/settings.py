@@ -167,7 +167,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "betas": (0.9, 0.999),
         "initial_std": 0.05,
         "count_rows": False,
-        "bias_correction": True,
+        "correct_start": True,
     },
     VOGN: {
         "prior_std": 1.0,
@@ -267,7 +267,7 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "EarlyStopping": {"steps": None, "every": None, "start": False},
     "Laplace": {"precision": "full"},
     "NoisyAdam": {"count_rows": False},
-    "Vadam": {"count_rows": False, "bias_correction": True},
+    "Vadam": {"count_rows": False, "correct_start": True},
     "NoisyKFAC": {"initial_std": None},
     "Gaussian": {"standardise": False},
 }
