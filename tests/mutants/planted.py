@@ -187,8 +187,8 @@ MUTANTS = (
     ),
     mutant(
         "inference/rank1.py",
-        "initial_std=(self.initial_rate / (1 - self.initial_rate)) ** 0.5",
-        "initial_std=self.initial_rate**0.5",
+        "initial_std=(rate / (1 - rate)) ** 0.5",
+        "initial_std=rate**0.5",
         "inference/test_inference_rank1.py::test_start",
         "deviations do not start at those of dropout",
     ),
@@ -283,6 +283,27 @@ MUTANTS = (
         'state.pop("squares") * state.pop("rows").sqrt()',
         "optim/test_optim_noisy.py::test_vogn_is_algorithm_4",
         "squares of rows' gradients lack √B",
+    ),
+    mutant(
+        "optim/noisy.py",
+        "self.move(p, -p.grad, group, told if counted(group) else 1)",
+        "self.move(p, -p.grad, group, told if counted(group) and self.sums else 1)",
+        "inference/test_inference_natural_gradient.py::test_standard_deviations_are_the_posteriors",
+        "the square of a batch's mean gradient stands for the mean square of its rows'",
+    ),
+    mutant(
+        "optim/vadam.py",
+        'seen = self.fisher(p, group) if group["correct_start"] else squares',
+        "seen = self.fisher(p, group)",
+        "optim/test_optim_noisy.py::test_vadam_is_algorithm_3",
+        "a start that is not 0 is corrected as if it were",
+    ),
+    mutant(
+        "noise_check.py",
+        "noisy, centre = (mean_nll(view, batch) for view in (posterior, posterior._view(0.0)))",
+        "noisy, centre = (mean_nll(view, batch) for view in (posterior, posterior))",
+        "test_noise_check.py::test_noise_that_drowns_a_trained_network_is_named_with_the_remedy",
+        "noise is compared with itself, and never costs anything",
     ),
     mutant(
         "optim/noisy.py",
