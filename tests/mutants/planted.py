@@ -137,6 +137,20 @@ MUTANTS = (
         "the prior counts twice",
     ),
     mutant(
+        "inference/laplace/validation.py",
+        "(means + errors <= margin)",
+        "(means <= margin)",
+        "inference/test_inference_laplace_defaults.py::test_losses_are_those_of_posteriors_fitted_one_by_one[reals-Diagonal()]",
+        "the prior precision is chosen without the standard error of the loss",
+    ),
+    mutant(
+        "inference/laplace/validation.py",
+        "precision = self.prior_precision or self.posterior.prior_precisions[name]",
+        "precision = 2 * (self.prior_precision or self.posterior.prior_precisions[name] / 2)",
+        "inference/test_inference_laplace_defaults.py::test_losses_are_those_of_posteriors_fitted_one_by_one[reals-KFAC()]",
+        "prior precisions are judged by predictions of twice as large ones",
+    ),
+    mutant(
         "inference/laplace/tuning.py",
         "precision * squared_norm(normal) + float",
         "0.5 * precision * squared_norm(normal) + float",
