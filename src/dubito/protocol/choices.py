@@ -1,4 +1,4 @@
-"""What validation rows choose of a fitted posterior: its scale, and the noise of reals or the temperature of classes."""
+"""What validation rows choose of a fitted posterior: its scale, the noise of reals, the temperature of classes."""
 
 from typing import Any
 

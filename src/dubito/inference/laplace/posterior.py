@@ -99,7 +99,7 @@ class LaplacePosterior(BlockPosterior):
         return parts[0] if len(parts) == 1 else GroupedNormal(parts)
 
     def normals(self, name: str, weights: Mapping[str, Tensor] | None = None) -> tuple[StructuredNormal, ...]:
-        """The distributions of one block's matrices at scale 1, built on first use and after the posterior was moved."""
+        """The distributions of one block's matrices at scale 1, built on first use and anew after a move."""
         block = self.blocks[name]
         centre = self.weights() if weights is None else weights
         state = tuple(
