@@ -76,6 +76,13 @@ def require_fraction(*, zero: bool = True, one: bool = False, **values: float) -
             raise ConfigError(f"{name} must be a number in {span}, got {value!r}")
 
 
+def require_flag(**values: bool) -> None:
+    """Refuse settings that are neither True nor False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be True or False, got {value!r}")
+
+
 def unknown_name(kind: str, name: Any, known: Iterable[str]) -> UnknownNameError:
     """The error for a name nobody knows, with the nearest known name and the whole list."""
     known = sorted(known)
