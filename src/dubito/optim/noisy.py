@@ -39,7 +39,9 @@ class NoisyOptimizer(Optimizer, ABC):
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *, num_data: int, seed: int) -> None:
         require_count(num_data=num_data)
         seeds.derived(seed)
-        super().__init__(params, {**defaults, "num_data": num_data, "seed": seed, "draws": 0, "passes": 0, "rows": 0})
+        super().__init__(
+            params, {**defaults, "num_data": num_data, "seed": seed, "draws": 0, "passes": 0, "rows": 0}
+        )
         for group in self.param_groups:
             self.check(group)
         self.watch = Watch(p for group in self.param_groups for p in group["params"])
