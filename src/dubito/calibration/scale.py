@@ -91,4 +91,4 @@ def paired_gain(losses: Tensor, reference: Tensor) -> tuple[float, float]:
     if not (finite and finite_before):
         return 0.0 if finite == finite_before else inf if finite else -inf, 0.0
     gains = reference.double() - losses.double()
-    return float(gains.mean()), float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else inf
+    return float(gains.mean()), float(gains.std()) / len(gains) ** 0.5 if len(gains) > 1 else inf

@@ -69,8 +69,7 @@ class LaplacePosterior(BlockPosterior):
             parts = self.normals(block.name, centre)
             matrices = [part.rsample(generator=generator) for part in parts]
             if self.scale != 1:
-                pairs = zip(parts, matrices, strict=True)
-                matrices = [torch.lerp(part.mean, matrix, self.scale) for part, matrix in pairs]
+                matrices = [torch.lerp(p.mean, m, self.scale) for p, m in zip(parts, matrices, strict=True)]
             stacked = matrices[0] if len(matrices) == 1 else torch.stack(matrices)
             shape = (block.groups, block.rows, block.columns)
             return block.tensors(stacked.reshape(shape).to(centre[block.weight].dtype))
