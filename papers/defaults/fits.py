@@ -114,7 +114,7 @@ def rival_of(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining) -> R
             MAP(prior_std=None), ground.network, ground.train, ground.likelihood,
             training=auto, validation=ground.validation, seed=cell.split, progress=False,
         )  # fmt: skip
-        fitted = temperature_scaled(point, ground.validation)
+        fitted = temperature_scaled(point, ground.validation, smoothed=True)
         return Rival(point, losses_of(fitted.predict(ground.test.inputs), ground.test.targets))
 
     for old in [key for key in _rivals if key[:2] != (cell.data, cell.split)]:

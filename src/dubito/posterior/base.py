@@ -165,7 +165,7 @@ class Posterior(nn.Module, ABC):
 
     def _view(self, scale: float) -> Self:
         """What `scaled` copies: it shares tensors and caches with this posterior."""
-        require_positive(True, scale=scale)  # or 0
+        require_positive(zero=True, scale=scale)  # or 0
         if not self.scalable:
             fixed = "" if self.num_atoms is None else f" ({self.num_atoms} fixed draws)"
             raise ConfigError(
