@@ -237,6 +237,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "steps": None,
         "every": None,
         "start": False,
+        "last": False,
     },
     Training: {
         "epochs": None,
@@ -265,7 +266,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 #: are no part of a checksum. Class and fields by name: {"Rank1": {"new_field": None}}.
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "BALI": {"refactor_every": 1},
-    "EarlyStopping": {"steps": None, "every": None, "start": False},
+    "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},
     "Laplace": {"precision": "full"},
     "NoisyAdam": {"count_rows": False},
     "Vadam": {"kl_weight": 1.0, "count_rows": False, "correct_start": True},

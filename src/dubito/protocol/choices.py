@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from ..calibration import temperature_scaled
-from ..calibration.scale import SCALES, preferred_scale, wins
+from ..calibration.scale import SCALES, preferred_scale
 from ..errors import DubitoWarning
 from ..fitting import Prepared
 from ..inference.laplace import LaplacePosterior
 from ..likelihoods import Gaussian
+from ..metrics.paired import wins
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from ..sources import Source

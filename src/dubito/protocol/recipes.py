@@ -157,12 +157,13 @@ def _warm(method: Method, pilot: Pilot, auto: AutoTraining, **changes: Any) -> R
 
 
 def _cold(method: Method, pilot: Pilot, auto: AutoTraining, **changes: Any) -> Recipe:
-    """A start from the MAP fit, and a run to its end: early stopping would take the start, before deviations moved.
+    """A start from the MAP fit, and a run to its end, where an earlier state is not better beyond chance.
 
-    The divergence counts for less than in the evidence bound, where it is not BALI's: of networks as wide as these
-    warm posteriors predict worse. The scale that validation rows choose afterwards may widen them again.
+    Plain early stopping would take the start, before deviations moved. The divergence counts for less than in the
+    evidence bound, where a method weighs one: of networks as wide as these, warm posteriors predict worse. The scale
+    that validation rows choose afterwards may widen them again.
     """
-    return _warm(method, pilot, auto, stopping=False, **changes)
+    return _warm(method, pilot, auto, last=True, **changes)
 
 
 def _with_defaults(method: Any, **values: Any) -> Any:
