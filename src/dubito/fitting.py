@@ -221,7 +221,7 @@ def checked_rows(
         return likelihood.check_targets(answered(network, take(inputs, slice(1))), targets, rows)
 
     source.check_targets(check)
-    yield from _read_batches(source, seed, max_rows, whole, name)
+    yield from read_batches(source, seed, max_rows, whole, name)
 
 
 def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -> Iterator[Inputs]:
@@ -236,12 +236,13 @@ def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -
     """
     options = TensorOptions.of(network)
     if holds_rows(data):
-        batches = _read_batches(as_inputs_source(data, options), seed, max_rows, False, "data")
+        batches = read_batches(as_inputs_source(data, options), seed, max_rows, False, "data")
         return (batch.inputs for batch in batches)
     return (checked_inputs(piece, options) for piece in cut(data, max_rows))
 
 
-def _read_batches(source: Source, seed: int, max_rows: int, whole: bool, name: str) -> Iterator[Batch]:
+def read_batches(source: Source, seed: int, max_rows: int, whole: bool, name: str) -> Iterator[Batch]:
+    """The batches of a source whose targets were checked, each read under a derived state of the generators."""
     held = isinstance(source, TensorSource)
     batches = iter([source.batch] if whole and held else source.batches(max_rows))
     for number in count():

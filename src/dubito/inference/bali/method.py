@@ -11,6 +11,7 @@ from ...fitting import Prepared
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import Method
 from ...networks import Subset
+from ...noise_check import check_noise
 from ...sources import OrderedSource, Source, TensorSource
 from ...training import Step, Training, train
 from ...training.schedules import Schedule
@@ -92,7 +93,9 @@ class BALI(Method):
         check_training(training)
         topology = find_layers(prepared.network, prepared.example.inputs, self.subset)
         objective, source = self.begun(prepared, topology)
-        return fitted(objective, train(objective, source, training, prepared.run))
+        posterior = fitted(objective, train(objective, source, training, prepared.run))
+        check_noise(posterior, None, prepared)  # its standard deviations are solved for, from any start
+        return posterior
 
     def begun(self, prepared: Prepared, topology: Topology) -> tuple[BALIObjective, Source]:
         """The objective of a run, which chooses the settings that are open, and the rows it sees."""
