@@ -193,7 +193,7 @@ class Posterior(nn.Module, ABC):
         keep_graph: bool = False,
         linearised: bool | None = None,
     ) -> Tensor:
-        """Outputs of `num_samples` draws, each one function over all rows, [S, B, ...].
+        """Outputs of `num_samples` draws, each one function over all rows, [S, B, ...]; see `likelihood.restored`.
 
         Args:
             inputs: what the network reads.
