@@ -226,7 +226,7 @@ DECLARED: Mapping[str, Declared] = {
         method=Vadam(prior_std=STD, initial_std=0.1),
         expected=partial(forms.batch_squares, 1.0),
         why="squares of the batch's mean gradient, times its rows, in place of the Fisher information",
-        training=steps(4000, 0.01),
+        training=steps(4000, 0.03),
         bias=0.15,
         spread=0.15,
     ),
