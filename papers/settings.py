@@ -166,6 +166,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "prior_std": 1.0,
         "betas": (0.9, 0.999),
         "initial_std": 0.05,
+        "kl_weight": 1.0,
         "count_rows": False,
         "correct_start": True,
     },
@@ -267,7 +268,7 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "EarlyStopping": {"steps": None, "every": None, "start": False},
     "Laplace": {"precision": "full"},
     "NoisyAdam": {"count_rows": False},
-    "Vadam": {"count_rows": False, "correct_start": True},
+    "Vadam": {"kl_weight": 1.0, "count_rows": False, "correct_start": True},
     "NoisyKFAC": {"initial_std": None},
     "Gaussian": {"standardise": False},
 }

@@ -546,6 +546,27 @@ MUTANTS = (
         "the start, the same for all, counts in a run's average",
     ),
     mutant(
+        "calibration/scale.py",
+        "if 0 in losses and all(",
+        "if 0 in losses and any(",
+        "calibration/test_calibration_scale.py::test_zero_must_win_against_every_other_scale",
+        "no uncertainty is taken where it beats a single scale",
+    ),
+    mutant(
+        "node_factors/posterior.py",
+        "state = [self.scale, *(",
+        "state = [1.0, *(",
+        "contract/test_scaled.py::test_threads_may_ask_for_both",
+        "a scaled view of factors draws with the standard deviations that another scale left",
+    ),
+    mutant(
+        "inference/laplace/posterior.py",
+        "predictive(self.likelihood, outputs, covariance * self.scale**2)",
+        "predictive(self.likelihood, outputs, covariance * self.scale)",
+        "contract/test_scaled.py::test_closed_forms_have_the_covariance_times_the_square",
+        "linearised predictions have standard deviations times the root of the scale",
+    ),
+    mutant(
         "calibration/conformal.py",
         "scores.sort(dim=0).values[place - 1]",
         "scores.sort(dim=0).values[place - 2]",

@@ -69,8 +69,7 @@ class LaplacePosterior(BlockPosterior):
             parts = self.normals(block.name, centre)
             matrices = [part.rsample(generator=generator) for part in parts]
             if self.scale != 1:
-                pairs = zip(parts, matrices, strict=True)
-                matrices = [torch.lerp(part.mean, matrix, self.scale) for part, matrix in pairs]
+                matrices = [torch.lerp(p.mean, m, self.scale) for p, m in zip(parts, matrices, strict=True)]
             stacked = matrices[0] if len(matrices) == 1 else torch.stack(matrices)
             shape = (block.groups, block.rows, block.columns)
             return block.tensors(stacked.reshape(shape).to(centre[block.weight].dtype))
@@ -99,7 +98,7 @@ class LaplacePosterior(BlockPosterior):
         return parts[0] if len(parts) == 1 else GroupedNormal(parts)
 
     def normals(self, name: str, weights: Mapping[str, Tensor] | None = None) -> tuple[StructuredNormal, ...]:
-        """The distributions of one block's matrices at scale 1, built on first use and after the posterior was moved."""
+        """The distributions of one block's matrices at scale 1, built on first use and anew after a move."""
         block = self.blocks[name]
         centre = self.weights() if weights is None else weights
         state = tuple(
