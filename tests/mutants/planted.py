@@ -576,8 +576,8 @@ MUTANTS = (
     ),
     mutant(
         "inference/laplace/covariance.py",
-        "(total + contracted(y.flatten(2), y.flatten(2), pairs))",
-        "(total + 0 * contracted(y.flatten(2), y.flatten(2), pairs))",
+        "(total + contracted(y.flatten(2), None, wanted))",
+        "(total + 0 * contracted(y.flatten(2), None, wanted))",
         "inference/test_inference_laplace_outputs.py::test_sums_of_squares_are_the_same[congruence-mlp]",
         "variances that are taken again lack |y|²",
     ),

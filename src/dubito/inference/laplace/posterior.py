@@ -21,7 +21,7 @@ from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors
 from ...prediction import Prediction, PredictionOptions
 from .joint import Joint, joint_outputs
-from .linearised import Linearised, needs_pairs, predictive
+from .linearised import Linearised, closed_prediction
 from .structures import BlockTensors, Diagonal, Structure, one_group
 from .tuning import Evidence, best_prior, best_scale
 from .update import updated
@@ -180,10 +180,8 @@ class LaplacePosterior(BlockPosterior):
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             inputs = self.readable(inputs)
             normals = partial(self.normals, weights=self.weights())
-            outputs, (covariance,) = self.linearised(inputs)(
-                inputs, [normals], options.max_rows, pairs=needs_pairs(self.likelihood)
-            )
-            return predictive(self.likelihood, outputs, covariance)
+            read, likelihood = self.linearised(inputs), self.likelihood
+            return closed_prediction(read, likelihood, inputs, normals, options.max_rows)
 
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.

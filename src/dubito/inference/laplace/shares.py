@@ -12,7 +12,7 @@ from ...distributions import DiagonalNormal, SparseInformationNormal, Structured
 from ...layers.form import Product
 from ...layers.linear import Dense
 from ...layers.record import BlockPart
-from .covariance import CHUNK, contracted, in_basis, output_covariance, slices, unit_variance
+from .covariance import CHUNK, Wanted, contracted, in_basis, output_covariance, slices, unit_variance
 from .output_gradients import Last, OutputGradients
 
 #: From a block's name to the distributions of its matrices.
@@ -26,13 +26,21 @@ class BlockShares:
         cover: the blocks.
         posteriors: their distributions.
         pairs: covariances between all outputs of a row, not variances alone.
+        class_axis: of outputs whose centred variances are wanted too, as `Wanted` has them.
         precise: sums of squares in float64 in place of differences.
     """
 
     def __init__(
-        self, cover: Cover, posteriors: Sequence[BlockNormals], *, pairs: bool = True, precise: bool = False
+        self,
+        cover: Cover,
+        posteriors: Sequence[BlockNormals],
+        *,
+        pairs: bool = True,
+        class_axis: int | None = None,
+        precise: bool = False,
     ) -> None:
         self.cover, self.posteriors, self.pairs, self.precise = cover, posteriors, pairs, precise
+        self.class_axis = class_axis
 
     @property
     def differences(self) -> bool:
@@ -40,15 +48,43 @@ class BlockShares:
         normals = (self.posteriors[0](name)[0] for name in self.cover.blocks)
         return any(isinstance(normal, SparseInformationNormal) for normal in normals)
 
-    def of(self, names: Sequence[str], done: OutputGradients, stored: dict[Any, Tensor]) -> Tensor:
+    def of(
+        self, names: Sequence[str], done: OutputGradients, stored: dict[Any, Tensor], classes: int = 0
+    ) -> Tensor:
         """The share of some blocks for the outputs whose gradients are there; inputs in their bases are `stored`."""
+        total: Any = 0.0
+        wanted = Wanted(self.pairs, classes)
+        for name in names:
+            if not self.cover.blocks[name].kronecker:
+                total = total + self._of_diagonal(name, done, wanted)
+                continue
+            for matrix in self.matrices(name, done, stored):
+                total = total + output_covariance(*matrix, wanted, precise=self.precise)
+        return total
+
+    def between(
+        self,
+        names: Sequence[str],
+        done: OutputGradients,
+        stored: dict[Any, Tensor],
+        means: dict[Any, Any],
+        weight: float,
+    ) -> Tensor:
+        """Variances [P, b, 1] of what the mean of the outputs whose gradients are there has beyond that of `means`.
+
+        The mean gradients in `means` then move by `weight` of the difference.
+        """
         total: Any = 0.0
         for name in names:
             if not self.cover.blocks[name].kronecker:
-                total = total + self._of_diagonal(name, done)
+                variances, rows = self._diagonals(name), slice(0, done.rows)
+                jacobian = done.jacobians(self.cover.parts[name], rows, variances[0].dtype)
+                change = _moved(means, name, jacobian.mean(1, keepdim=True), weight)
+                total = total + torch.stack([contracted(change, v, Wanted()) for v in variances])
                 continue
-            for matrix in self.matrices(name, done, stored):
-                total = total + output_covariance(*matrix, pairs=self.pairs, precise=self.precise)
+            for place, (normals, inputs, gradients) in enumerate(self.matrices(name, done, stored)):
+                change = _moved(means, (name, place), torch.cat(gradients, 1).mean(1, keepdim=True), weight)
+                total = total + output_covariance(normals, inputs, [change], Wanted(), precise=self.precise)
         return total
 
     def matrices(
@@ -73,18 +109,21 @@ class BlockShares:
         for part in parts:
             yield part, by_group[part.part * count : (part.part + 1) * count]
 
-    def _of_diagonal(self, name: str, done: OutputGradients) -> Tensor:
+    def _diagonals(self, name: str) -> list[Tensor]:
+        """Variances of a parameter without factors under all posteriors."""
+        return [posterior(name)[0].variance.flatten() for posterior in self.posteriors]
+
+    def _of_diagonal(self, name: str, done: OutputGradients, wanted: Wanted) -> Tensor:
         """The share of a parameter without factors, from each row's own gradients."""
-        variances = [posterior(name)[0].variance.flatten() for posterior in self.posteriors]
-        pieces = []
+        variances, pieces = self._diagonals(name), []
         for rows in slices(done.rows, CHUNK // (done.count * len(variances[0]))):
             jacobian = done.jacobians(self.cover.parts[name], rows, variances[0].dtype)
-            pieces.append(torch.stack([contracted(jacobian * v, jacobian, self.pairs) for v in variances]))
+            pieces.append(torch.stack([contracted(jacobian, v, wanted) for v in variances]))
         return torch.cat(pieces, 1)
 
     # -- the layer whose answers are the outputs -----------------------------------------------------------------
 
-    def closed(self, tail: Last | None) -> list[str]:
+    def closed(self, tail: Last | None, outputs: Tensor) -> list[str]:
         """The blocks of a last layer, where variances need no gradients of any of them; else none."""
         if tail is None or self.pairs or self.precise:
             return []
@@ -92,10 +131,14 @@ class BlockShares:
         blocks = [block for block in self.cover.blocks.values() if names & set(block.parameters)]
         assert isinstance(form, Product)
         plain = form.groups == 1 and not (isinstance(form, Dense) and form.turned)
+        if self.class_axis is not None:  # rows of the weight must be the classes
+            features = outputs.ndim - 1 if form.trailing else 1
+            if outputs.shape != tail.answer.shape or not plain or self.class_axis % outputs.ndim != features:
+                return []
         return [block.name for block in blocks] if plain or all(block.kronecker for block in blocks) else []
 
     def of_last(self, name: str, done: OutputGradients) -> Tensor:
-        """Variances [P, b, E] by one of its blocks."""
+        """Variances [P, b, E] by one of its blocks; of classes as `Wanted` has them."""
         ((part, by_group),) = self._parts(name)
         assert done.tail is not None and isinstance(done.tail.call.form, Product)
         form, answer, like = done.tail.call.form, done.tail.answer, by_group[0][0].mean
@@ -103,14 +146,25 @@ class BlockShares:
             inputs = done.inputs(dataclasses.replace(part, product=form), like.dtype)  # [b, G, T, n]
         else:  # a bias by itself
             inputs = like.new_ones(done.rows, 1, answer[0].numel() // form.rows, 1)
+        centred = self.class_axis is not None
         variances = [
-            unit_variance(normals, in_basis(normals[0], inputs[:, group]).flatten(0, 1))
+            unit_variance(normals, in_basis(normals[0], inputs[:, group]).flatten(0, 1), centred)
             for group, normals in enumerate(by_group)
         ]
         whole = torch.cat([part.reshape(len(part), done.rows, -1) for part in variances], 2)
+        if centred:  # set by set
+            return whole
         # From groups, positions and rows of the weight to the order of the outputs
         numbers = torch.arange(answer[0].numel(), device=answer.device).view(1, *answer.shape[1:])
         return whole[..., form.outputs(numbers)[0].mT.flatten().argsort()]
+
+
+def _moved(means: dict[Any, Any], key: Any, mean: Tensor, weight: float) -> Tensor:
+    """The difference of a mean to that in `means`, which moves by `weight` of it; from 0 where there is none."""
+    before = means.get(key, 0.0)
+    change = mean - before
+    means[key] = before + weight * change
+    return change
 
 
 def _grouped(normals: Sequence[StructuredNormal], groups: int) -> Sequence[StructuredNormal]:
