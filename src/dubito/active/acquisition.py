@@ -104,6 +104,16 @@ class BALD(Acquisition):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LogitVariance(Acquisition):
+    """The variance of the centred logits, `function_variance`: it also grows where all draws are sure, far away."""
+
+    classes_only = True
+
+    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
+        return per_row(_classes(self, posterior, inputs, num_samples, seed).function_variance)
+
+
+@dataclass(frozen=True, kw_only=True)
 class VariationRatio(Acquisition):
     """One minus the probability of the likeliest class."""
 

@@ -41,8 +41,9 @@ class FunctionVariance:
         if len(logits) > 1 or self.count:
             change = logits - self.first
             if self.class_axis is not None:
-                change = change - change.mean(self.class_axis + 1, keepdim=True)
-            self.sums, self.squares = self.sums + change.sum(0), self.squares + change.square().sum(0)
+                change -= change.mean(self.class_axis + 1, keepdim=True)
+            self.sums = self.sums + change.sum(0)
+            self.squares = self.squares + change.square_().sum(0)
         self.count += len(logits)
 
     def value(self) -> Tensor:

@@ -116,14 +116,14 @@ def contracted(vectors: Tensor, weight: Tensor | None, wanted: Wanted) -> Tensor
     def summed(squares: Tensor) -> Tensor:
         if weight is None or weight.ndim == 1:
             return squares.sum(-1) if weight is None else squares @ weight
-        return (squares @ weight.unsqueeze(2)).squeeze(2)
+        return (weight.unsqueeze(1) @ squares.mT).squeeze(1)  # from the left it takes a quarter of the time
 
     variances = summed(vectors.square())
     if not wanted.classes:
         return variances
     # J is linear: the mean over classes of Var(f_c − f̄) is that of (x_c − x̄)ᵀ diag(w) (x_c − x̄); nothing cancels.
     sets = vectors.unflatten(1, (-1, wanted.classes))
-    centred = summed((sets - sets.mean(2, keepdim=True)).square().mean(2))
+    centred = summed((sets - sets.mean(2, keepdim=True)).square_().mean(2))
     return torch.cat([variances.unflatten(1, (-1, wanted.classes)), centred.unsqueeze(2)], 2).flatten(1)
 
 
