@@ -90,14 +90,10 @@ def usual_epistemic(prediction: Prediction) -> dict[str, float]:
     That is of reals a thousandth of the standard deviation, in whatever units; of classes a millionth of a nat, and a
     standard deviation of 1e-4 of their logits.
     """
-    real = isinstance(prediction, RealPrediction)
-    rounding = {"epistemic": 1e-6, "function_variance": 1e-8}
-    usual = {}
-    for name, scores in epistemic(prediction).items():
-        value = float(scores.quantile(0.99))
-        least = 1e-3 * float(doubt(prediction).median()) if real else rounding[name]
-        usual[f"usual_{name}"] = value if value > least else 0.0
-    return usual
+    rounding = {"epistemic_std": 1e-3 * float(doubt(prediction).median())}
+    rounding |= {"epistemic": 1e-6, "function_variance": 1e-8}
+    usual = {name: float(scores.quantile(0.99)) for name, scores in epistemic(prediction).items()}
+    return {f"usual_{name}": value if value > rounding[name] else 0.0 for name, value in usual.items()}
 
 
 def unlike(prediction: Prediction, limits: Mapping[str, float]) -> Tensor:
@@ -147,6 +143,7 @@ def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
     rejection = metrics.rejection_curve(1 - confidence, predicted == labels)
     places = evenly(len(rejection.rejected), MOST_POINTS)
     places = places[rejection.rejected[places] <= 0.95]  # the last few rows say nothing
+    by_variance = ", by the variance of logits", lambda seen: epistemic(seen)["function_variance"]
     return {
         **usual_epistemic(seen.validation),
         "decomposition": {
@@ -168,7 +165,7 @@ def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
         "roc": {
             f"{name}{by}": roc(score(seen.test), score(other))
             for name, other in seen.foreign.items()
-            for by, score in {"": doubt, ", by the variance of logits": variance_of}.items()
+            for by, score in (("", doubt), by_variance)
         },
     }
 
@@ -180,11 +177,6 @@ def flat(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
         return torch.stack([1 - yes, yes], 1), aligned(targets, prediction.probs).long().flatten()
     axis: int = prediction.class_axis  # pyright: ignore[reportAttributeAccessIssue]
     return prediction.probs.movedim(axis, -1).flatten(0, -2), targets.flatten()  # pyright: ignore
-
-
-def variance_of(prediction: Any) -> Tensor:
-    """The variance of the centred logits, [B]."""
-    return per_row(prediction.function_variance)
 
 
 def confidence_of(prediction: Any) -> Tensor:

@@ -36,22 +36,16 @@ class FunctionVariance:
 
     def add(self, logits: Tensor) -> None:
         """Take some more draws, [s, B, ...]."""
-        if self.count == 0:
-            self.first = logits[0]
-        if len(logits) > 1 or self.count:
-            change = logits - self.first
-            if self.class_axis is not None:
-                change -= change.mean(self.class_axis + 1, keepdim=True)
-            self.sums = self.sums + change.sum(0)
-            self.squares = self.squares + change.square_().sum(0)
-        self.count += len(logits)
+        self.first = self.first if self.count else logits[0]
+        change = logits - self.first
+        if self.class_axis is not None:
+            change -= change.mean(self.class_axis + 1, keepdim=True)
+        self.sums, self.count = self.sums + change.sum(0), self.count + len(logits)
+        self.squares = self.squares + change.square_().sum(0)
 
     def value(self) -> Tensor:
         """The variance over all draws so far, laid out like the logits of a draw without their classes."""
-        if not self.squares.ndim:  # a single draw
-            variance = torch.zeros_like(self.first)
-        else:
-            variance = (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
+        variance = (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
         return variance if self.class_axis is None else variance.mean(self.class_axis)
 
 

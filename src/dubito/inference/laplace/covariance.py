@@ -22,7 +22,7 @@ CHUNK = 1 << 20
 CANCELLED = 1e4
 
 
-class Wanted(NamedTuple):
+class Contraction(NamedTuple):
     """What is wanted of a row's J P⁻¹ Jᵀ.
 
     Attributes:
@@ -49,34 +49,34 @@ def output_covariance(
     normals: Sequence[StructuredNormal],
     inputs: Tensor,
     gradients: Sequence[Tensor],
-    wanted: Wanted,
+    contraction: Contraction,
     *,
     precise: bool = False,
 ) -> Tensor:
-    """Variances [P, B, C], the diagonals of J P⁻¹ Jᵀ, or what else is wanted, covariances as [P, B, C, C].
+    """Variances [P, B, C], the diagonals of J P⁻¹ Jᵀ, or what else is asked for, covariances as [P, B, C, C].
 
     Args:
         normals: of one m × n matrix under P posteriors: the same information at other scales or under other priors.
         inputs: a, [B, T, n], `in_basis`.
         gradients: g, [B, c, m, T] of some outputs each, C together.
-        wanted: of all that.
+        contraction: what is asked for.
         precise: sums of squares in float64 in place of differences, which are NaN where too little is left of them.
     """
     basis, kernels = _basis(normals[0]), [_kernel(normal, precise) for normal in normals]
     factored = inputs.shape[1] == 1 and not isinstance(kernels[0], _SquaresKernel)
     count, m = sum(part.shape[1] for part in gradients), gradients[0].shape[2]
     size = m if factored else m * inputs.shape[2]
-    together = count if factored else wanted.together(count, size)
+    together = count if factored else contraction.together(count, size)
     by_rows = []
     for rows in slices(len(inputs), CHUNK // (together * size)):
         a, by_outputs = inputs[rows], []
         for g in torch.cat([part[rows] for part in gradients], 1).split(together, 1):
             if factored:
                 g = g[..., 0] if basis is None else g[..., 0] @ basis
-                values = [kernel.factored(a[:, 0], g, wanted) for kernel in kernels]
+                values = [kernel.factored(a[:, 0], g, contraction) for kernel in kernels]
             else:
                 jacobians = _Jacobians(a, g, basis)
-                values = [kernel.formed(jacobians, wanted) for kernel in kernels]
+                values = [kernel.formed(jacobians, contraction) for kernel in kernels]
             by_outputs.append(torch.stack(values))
         by_rows.append(torch.cat(by_outputs, 2))
     return torch.cat(by_rows, 1)
@@ -105,12 +105,12 @@ def joint_covariance(normal: StructuredNormal, inputs: Tensor, gradients: Tensor
     if inputs.shape[1] == 1 and not isinstance(kernel, _SquaresKernel):
         g = gradients[..., 0] if basis is None else gradients[..., 0] @ basis
         return kernel.between_rows(inputs[:, 0], g)
-    return kernel.formed(_Jacobians(inputs, gradients, basis, joint=True), Wanted(pairs=True))[0]
+    return kernel.formed(_Jacobians(inputs, gradients, basis, joint=True), Contraction(pairs=True))[0]
 
 
-def contracted(vectors: Tensor, weight: Tensor | None, wanted: Wanted) -> Tensor:
+def contracted(vectors: Tensor, weight: Tensor | None, contraction: Contraction) -> Tensor:
     """Products x_cᵀ diag(w) x_c' of vectors x [b, C, k] and a weight w, [k] or [b, k]; None is a weight of ones."""
-    if wanted.pairs:
+    if contraction.pairs:
         return (vectors if weight is None else vectors * weight.unsqueeze(-2)) @ vectors.mT
 
     def summed(squares: Tensor) -> Tensor:
@@ -119,12 +119,12 @@ def contracted(vectors: Tensor, weight: Tensor | None, wanted: Wanted) -> Tensor
         return (weight.unsqueeze(1) @ squares.mT).squeeze(1)  # from the left it takes a quarter of the time
 
     variances = summed(vectors.square())
-    if not wanted.classes:
+    if not contraction.classes:
         return variances
     # J is linear: the mean over classes of Var(f_c − f̄) is that of (x_c − x̄)ᵀ diag(w) (x_c − x̄); nothing cancels.
-    sets = vectors.unflatten(1, (-1, wanted.classes))
+    sets = vectors.unflatten(1, (-1, contraction.classes))
     centred = summed((sets - sets.mean(2, keepdim=True)).square_().mean(2))
-    return torch.cat([variances.unflatten(1, (-1, wanted.classes)), centred.unsqueeze(2)], 2).flatten(1)
+    return torch.cat([variances.unflatten(1, (-1, contraction.classes)), centred.unsqueeze(2)], 2).flatten(1)
 
 
 def slices(count: int, step: int) -> Iterator[slice]:
@@ -190,10 +190,10 @@ class _Kernel:
             return 1 / self.normal.precision_eigenvalues
         return self.normal.variance
 
-    def factored(self, inputs: Tensor, gradients: Tensor, wanted: Wanted) -> Tensor:
+    def factored(self, inputs: Tensor, gradients: Tensor, contraction: Contraction) -> Tensor:
         """For J_c = g_c aᵀ with a [b, n] and g [b, C, m]."""
         # Σ_ij v_ij (g_ci a_j) (g_c'i a_j) = Σ_i g_ci g_c'i Σ_j v_ij a_j²
-        return contracted(gradients, inputs.square() @ self.variance().mT, wanted)
+        return contracted(gradients, inputs.square() @ self.variance().mT, contraction)
 
     def units(self, inputs: Tensor, centred: bool) -> Tensor:
         """For J_c = e_c aᵀ: variances [N, m] of the layer's outputs at inputs [N, n], and the mean of centred ones."""
@@ -207,12 +207,12 @@ class _Kernel:
             variances.append(weight @ (vectors - vectors.mean(0)).square().mean(0).unsqueeze(1))
         return torch.cat(variances, 1)
 
-    def formed(self, jacobians: _Jacobians, wanted: Wanted) -> Tensor:
+    def formed(self, jacobians: _Jacobians, contraction: Contraction) -> Tensor:
         """For Jacobians that are written out."""
         variance = self.variance()
 
         def term(rows: slice) -> Tensor:
-            return contracted(jacobians[rows].flatten(2), variance[rows].flatten(), wanted)
+            return contracted(jacobians[rows].flatten(2), variance[rows].flatten(), contraction)
 
         total: Any = sum(_lean(term, rows) for rows in jacobians.slices)
         return total
@@ -252,10 +252,10 @@ class _LowRankKernel(_Kernel):
     def variance(self) -> Tensor:
         return self.inverse
 
-    def factored(self, inputs: Tensor, gradients: Tensor, wanted: Wanted) -> Tensor:
+    def factored(self, inputs: Tensor, gradients: Tensor, contraction: Contraction) -> Tensor:
         a, g = inputs.to(self.factor), gradients.to(self.factor)
         left, size = self.left.mT.contiguous(), self.left.numel()
-        together = wanted.together(g.shape[1], size)
+        together = contraction.together(g.shape[1], size)
 
         def taken(rows: slice) -> Tensor:
             shared, by_outputs = self._shared(a[rows]), []
@@ -263,15 +263,15 @@ class _LowRankKernel(_Kernel):
                 # U_gᵀ (w ∘ g_c aᵀ) U_a = (U_g ∘ g_c)ᵀ Q
                 scaled = (some.unsqueeze(2) * left).flatten(1, 2)  # [b, C·g, m]
                 projected = (scaled @ shared.mT).view(*some.shape[:2], *self.scale.shape)
-                by_outputs.append(self._taken(projected, wanted))
+                by_outputs.append(self._taken(projected, contraction))
             return torch.cat(by_outputs, 1)
 
         step = CHUNK // max(self.right.numel(), together * size)
-        return self._difference(super().factored(a, g, wanted), step, taken, wanted, inputs)
+        return self._difference(super().factored(a, g, contraction), step, taken, contraction, inputs)
 
     def units(self, inputs: Tensor, centred: bool) -> Tensor:
         a, m = inputs.to(self.factor), len(self.left)
-        wanted = Wanted(classes=m if centred else 0)
+        contraction = Contraction(classes=m if centred else 0)
         size = self.scale.numel() * (m if centred else 1)
 
         def taken(rows: slice) -> Tensor:
@@ -279,41 +279,42 @@ class _LowRankKernel(_Kernel):
             # U_gᵀ (w ∘ e_c aᵀ) U_a is the product of row c of U_g and row c of Q
             parts = slices(m, m if centred else CHUNK // (size * len(shared)))
             return torch.cat(
-                [self._taken(self.left[some].unsqueeze(2) * shared[:, some], wanted) for some in parts], 1
+                [self._taken(self.left[some].unsqueeze(2) * shared[:, some], contraction) for some in parts],
+                1,
             )
 
         step, first = CHUNK // max(self.right.numel(), size), a.square() @ self.inverse.mT
-        return self._difference(_with_centred(first) if centred else first, step, taken, wanted, inputs)
+        return self._difference(_with_centred(first) if centred else first, step, taken, contraction, inputs)
 
-    def formed(self, jacobians: _Jacobians, wanted: Wanted) -> Tensor:
+    def formed(self, jacobians: _Jacobians, contraction: Contraction) -> Tensor:
         first = projected = self.factor.new_zeros(())
         for i in jacobians.slices:
             j = jacobians[i].to(self.factor)
-            first = first + contracted(j.flatten(2), self.inverse[i].flatten(), wanted)
+            first = first + contracted(j.flatten(2), self.inverse[i].flatten(), contraction)
             projected = projected + sandwich(self.left[i].mT, self.weight[i] * j, self.right)
-        taken = self._taken(projected, wanted)
-        return self._difference(first, len(taken), taken.__getitem__, wanted, jacobians.inputs)
+        taken = self._taken(projected, contraction)
+        return self._difference(first, len(taken), taken.__getitem__, contraction, jacobians.inputs)
 
     def _shared(self, inputs: Tensor) -> Tensor:
         """Qᵀ = (w ∘ a U_a)ᵀ, which all outputs of a row share, [b, a, m]."""
         products = (inputs.unsqueeze(1) * self.right.mT.contiguous()).flatten(0, 1) @ self.weight.mT
         return products.view(len(inputs), -1, len(self.weight))
 
-    def _taken(self, projected: Tensor, wanted: Wanted) -> Tensor:
+    def _taken(self, projected: Tensor, contraction: Contraction) -> Tensor:
         """Yᵀ Y from U_gᵀ (s/d ∘ J) U_a of some rows, [b, C, g, a]."""
         columns = (self.scale * projected).flatten(2)
         # (R⁻¹ X)ᵀ = Xᵀ R⁻ᵀ: from the right, rows need not be turned into columns
         solved = torch.linalg.solve_triangular(
             self.factor.mT, columns.flatten(0, 1), upper=True, left=False
         ).view(columns.shape)
-        return contracted(solved, None, wanted)
+        return contracted(solved, None, contraction)
 
     def _difference(
-        self, first: Any, step: int, taken: Callable[[slice], Tensor], wanted: Wanted, like: Tensor
+        self, first: Any, step: int, taken: Callable[[slice], Tensor], contraction: Contraction, like: Tensor
     ) -> Tensor:
         """NaN where less is left of a variance than `CANCELLED` roundings of its first term."""
         value = first - torch.cat([taken(rows) for rows in slices(len(first), step)])
-        left, whole = (t.diagonal(dim1=1, dim2=2) if wanted.pairs else t for t in (value, first))
+        left, whole = (t.diagonal(dim1=1, dim2=2) if contraction.pairs else t for t in (value, first))
         left.masked_fill_(left < CANCELLED * torch.finfo(first.dtype).eps * whole, math.nan)
         return value.to(like)
 
@@ -327,7 +328,7 @@ class _SquaresKernel(_Kernel):
 
     normal: SparseInformationNormal
 
-    def formed(self, jacobians: _Jacobians, wanted: Wanted) -> Tensor:
+    def formed(self, jacobians: _Jacobians, contraction: Contraction) -> Tensor:
         factor = self.normal.precise_cholesky
         left, right, whitening, scale, root = self.normal.parts_in(factor.dtype, factor.device)
 
@@ -337,13 +338,13 @@ class _SquaresKernel(_Kernel):
         def squares(i: slice) -> Tensor:
             explained = whitening[i] * sandwich(left[i], scale * y, right.mT)
             residual = (root[i] * jacobians[i].to(factor) - explained).flatten(2)
-            return contracted(residual, None, wanted)
+            return contracted(residual, None, contraction)
 
         projected: Any = scale * sum(_lean(gathered, i) for i in jacobians.slices)
         columns = projected.flatten(2).flatten(0, 1).mT
         y = torch.cholesky_solve(columns, factor).mT.reshape(projected.shape)
         total: Any = sum(_lean(squares, i) for i in jacobians.slices)
-        return (total + contracted(y.flatten(2), None, wanted)).to(jacobians.inputs)
+        return (total + contracted(y.flatten(2), None, contraction)).to(jacobians.inputs)
 
 
 def _with_centred(variances: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class Linearised:
             posteriors: the same information at several scales or under several priors.
             max_rows: rows that go through the network at once.
             pairs: covariances between all outputs of a row, not variances alone.
-            class_axis: of logits: variances come as `by_class` reads them.
+            class_axis: of logits: variances come set by set of classes, as `Contraction` has them.
         """
         shares = BlockShares(self.cover, posteriors, pairs=pairs, class_axis=class_axis)
         outputs, values = self._read(inputs, shares, max_rows)
@@ -194,48 +194,13 @@ def _variances(shares: BlockShares, done: OutputGradients, together: int, closed
         classes = done.outputs.shape[shares.class_axis]
         numbers = numbers.view(1, *done.outputs.shape[1:]).movedim(shares.class_axis, -1).flatten()
     if together < classes:
-        sets = (_merged(shares, done, some, together, others, stored) for some in numbers.split(classes))
-        return total + torch.cat(list(sets), 2)
+        sets = [some.split(together) for some in numbers.split(classes)]
+        return total + torch.cat([shares.merged(others, done, stored, some) for some in sets], 2)
     parts = numbers.split(together - together % max(1, classes))
     for some in parts:
         done.backward(some, last=some is parts[-1])
         groups.append(shares.of(others, done, stored, classes))
     return total + torch.cat(groups, 2)
-
-
-def _merged(
-    shares: BlockShares,
-    done: OutputGradients,
-    numbers: Tensor,
-    together: int,
-    names: Sequence[str],
-    stored: dict[Any, Tensor],
-) -> Tensor:
-    """Those of one set with more classes than `together`, and their centred one, [P, b, C + 1]."""
-    variances, centred, seen, means = [], torch.zeros(()), 0, {}
-    for some in numbers.split(together):
-        done.backward(some)
-        more, count = len(some), seen + len(some)
-        value = shares.of(names, done, stored, more)
-        variances.append(value[..., :-1])
-        # Sums of squares around means: Σ = Σ_1 + Σ_2 + n m / (n + m) (x̄_2 − x̄_1)²  [Chan, Golub & LeVeque 1979]
-        change = shares.between(names, done, stored, means, more / count)
-        centred = centred.to(value) + more * value[..., -1:] + seen * more / count * change
-        seen = count
-    return torch.cat([*variances, centred / seen], 2)
-
-
-def by_class(values: Tensor, outputs: Tensor, class_axis: int) -> tuple[Tensor, Tensor]:
-    """Variances [B, E], and of the centred logits, the mean over classes, laid out like outputs without their classes.
-
-    Args:
-        values: that `Linearised` gave for a class axis, set by set.
-        outputs: [B, ...].
-        class_axis: of the outputs.
-    """
-    sets = outputs.movedim(class_axis, -1)
-    values = values.reshape(*sets.shape[:-1], sets.shape[-1] + 1)
-    return values[..., :-1].movedim(-1, class_axis).flatten(1), values[..., -1]
 
 
 def _covariances(shares: BlockShares, done: OutputGradients, together: int, closed: Sequence[str]) -> Tensor:
@@ -301,12 +266,13 @@ def closed_prediction(
     read: Linearised, likelihood: BuiltLikelihood, inputs: Inputs, normals: BlockNormals, max_rows: int
 ) -> Prediction:
     """The prediction of checked rows in closed form."""
-    if not isinstance(likelihood, CategoricalLikelihood):
-        outputs, (covariance,) = read(inputs, [normals], max_rows, pairs=needs_pairs(likelihood))
-        return predictive(likelihood, outputs, covariance)
-    axis = likelihood.settings.class_axis
-    outputs, (values,) = read(inputs, [normals], max_rows, pairs=False, class_axis=axis)
-    return predictive(likelihood, outputs, *by_class(values, outputs, axis))
+    axis = likelihood.settings.class_axis if isinstance(likelihood, CategoricalLikelihood) else None
+    outputs, (values,) = read(inputs, [normals], max_rows, pairs=needs_pairs(likelihood), class_axis=axis)
+    if axis is None:
+        return predictive(likelihood, outputs, values)
+    sets = outputs.movedim(axis, -1)
+    values = values.reshape(*sets.shape[:-1], sets.shape[-1] + 1)
+    return predictive(likelihood, outputs, values[..., :-1].movedim(-1, axis), values[..., -1])
 
 
 def needs_pairs(likelihood: BuiltLikelihood) -> bool:

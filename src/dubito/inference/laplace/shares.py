@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from ...distributions import DiagonalNormal, SparseInformationNormal, Structured
 from ...layers.form import Product
 from ...layers.linear import Dense
 from ...layers.record import BlockPart
-from .covariance import CHUNK, Wanted, contracted, in_basis, output_covariance, slices, unit_variance
+from .covariance import CHUNK, Contraction, contracted, in_basis, output_covariance, slices, unit_variance
 from .output_gradients import Last, OutputGradients
 
 #: From a block's name to the distributions of its matrices.
@@ -26,7 +27,7 @@ class BlockShares:
         cover: the blocks.
         posteriors: their distributions.
         pairs: covariances between all outputs of a row, not variances alone.
-        class_axis: of outputs whose centred variances are wanted too, as `Wanted` has them.
+        class_axis: of outputs whose centred variances are contraction too, as `Contraction` has them.
         precise: sums of squares in float64 in place of differences.
     """
 
@@ -53,39 +54,49 @@ class BlockShares:
     ) -> Tensor:
         """The share of some blocks for the outputs whose gradients are there; inputs in their bases are `stored`."""
         total: Any = 0.0
-        wanted = Wanted(self.pairs, classes)
+        contraction = Contraction(self.pairs, classes)
         for name in names:
             if not self.cover.blocks[name].kronecker:
-                total = total + self._of_diagonal(name, done, wanted)
+                total = total + self._of_diagonal(name, done, contraction)
                 continue
             for matrix in self.matrices(name, done, stored):
-                total = total + output_covariance(*matrix, wanted, precise=self.precise)
+                total = total + output_covariance(*matrix, contraction, precise=self.precise)
         return total
 
-    def between(
-        self,
-        names: Sequence[str],
-        done: OutputGradients,
-        stored: dict[Any, Tensor],
-        means: dict[Any, Any],
-        weight: float,
+    def merged(
+        self, names: Sequence[str], done: OutputGradients, stored: dict[Any, Tensor], groups: Sequence[Tensor]
     ) -> Tensor:
-        """Variances [P, b, 1] of what the mean of the outputs whose gradients are there has beyond that of `means`.
+        """The share for one set of classes, [P, b, C + 1], where gradients are there of one group of them at a time."""
+        variances, centred, seen, means = [], torch.zeros(()), 0, {}
+        for some in groups:
+            done.backward(some)
+            value, before, seen = self.of(names, done, stored, len(some)), seen, seen + len(some)
+            variances.append(value[..., :-1])
+            centred = centred.to(value) + len(some) * value[..., -1:]
+            # Sums of squares: Σ = Σ_1 + Σ_2 + n m / (n + m) (x̄_2 − x̄_1)²  [Chan, Golub & LeVeque 1979]
+            for key, gradients, variance in self._gradients(names, done, stored):
+                change = gradients.mean(1, keepdim=True) - means.get(key, 0.0)
+                means[key] = means.get(key, 0.0) + len(some) / seen * change
+                centred = centred + before * len(some) / seen * variance(change)
+        return torch.cat([*variances, centred / seen], 2)
 
-        The mean gradients in `means` then move by `weight` of the difference.
-        """
-        total: Any = 0.0
+    def _gradients(
+        self, names: Sequence[str], done: OutputGradients, stored: dict[Any, Tensor]
+    ) -> Iterator[tuple[Any, Tensor, Callable[[Tensor], Tensor]]]:
+        """Of each matrix: a key, gradients [b, k, ...], and the function from such to variances [P, b, k]."""
         for name in names:
-            if not self.cover.blocks[name].kronecker:
-                variances, rows = self._diagonals(name), slice(0, done.rows)
-                jacobian = done.jacobians(self.cover.parts[name], rows, variances[0].dtype)
-                change = _moved(means, name, jacobian.mean(1, keepdim=True), weight)
-                total = total + torch.stack([contracted(change, v, Wanted()) for v in variances])
+            if self.cover.blocks[name].kronecker:
+                for place, (normals, inputs, passes) in enumerate(self.matrices(name, done, stored)):
+                    variance = partial(output_covariance, normals, inputs, precise=self.precise)
+                    yield (name, place), torch.cat(passes, 1), lambda g, v=variance: v([g], Contraction())
                 continue
-            for place, (normals, inputs, gradients) in enumerate(self.matrices(name, done, stored)):
-                change = _moved(means, (name, place), torch.cat(gradients, 1).mean(1, keepdim=True), weight)
-                total = total + output_covariance(normals, inputs, [change], Wanted(), precise=self.precise)
-        return total
+            normal = self._diagonals(name)
+            jacobian = done.jacobians(self.cover.parts[name], slice(0, done.rows), normal[0].dtype)
+            yield (
+                name,
+                jacobian,
+                lambda g, n=normal: torch.stack([contracted(g, v, Contraction()) for v in n]),
+            )
 
     def matrices(
         self, name: str, done: OutputGradients, stored: dict[Any, Tensor]
@@ -113,12 +124,12 @@ class BlockShares:
         """Variances of a parameter without factors under all posteriors."""
         return [posterior(name)[0].variance.flatten() for posterior in self.posteriors]
 
-    def _of_diagonal(self, name: str, done: OutputGradients, wanted: Wanted) -> Tensor:
+    def _of_diagonal(self, name: str, done: OutputGradients, contraction: Contraction) -> Tensor:
         """The share of a parameter without factors, from each row's own gradients."""
         variances, pieces = self._diagonals(name), []
         for rows in slices(done.rows, CHUNK // (done.count * len(variances[0]))):
             jacobian = done.jacobians(self.cover.parts[name], rows, variances[0].dtype)
-            pieces.append(torch.stack([contracted(jacobian, v, wanted) for v in variances]))
+            pieces.append(torch.stack([contracted(jacobian, v, contraction) for v in variances]))
         return torch.cat(pieces, 1)
 
     # -- the layer whose answers are the outputs -----------------------------------------------------------------
@@ -138,7 +149,7 @@ class BlockShares:
         return [block.name for block in blocks] if plain or all(block.kronecker for block in blocks) else []
 
     def of_last(self, name: str, done: OutputGradients) -> Tensor:
-        """Variances [P, b, E] by one of its blocks; of classes as `Wanted` has them."""
+        """Variances [P, b, E] by one of its blocks; of classes as `Contraction` has them."""
         ((part, by_group),) = self._parts(name)
         assert done.tail is not None and isinstance(done.tail.call.form, Product)
         form, answer, like = done.tail.call.form, done.tail.answer, by_group[0][0].mean
@@ -157,14 +168,6 @@ class BlockShares:
         # From groups, positions and rows of the weight to the order of the outputs
         numbers = torch.arange(answer[0].numel(), device=answer.device).view(1, *answer.shape[1:])
         return whole[..., form.outputs(numbers)[0].mT.flatten().argsort()]
-
-
-def _moved(means: dict[Any, Any], key: Any, mean: Tensor, weight: float) -> Tensor:
-    """The difference of a mean to that in `means`, which moves by `weight` of it; from 0 where there is none."""
-    before = means.get(key, 0.0)
-    change = mean - before
-    means[key] = before + weight * change
-    return change
 
 
 def _grouped(normals: Sequence[StructuredNormal], groups: int) -> Sequence[StructuredNormal]:
