@@ -36,8 +36,8 @@ class Contraction(NamedTuple):
 
     def together(self, count: int, size: int) -> int:
         """How many of `count` outputs of `size` numbers are treated at a time: whole sets that fit into `CHUNK`."""
-        a_set = self.classes or 1
-        return count if self.pairs else min(count, max(1, CHUNK // (size * a_set)) * a_set)
+        classes = self.classes or 1
+        return count if self.pairs else min(count, max(1, CHUNK // (size * classes)) * classes)
 
 
 def in_basis(normal: StructuredNormal, inputs: Tensor) -> Tensor:
@@ -272,16 +272,13 @@ class _LowRankKernel(_Kernel):
     def units(self, inputs: Tensor, centred: bool) -> Tensor:
         a, m = inputs.to(self.factor), len(self.left)
         contraction = Contraction(classes=m if centred else 0)
-        size = self.scale.numel() * (m if centred else 1)
+        left, size = self.left.unsqueeze(2), self.scale.numel() * (m if centred else 1)
 
         def taken(rows: slice) -> Tensor:
             shared = self._shared(a[rows]).mT.unsqueeze(2)  # [b, m, 1, a]
             # U_gᵀ (w ∘ e_c aᵀ) U_a is the product of row c of U_g and row c of Q
             parts = slices(m, m if centred else CHUNK // (size * len(shared)))
-            return torch.cat(
-                [self._taken(self.left[some].unsqueeze(2) * shared[:, some], contraction) for some in parts],
-                1,
-            )
+            return torch.cat([self._taken(left[i] * shared[:, i], contraction) for i in parts], 1)
 
         step, first = CHUNK // max(self.right.numel(), size), a.square() @ self.inverse.mT
         return self._difference(_with_centred(first) if centred else first, step, taken, contraction, inputs)

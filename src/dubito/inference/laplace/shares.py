@@ -27,7 +27,7 @@ class BlockShares:
         cover: the blocks.
         posteriors: their distributions.
         pairs: covariances between all outputs of a row, not variances alone.
-        class_axis: of outputs whose centred variances are contraction too, as `Contraction` has them.
+        class_axis: of logits whose centred variances are asked for too, as `Contraction` has them.
         precise: sums of squares in float64 in place of differences.
     """
 
@@ -84,19 +84,16 @@ class BlockShares:
         self, names: Sequence[str], done: OutputGradients, stored: dict[Any, Tensor]
     ) -> Iterator[tuple[Any, Tensor, Callable[[Tensor], Tensor]]]:
         """Of each matrix: a key, gradients [b, k, ...], and the function from such to variances [P, b, k]."""
+        plain = Contraction()
         for name in names:
             if self.cover.blocks[name].kronecker:
                 for place, (normals, inputs, passes) in enumerate(self.matrices(name, done, stored)):
                     variance = partial(output_covariance, normals, inputs, precise=self.precise)
-                    yield (name, place), torch.cat(passes, 1), lambda g, v=variance: v([g], Contraction())
+                    yield (name, place), torch.cat(passes, 1), lambda g, v=variance: v([g], plain)
                 continue
             normal = self._diagonals(name)
             jacobian = done.jacobians(self.cover.parts[name], slice(0, done.rows), normal[0].dtype)
-            yield (
-                name,
-                jacobian,
-                lambda g, n=normal: torch.stack([contracted(g, v, Contraction()) for v in n]),
-            )
+            yield name, jacobian, lambda g, n=normal: torch.stack([contracted(g, v, plain) for v in n])
 
     def matrices(
         self, name: str, done: OutputGradients, stored: dict[Any, Tensor]
