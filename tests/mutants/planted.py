@@ -561,8 +561,8 @@ MUTANTS = (
     # -- around the library ----------------------------------------------------------------------------------------
     mutant(
         "active/acquisition.py",
-        "return per_row(second - first)",
-        "return per_row(first - second)",
+        "return second - first",
+        "return first - second",
         "active/test_active.py::test_class_scores_follow_their_definition",
         "the surest rows are asked for",
     ),
@@ -660,10 +660,31 @@ MUTANTS = (
     ),
     mutant(
         "inference/laplace/covariance.py",
-        "(total + contracted(y.flatten(2), y.flatten(2), pairs))",
-        "(total + 0 * contracted(y.flatten(2), y.flatten(2), pairs))",
+        "(total + contracted(y.flatten(2), None, contraction))",
+        "(total + 0 * contracted(y.flatten(2), None, contraction))",
         "inference/test_inference_laplace_outputs.py::test_sums_of_squares_are_the_same[congruence-mlp]",
         "variances that are taken again lack |y|²",
+    ),
+    mutant(
+        "inference/laplace/covariance.py",
+        "(sets - sets.mean(2, keepdim=True)).square_()",
+        "(sets - sets.mean(1, keepdim=True)).square_()",
+        "inference/test_inference_laplace_classes.py",
+        "logits are centred over positions in place of classes",
+    ),
+    mutant(
+        "inference/laplace/shares.py",
+        "centred = centred + before * len(some) / seen * variance(change)",
+        "centred = centred + len(some) / seen * variance(change)",
+        "inference/test_inference_laplace_classes.py",
+        "groups of classes are merged with a weight that forgets how many came before",
+    ),
+    mutant(
+        "prediction/formulas.py",
+        "self.squares / self.count - (self.sums / self.count).square()",
+        "self.squares / self.count",
+        "test_prediction.py::test_the_variance_of_large_logits_has_its_digits",
+        "the variance of logits is taken around the first draw",
     ),
     mutant(
         "inference/laplace/covariance.py",

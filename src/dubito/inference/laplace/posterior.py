@@ -24,7 +24,7 @@ from ...prediction import Prediction, PredictionOptions
 from ...sources import Source
 from ...summary import Summary
 from .joint import Joint, joint_outputs
-from .linearised import Linearised, needs_pairs, predictive
+from .linearised import Linearised, closed_prediction
 from .structures import BlockTensors, Diagonal, Structure, one_group
 from .tuning import Evidence, best_prior
 from .update import updated
@@ -201,10 +201,8 @@ class LaplacePosterior(BlockPosterior):
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             inputs = self.readable(inputs)
             normals = partial(self.normals, weights=self.weights())
-            outputs, (covariance,) = self.linearised(inputs)(
-                inputs, [normals], options.max_rows, pairs=needs_pairs(self.likelihood)
-            )
-            return predictive(self.likelihood, outputs, covariance * self.scale**2)
+            read, likelihood = self.linearised(inputs), self.likelihood
+            return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale)
 
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
