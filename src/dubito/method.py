@@ -3,7 +3,8 @@
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from importlib import import_module
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -11,9 +12,10 @@ from torch import nn
 from .errors import ConfigError
 from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
 from .likelihoods import Likelihood
+from .noise_check import check_noise, logarithms
 from .objective import Objective
 from .posterior import Posterior
-from .training import Training, train
+from .training import AutoTraining, Training, train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,7 @@ class Method(ABC):
         data: Any,
         likelihood: Likelihood,
         *,
-        training: Training | None = None,
+        training: Training | AutoTraining | Literal["auto"] | None = None,
         validation: Any = None,
         num_data: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -47,25 +49,22 @@ class Method(ABC):
             net: any module; it is copied.
             data: a pair (inputs, targets) of tensors or arrays, a `Dataset` or a `DataLoader`.
             likelihood: `Categorical()`, `Bernoulli()` or `Gaussian()`.
-            training: how to train; post-hoc methods take the network as given without it.
+            training: how to train; post-hoc methods take the network as given without it. "auto", or
+                `Training.auto(...)`, is the protocol of `dubito compare`: see `dubito.protocol`.
             validation: data that watch over training, in any form `data` may have.
             num_data: the number of training rows, where the data do not tell (iterable datasets).
             checkpoint: a file that lets an interrupted run go on.
             seed: of everything random.
             progress: show a progress bar; None shows it on terminals only.
         """
+        given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
+        given |= {"seed": seed, "progress": progress}
+        training = Training.auto() if training == "auto" else training
+        if isinstance(training, AutoTraining):
+            return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             require_training(training)
-            prepared = prepare(
-                net,
-                data,
-                likelihood,
-                validation=validation,
-                num_data=num_data,
-                checkpoint=checkpoint,
-                seed=seed,
-                progress=progress,
-            )
+            prepared = prepare(net, data, likelihood, **given)
             with undisturbed(prepared, "fit"):
                 return self.fit_prepared(prepared, training)
 
@@ -97,9 +96,11 @@ class TrainedMethod(Method):
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
         objective = self.objective(prepared)
         objective.bind(prepared.example.inputs)
+        noise = logarithms(objective.draft)
         history = train(objective, prepared.source, training or Training(), prepared.run)
         posterior = objective.posterior()
         posterior.history = history
+        check_noise(posterior, noise, prepared)
         return posterior
 
     @abstractmethod
@@ -114,4 +115,4 @@ class TrainedMethod(Method):
 def require_training(training: object) -> None:
     """Refuse what is no `Training`."""
     if training is not None and not isinstance(training, Training):
-        raise ConfigError(f"training must be a Training(...), got {training!r}")
+        raise ConfigError(f'training must be a Training(...) or "auto", got {training!r}')

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from dubito import (
     BALI,
     EFB,
-    GGN,
     HMC,
     INF,
     KFAC,
@@ -104,8 +103,8 @@ ROUNDING = 1e-8
 
 def laplace(structure: Any, expected: Callable[[], Moments], why: str) -> Declared:
     return Declared(
-        # GGN() is exact; the registered Fisher() estimates the same from one draw of the targets.
-        method=Laplace(structure=structure, prior_precision=PRECISION, curvature=GGN()),
+        # The curvature is exact by default: there is one output.
+        method=Laplace(structure=structure, prior_precision=PRECISION),
         expected=expected,
         why=why,
         network=at_the_optimum,
@@ -218,16 +217,16 @@ DECLARED: Mapping[str, Declared] = {
     "noisy-adam": Declared(
         method=NoisyAdam(prior_std=STD, initial_std=0.1, kl_weight=TEMPERED),
         expected=partial(forms.batch_squares, TEMPERED),
-        why="squares of the batch's mean gradient in place of the Fisher information",
-        training=steps(4000, 0.01),
+        why="squares of the batch's mean gradient, times its rows, in place of the Fisher information",
+        training=steps(4000, 0.1),
         bias=0.15,
         spread=0.15,
     ),
     "vadam": Declared(
-        method=Vadam(prior_std=STD, initial_std=0.1),
+        method=Vadam(prior_std=STD, initial_std=0.1, betas=(0.9, 0.998)),
         expected=partial(forms.batch_squares, 1.0),
-        why="squares of the batch's mean gradient in place of the Fisher information",
-        training=steps(4000, 0.01),
+        why="squares of the batch's mean gradient, times its rows, in place of the Fisher information",
+        training=steps(4000, 0.05),
         bias=0.15,
         spread=0.15,
     ),

@@ -15,7 +15,14 @@ from ..inputs import rows_of
 from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, GaussianLikelihood
 from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
-from ..prediction import Prediction, PredictionOptions, RealPrediction
+from ..prediction import (
+    BernoulliPrediction,
+    CategoricalPrediction,
+    Prediction,
+    PredictionOptions,
+    RealPrediction,
+    sum_events,
+)
 from .tempered import (
     TemperedBernoulli,
     TemperedBernoulliLikelihood,
@@ -42,6 +49,7 @@ def temperature_scaled(
     linearised: bool | None = None,
     marginal: bool = False,
     per_example: bool = False,
+    smoothed: bool = False,
 ) -> FittedPosterior:
     """The posterior at the temperature of the least negative log-likelihood of validation data.
 
@@ -59,20 +67,15 @@ def temperature_scaled(
         linearised: as in `predict`.
         marginal: as in `predict`.
         per_example: as in `predict`.
+        smoothed: take each label of n rows for one that is right with probability 1 − 1/(n + 2) only [Platt 1999], so
+            that few rows which are all classified rightly do not ask for certainty, T → 0. Reals have no use for it.
     """
-    options = PredictionOptions(
-        num_samples=num_samples,
-        seed=seed,
-        max_rows=max_rows,
-        linearised=linearised,
-        marginal=marginal,
-        per_example=per_example,
-    )
+    options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example)
     posterior.predictor(options)  # refuses a form that it lacks
     result = duplicate(posterior)
     if isinstance(posterior.likelihood, GaussianLikelihood):
         factor = best(_real_scores(posterior, validation, options))
-        result.likelihood = with_noise_times(posterior.likelihood, factor)
+        result.likelihood = posterior.likelihood.with_noise_times(factor)
         return result.finished()
     settings = posterior.likelihood.settings
     if not isinstance(settings, Categorical | Bernoulli):
@@ -91,8 +94,12 @@ def temperature_scaled(
     draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
     labels = torch.cat(targets)
 
+    doubted = 1 / (len(labels) + 2) if smoothed else 0.0
+
     def score(temperature: float) -> float:
-        return mean_nll(tempered(settings, temperature).predictive(draws), labels)
+        prediction = tempered(settings, temperature).predictive(draws)
+        loss = mean_nll(prediction, labels)
+        return loss if not doubted else (1 - doubted) * loss + doubted * mean_nll_of_any(prediction)
 
     result.likelihood = tempered(settings, best(score))
     return result.finished()
@@ -121,18 +128,19 @@ def tempered(settings: Categorical | Bernoulli, temperature: float) -> BuiltLike
     return TemperedBernoulliLikelihood(TemperedBernoulli(temperature=temperature))
 
 
-def with_noise_times(likelihood: GaussianLikelihood, factor: float) -> GaussianLikelihood:
-    """The likelihood with its noise's standard deviations multiplied by `factor`, one noise per component."""
-    several = likelihood.num_components > 1
-    if likelihood.scale_tril is not None:
-        return likelihood.with_noise(covariance=factor**2 * likelihood.scale_tril @ likelihood.scale_tril.mT)
-    stds = [likelihood.std(draw).detach() for draw in range(likelihood.num_components)]
-    return likelihood.with_noise(std=factor * (torch.stack(stds) if several else stds[0]))
-
-
 def mean_nll(prediction: Prediction, targets: Tensor) -> float:
     """Mean negative log-likelihood in nats."""
     return -float(prediction.log_prob(targets).double().mean())
+
+
+def mean_nll_of_any(prediction: Prediction) -> float:
+    """Mean negative log-likelihood of labels drawn evenly from all classes, in nats."""
+    if isinstance(prediction, BernoulliPrediction):
+        logs = (prediction.log_probs + prediction.log_complements) / 2
+    else:
+        assert isinstance(prediction, CategoricalPrediction)
+        logs = prediction.log_probs.mean(prediction.class_axis)
+    return -float(sum_events(logs, 1).double().mean())
 
 
 def best(score: Callable[[float], float]) -> float:

@@ -2,13 +2,12 @@
 
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..data.registry import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
-from ..inference.laplace import Laplace
 from ..method import Method
 from ..registry import methods
 from ..storage import encode
@@ -76,13 +75,8 @@ class Settings:
 
 
 def compared_method(name: str) -> Method:
-    """A method as it is compared: its defaults, but Laplace predicts in closed form.
-
-    Around networks that fit their data well, draws of all weights leave the region where the quadratic holds; the
-    linearised prediction does not, and costs less.
-    """
-    method = methods()[name]
-    return replace(method, linearised=True) if isinstance(method, Laplace) else method
+    """A method as it is compared: with its defaults."""
+    return methods()[name]
 
 
 def is_table(name: str) -> bool:

@@ -25,6 +25,8 @@ class Family(ABC):
     light: ClassVar[bool] = True
     #: Whether factors are exponentials, and above 0.
     positive: ClassVar[bool] = False
+    #: The rate of dropout whose noise is as large as that of factors at the start.
+    initial_rate: ClassVar[float] = 1e-3
 
     @abstractmethod
     def law(self, mean: Tensor, std: Tensor) -> Distribution:
@@ -89,9 +91,7 @@ class NearOne:
     std: float = 0.1
 
     def __post_init__(self) -> None:
-        require_real(std=self.std)
-        if self.std < 0:
-            raise ConfigError(f"std must not be negative, got {self.std!r}")
+        require_positive(zero=True, std=self.std)
 
     def draw(self, shape: tuple[int, ...], family: Family, generator: torch.Generator) -> Tensor:
         """Where locations start."""

@@ -1,35 +1,27 @@
 """Noisy K-FAC: a matrix normal for every layer by natural gradients [Zhang et al. 2018]."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..errors import require_fraction
 from .noisy import NoisyOptimizer, damping
 
-
-class KnownRoots(NamedTuple):
-    """The roots of a weight's factors, and what they were computed from."""
-
-    inputs: Tensor
-    outputs: Tensor
-    inputs_version: int
-    outputs_version: int
-    damping: float
-    roots: tuple[Tensor, Tensor]
-
-    def of(self, inputs: Tensor, outputs: Tensor, damping: float) -> bool:
-        """Whether they are those of these factors, as they stand."""
-        same = self.inputs is inputs and self.outputs is outputs and self.damping == damping
-        return same and (self.inputs_version, self.outputs_version) == (inputs._version, outputs._version)
+#: A weight's factors, their versions and damping, and the roots that were computed from them.
+KnownRoots: TypeAlias = tuple[Tensor, Tensor, tuple[int, int, float], tuple[Tensor, Tensor]]
 
 
 class NoisyKFAC(NoisyOptimizer):
     """Algorithm 5 of BALI's appendix, with λ/N in the draw and π the balance of the factors' mean traces.
 
     Layers that multiply their inputs by a weight get Kronecker factors, bias included; other parameters get a
-    diagonal, from the squares of the batch's mean gradient. The first draws, before any step, are the means.
+    diagonal, from B times the square of the batch's mean gradient.
+
+    The factors' averages start at c π I and c / π I, with the π of the first step and c so that weights have the
+    standard deviation `initial_std`. As printed (`initial_std=None`) they start at 0 without a correction: the first
+    draw is the mean, and those of the next 1/β steps are up to 1/β times too wide.
 
     Args:
         params: parameters, or groups of them; a layer's weight and bias belong in one group.
@@ -38,10 +30,12 @@ class NoisyKFAC(NoisyOptimizer):
         beta: rate of the factors' moving averages.
         prior_std: √η, of the Normal prior around 0.
         kl_weight: λ; below 1 the posterior is colder.
+        initial_std: standard deviations to start from, the prior's at most; None starts averages at 0.
         seed: of the draws.
     """
 
     watches = True
+    recommended_lr = 2e-2
     sums = ("seen_inputs", "seen_outputs", "seen_rows")
 
     def __init__(
@@ -49,25 +43,37 @@ class NoisyKFAC(NoisyOptimizer):
         params: Iterable[Any],
         *,
         num_data: int,
-        lr: float = 1e-2,
+        lr: float = recommended_lr,
         beta: float = 0.05,
         prior_std: float = 1.0,
         kl_weight: float = 1.0,
+        initial_std: float | None = 0.05,
         seed: int = 0,
     ) -> None:
-        defaults = {
+        settings = {
+            "num_data": num_data,
+            "seed": seed,
             "lr": lr,
-            "beta": beta,
             "prior_std": prior_std,
-            "kl_weight": kl_weight,
-            "initial_std": 1.0,
+            "initial_std": initial_std,
         }
-        super().__init__(params, defaults, num_data=num_data, seed=seed)
+        super().__init__(params, **settings, beta=beta, kl_weight=kl_weight)
         self._known: dict[int, KnownRoots] = {}
+
+    @classmethod
+    def check(cls, settings: dict[str, Any]) -> None:
+        super().check(
+            {name: value for name, value in settings.items() if (name, value) != ("initial_std", None)}
+        )
+        require_fraction(zero=False, one=True, beta=settings["beta"])
 
     @property
     def _all(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
+        return [p for _, p in self.parameters()]
+
+    def moving(self) -> list[tuple[dict[str, Any], Tensor]]:
+        held = self._held()
+        return [(group, p) for group, p in self.parameters() if id(p) not in held]
 
     def _bias(self, p: Tensor) -> Tensor | None:
         """The bias that is the last column of a weight with factors."""
@@ -81,10 +87,12 @@ class NoisyKFAC(NoisyOptimizer):
         return {id(parameters[place]) for place in places if place >= 0}
 
     def initial_fisher(self, group: dict[str, Any]) -> float:
-        return 0.0
+        return 0.0 if group["initial_std"] is None else super().initial_fisher(group)
 
-    def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        return (self.fisher(p, group) + damping(group)) * (group["num_data"] / group["kl_weight"])
+    def std(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        if "fisher" in self.state[p] or group["initial_std"] is None:
+            return super().std(p, group)
+        return torch.full_like(p, min(group["initial_std"], group["prior_std"]))  # before any step
 
     # -- the factors ---------------------------------------------------------------------------------------------
 
@@ -115,19 +123,22 @@ class NoisyKFAC(NoisyOptimizer):
 
         They are computed once until the factors move; a matrix without a root gives NaN.
         """
-        state, root = self.state[p], damping(group) ** 0.5
-        inputs, outputs = state["inputs"], state["outputs"]
-        known = self._known.get(id(p))
-        if known is None or not known.of(inputs, outputs, root):
-            versions = inputs._version, outputs._version
-            known = KnownRoots(inputs, outputs, *versions, root, self._roots(inputs, outputs, root))
-            self._known[id(p)] = known
-        return known.roots
+        inputs, outputs, root = self.state[p]["inputs"], self.state[p]["outputs"], damping(group) ** 0.5
+        known, facts = self._known.get(id(p)), (inputs._version, outputs._version, root)
+        if known is None or known[0] is not inputs or known[1] is not outputs or known[2] != facts:
+            known = self._known[id(p)] = inputs, outputs, facts, self._roots(inputs, outputs, root)
+        return known[3]
+
+    def _first_factors(self, means: tuple[Tensor, Tensor], group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Averages to start from, whose draws have the standard deviation `initial_std`; 0 without one."""
+        gamma = damping(group)
+        scale = (max(0.0, self.initial_fisher(group)) + gamma) ** 0.5 - gamma**0.5  # c
+        balance = _balance(*means)[:, None, None]
+        eyes = [torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) for mean in means]
+        return scale * balance * eyes[0], scale / balance * eyes[1]
 
     def _roots(self, inputs: Tensor, outputs: Tensor, root: float) -> tuple[Tensor, Tensor]:
-        traces = [factor.diagonal(0, 1, 2).mean(-1) for factor in (inputs, outputs)]
-        balance = (traces[0] / traces[1].clamp(min=torch.finfo(inputs.dtype).tiny)).sqrt()  # π
-        balance = torch.where((traces[0] > 0) & (traces[1] > 0), balance, torch.ones_like(balance))
+        balance = _balance(inputs, outputs)
         first, second = inputs.clone(), outputs.clone()
         first.diagonal(0, 1, 2).add_((balance * root)[:, None])
         second.diagonal(0, 1, 2).add_((root / balance)[:, None])
@@ -136,14 +147,13 @@ class NoisyKFAC(NoisyOptimizer):
     # -- draws and steps -----------------------------------------------------------------------------------------
 
     def draw_all(self, generator: torch.Generator) -> None:
-        held = self._held()
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if "inputs" in state:
-                    self._draw_block(p, group, generator)
-                elif "fisher" in state and id(p) not in held:
-                    p.add_(self.noise(p, group, generator))
+        for group, p in self.moving():
+            if "inputs" in self.state[p]:
+                self._draw_block(p, group, generator)
+            elif "fisher" in self.state[p] or group["initial_std"] is not None:
+                for parameter in (p, self._bias(p)):
+                    if parameter is not None:
+                        parameter.add_(self.noise(parameter, group, generator))
 
     def _draw_block(self, p: Tensor, group: dict[str, Any], generator: torch.Generator) -> None:
         bias = self._bias(p)
@@ -161,57 +171,38 @@ class NoisyKFAC(NoisyOptimizer):
         if bias is not None:
             bias.add_(last.reshape(bias.shape))
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Move the means by the gradients of all passes since the last step.
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
+        if "seen_rows" in self.state[p]:
+            self._move_block(p, group)
+            return
+        fisher, gamma = self.fisher(p, group), damping(group)
+        fisher.lerp_(slope.square() * rows, group["beta"])
+        p.addcdiv_(slope - gamma * self.state[p]["drawn"], fisher + gamma, value=group["lr"])
 
-        Args:
-            closure: computes the loss and its gradients, and is called with a draw in the parameters.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad(), self.sampled():
-                loss = closure()
-        passes = max(self.param_groups[0]["passes"], 1)
-        drawn = {
-            id(p): self.state[p].pop("drawn") / passes if "drawn" in self.state[p] else p.clone()
-            for group in self.param_groups
-            for p in group["params"]
-        }
-        held = self._held()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None or id(p) in held:
-                    continue
-                if "seen_rows" in self.state[p]:
-                    self._move_block(p, drawn, group)
-                else:
-                    self.move(p, -p.grad, drawn[id(p)], group)
-        self.param_groups[0]["passes"] = 0
-        return loss
-
-    def _move_block(self, p: Tensor, drawn: dict[int, Tensor], group: dict[str, Any]) -> None:
+    def _move_block(self, p: Tensor, group: dict[str, Any]) -> None:
         state, gamma, beta = self.state[p], damping(group), group["beta"]
         rows = state.pop("seen_rows")
         # Gradients are those of a mean over the rows: sums of (g / B)(g / B)ᵀ, times B, are the mean of g gᵀ.
-        for key, mean in (
-            ("inputs", state.pop("seen_inputs") / rows),
-            ("outputs", state.pop("seen_outputs") * rows),
-        ):
-            state.setdefault(key, torch.zeros_like(mean)).lerp_(mean, beta)  # lines 8 and 9
+        means = state.pop("seen_inputs") / rows, state.pop("seen_outputs") * rows
+        if "inputs" not in state:
+            state["inputs"], state["outputs"] = self._first_factors(means, group)
+        state["inputs"].lerp_(means[0], beta)  # line 8
+        state["outputs"].lerp_(means[1], beta)  # line 9
         bias = self._bias(p)
         assert p.grad is not None
         slope = self.matrix(p, -p.grad, None if bias is None or bias.grad is None else -bias.grad)
-        held = self.matrix(p, drawn[id(p)], None if bias is None else drawn[id(bias)])
+        held = self.matrix(p, state["drawn"], None if bias is None else self.state[bias]["drawn"])
         right, left = self.roots(p, group)
         whole = slope - gamma * held  # line 12
         moved = _solved(_solved(whole, right).mT, left).mT  # Σ G R, as outputs × inputs
         self._add(p, bias, group["lr"] * moved)  # line 13
 
-    def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
-        fisher, gamma = self.fisher(p, group), damping(group)
-        fisher.lerp_(slope.square(), group["beta"])
-        p.addcdiv_(slope - gamma * drawn, fisher + gamma, value=group["lr"])
+
+def _balance(inputs: Tensor, outputs: Tensor) -> Tensor:
+    """π, the root of the ratio of mean traces, [G]; 1 where a factor is 0."""
+    first, second = (factor.diagonal(0, 1, 2).mean(-1) for factor in (inputs, outputs))
+    balance = (first / second.clamp(min=torch.finfo(inputs.dtype).tiny)).sqrt()
+    return torch.where((first > 0) & (second > 0), balance, torch.ones_like(balance))
 
 
 def _root(matrices: Tensor) -> Tensor:

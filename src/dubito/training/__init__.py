@@ -3,6 +3,7 @@
 from ..fitting import Run as Run
 from ..processes import Processes as Processes
 from ..processes import current as current
+from .auto import AutoTraining as AutoTraining
 from .contract import Loss as Loss
 from .contract import ObjectiveLike as ObjectiveLike
 from .contract import Stepper as Stepper

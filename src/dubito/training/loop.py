@@ -21,6 +21,7 @@ from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..fitting import Run
 from ..inputs import Batch, TensorOptions, map_tensors
 from ..layers.shell import seeded
+from ..metrics.paired import wins
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
@@ -31,6 +32,8 @@ from .settings import Training
 
 #: A gradient norm this many times the usual one is reported.
 EXPLOSION = 1e3
+#: A difference in validation loss that nobody would act on, in nats a row.
+NEGLIGIBLE = 0.005
 
 
 @dataclass
@@ -45,7 +48,10 @@ class RunProgress:
         rows: rows seen in it.
         history: one record per epoch.
         best: the lowest validation loss.
+        best_step: the steps made when it was seen.
         waited: epochs since then.
+        judged: the steps made at the last validation; −1 before the first.
+        score: the loss of the last validation.
         done: whether the run has ended.
     """
 
@@ -56,7 +62,10 @@ class RunProgress:
     rows: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
     best: float | None = None
+    best_step: int = 0
     waited: int = 0
+    judged: int = -1
+    score: float | None = None
     done: bool = False
 
 
@@ -82,6 +91,8 @@ class Loop:
         self.stepper = objective.stepper(training, self.plan, self.processes, run.seed)
         self.progress = RunProgress()
         self.best_state: dict[str, Tensor] = {}
+        #: Losses of the validation rows at the best state and at the last one judged; kept by the first process.
+        self.row_losses: dict[str, Tensor] = {}
         self.pending: tuple[StepRecord, HostCopy, HostCopy | None] | None = None
         self.norms: list[float] = []
         self.warned = self.interrupted = False
@@ -127,9 +138,11 @@ class Loop:
             shown = self.run.progress if self.processes.first else False
             self.bar = Bar(self.plan.total, shown, title, done=self.progress.step)
             with self.bar.open():
+                if self._due(start=True):
+                    self._judge()
                 while not self.progress.done:
                     yield from self._epoch()
-        if self.best_state:
+        if self.best_state and not self._last_is_preferred():
             checkpoint.put(self.objective.draft.stored(), self.best_state)
         self.processes.broadcast(list(self.objective.draft.stored().values()))
         return self.progress.history
@@ -145,6 +158,12 @@ class Loop:
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
                 raise Interrupted(self._farewell())
+            if self._due():
+                self.read_terms()
+                self.stepper.settle(self.progress.step)
+                self._judge()
+                if self._patience_is_over():
+                    break
             self._save_if_due()
         self.read_terms()
         self._close_epoch()
@@ -233,21 +252,60 @@ class Loop:
             "kl": kl,
         }
         if self.run.validation is not None:
-            entry["validation_nll"] = score = self._validate(stopping.num_samples if stopping else 8)
-            if math.isnan(score):
-                raise TrainingError(self._diagnosis("validation_nll", score, state.step))
-            if stopping and (state.best is None or score < state.best - stopping.margin):
-                state.best, state.waited = score, 0
-                stored = self.objective.draft.stored()
-                self.best_state = {name: tensor.detach().clone() for name, tensor in stored.items()}
-            elif stopping:
-                state.waited += 1
+            if state.judged < state.step and (over or stopping is None or stopping.every is None):
+                self._judge()
+            if state.score is not None:
+                entry["validation_nll"] = state.score
+            if stopping and state.best is not None:
+                entry |= {"best_nll": state.best, "best_step": state.best_step}
+                before = state.history[-1]["step"] if state.history else 0
+                state.waited = 0 if state.best_step > before else state.waited + 1
         state.history.append(entry)
         state.passes, state.sums, state.rows = 0, [0.0, 0.0, 0.0], 0
-        state.done = over or bool(stopping and state.waited >= stopping.patience)
+        state.done = over or self._patience_is_over()
         if state.done and not self.best_state and (name := self._unsound()):
             raise TrainingError(self._diagnosis(name, "NaN or infinite", state.step))
         self._save() if state.done else self._save_if_due()
+
+    def _due(self, start: bool = False) -> bool:
+        """Whether a validation is due between the ends of epochs, or before the first step."""
+        state, stopping = self.progress, self.training.early_stopping
+        if stopping is None or self.run.validation is None:
+            return False
+        if start:
+            return stopping.start and state.judged < 0
+        return stopping.every is not None and state.step - max(state.judged, 0) >= stopping.every
+
+    def _judge(self) -> None:
+        """Validate the present state, and keep it where it is the best."""
+        state, stopping = self.progress, self.training.early_stopping
+        state.score = score = self._validate(stopping.num_samples if stopping else 8)
+        state.judged = state.step
+        if math.isnan(score):
+            raise TrainingError(self._diagnosis("validation_nll", score, state.step))
+        if stopping and (state.best is None or score < state.best - stopping.margin):
+            state.best, state.best_step = score, state.step
+            self.row_losses["best"] = self.row_losses.get("last", torch.empty(0))
+            stored = self.objective.draft.stored()
+            self.best_state = {name: tensor.detach().clone() for name, tensor in stored.items()}
+
+    def _last_is_preferred(self) -> bool:
+        """Whether the last state stays, since the best one is not better by more than chance."""
+        state, stopping = self.progress, self.training.early_stopping
+        if not (stopping and stopping.last and state.judged == state.step):
+            return False
+        best, last = (self.row_losses.get(name, torch.empty(0)) for name in ("best", "last"))
+        # the best of many states is favoured by chance: two standard errors
+        lost = self.processes.first and wins(best, last, NEGLIGIBLE, errors=2.0)
+        return not self.processes.broadcast_json(lost, self.device)
+
+    def _patience_is_over(self) -> bool:
+        state, stopping = self.progress, self.training.early_stopping
+        if stopping is None:
+            return False
+        if stopping.steps is None:
+            return state.waited >= stopping.patience
+        return state.judged >= 0 and state.step - state.best_step >= stopping.steps
 
     @torch.no_grad()
     def _validate(self, num_samples: int) -> float:
@@ -257,15 +315,17 @@ class Loop:
         """
         assert self.run.validation is not None
         draft, rows = self.objective.draft, 0
-        sums: list[Tensor] = []
+        losses: list[Tensor] = []
         with reading(
             self.run.validation, self.run.seed, "validation", self.progress.epoch, device=self.device
         ):
             for batch in self.run.validation.batches(1024) if self.processes.first else ():
                 prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
-                sums.append(prediction.log_prob(batch.targets).sum())
+                losses.append(-prediction.log_prob(batch.targets))
                 rows += len(batch.targets)
-        total = -sum(torch.stack(sums).tolist()) if sums else 0.0
+        total = sum(torch.stack([part.sum() for part in losses]).tolist()) if losses else 0.0
+        if losses:
+            self.row_losses["last"] = torch.cat(losses)
         return self.processes.broadcast_json(total / max(rows, 1), self.device)
 
     # -- what may go wrong ---------------------------------------------------------------------------------
@@ -329,6 +389,7 @@ class Loop:
             **{f"draft/{name}": tensor for name, tensor in self.objective.draft.stored().items()},
             **{f"stepper/{name}": tensor for name, tensor in tensors.items()},
             **{f"best/{name}": tensor for name, tensor in self.best_state.items()},
+            **{f"losses/{name}": tensor for name, tensor in self.row_losses.items()},
         }
         content = {"fingerprint": self.expected, "progress": vars(self.progress), "stepper": facts}
         checkpoint.save(self.run.checkpoint, everything, content)
@@ -358,6 +419,7 @@ class Loop:
         checkpoint.put(self.objective.draft.stored(), checkpoint.part(tensors, "draft"))
         self.stepper.restore(checkpoint.part(tensors, "stepper"), content["stepper"])
         self.best_state = checkpoint.part(tensors, "best")
+        self.row_losses = checkpoint.part(tensors, "losses")
 
     def _planned(self) -> Plan:
         source, training = self.source, self.training

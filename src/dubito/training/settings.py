@@ -1,21 +1,15 @@
 """How to train: frozen settings that check themselves."""
 
 from dataclasses import dataclass
-from numbers import Real
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigError, require_count, require_positive
+from ..errors import ConfigError, require_count, require_flag, require_positive
 from ..precision import Precision, require_precision
 from .optimizers import Adam, OptimizerSettings
 from .schedules import Constant, Schedule
 
-
-def _require_not_negative(**values: float) -> None:
-    """Refuse settings that are not finite numbers of at least zero."""
-    for name, value in values.items():
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and 0 <= value < float("inf")):
-            raise ConfigError(f"{name} must be a finite number that is not negative, got {value!r}")
+if TYPE_CHECKING:
+    from .auto import AutoTraining
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +27,7 @@ class KL:
     every: Literal["step", "epoch"] | int = "step"
 
     def __post_init__(self) -> None:
-        _require_not_negative(weight=self.weight, warmup=self.warmup)
+        require_positive(zero=True, weight=self.weight, warmup=self.warmup)
         if self.every not in ("step", "epoch"):
             require_count(every=self.every)
 
@@ -54,15 +48,28 @@ class EarlyStopping:
         patience: epochs without a better loss before the run ends.
         margin: how much lower a loss must be to count as better.
         num_samples: draws per validation.
+        steps: steps without a better loss before the run ends, in place of `patience`.
+        every: steps between validations; None validates at the end of each epoch.
+        start: validate the state that the run starts from, too: it may be the best.
+        last: prefer the last state: go back only where the best one's loss is lower by more than two paired standard
+            errors over the validation rows, and by .005 nats.
     """
 
     patience: int = 10
     margin: float = 0.0
     num_samples: int = 8
+    steps: int | None = None
+    every: int | None = None
+    start: bool = False
+    last: bool = False
 
     def __post_init__(self) -> None:
         require_count(patience=self.patience, num_samples=self.num_samples)
-        _require_not_negative(margin=self.margin)
+        for name in ("steps", "every"):
+            if (value := getattr(self, name)) is not None:
+                require_count(**{name: value})
+        require_flag(start=self.start, last=self.last)
+        require_positive(zero=True, margin=self.margin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,11 +131,9 @@ class Training:
         for name in ("variational_lr", "clip_norm"):
             if (value := getattr(self, name)) is not None:
                 require_positive(**{name: value})
-        for name in ("warmup", "weight_decay", "checkpoint_minutes"):
-            _require_not_negative(**{name: getattr(self, name)})
-        for name in ("compile", "channels_last"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        require_positive(zero=True, warmup=self.warmup, weight_decay=self.weight_decay)
+        require_positive(zero=True, checkpoint_minutes=self.checkpoint_minutes)
+        require_flag(compile=self.compile, channels_last=self.channels_last)
         if isinstance(self.kl, int | float) and not isinstance(self.kl, bool):
             object.__setattr__(self, "kl", KL(weight=float(self.kl)))
         require_precision(self.precision)
@@ -148,3 +153,10 @@ class Training:
             value = getattr(self, name)
             if not (isinstance(value, kind) or (value is None and name in optional)):
                 raise ConfigError(f"{name} must be {known}, got {value!r}")
+
+    @staticmethod
+    def auto(**settings: Any) -> "AutoTraining":
+        """The protocol that trains any method with the help of validation rows; see `AutoTraining` for its settings."""
+        from .auto import AutoTraining
+
+        return AutoTraining(**settings)

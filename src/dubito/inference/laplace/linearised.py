@@ -23,7 +23,7 @@ from ...layers.form import Product
 from ...layers.record import recorded
 from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood, at_least_float
-from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
+from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction
 from .covariance import slices
 from .output_gradients import OutputGradients, Reading
 from .shares import BlockNormals, BlockShares
@@ -246,9 +246,9 @@ def predictive(
             those of one draw, 0.
     """
     outputs = at_least_float(outputs)
+    if isinstance(likelihood, GaussianLikelihood):
+        return likelihood.predictive([outputs], covariance.unsqueeze(0))
     point = likelihood.predictive([outputs])
-    if isinstance(point, RealPrediction):
-        return dataclasses.replace(point, mean_covariances=covariance.unsqueeze(0))
     variance = covariance.reshape(outputs.shape)
     # E[Φ(λ f)] = Φ(λ μ / √(1 + λ² v)), with λ² = π/8 for the sigmoid  [MacKay 1992]
     shrunk = likelihood.predictive([outputs / (1 + math.pi / 8 * variance).sqrt()])
@@ -263,11 +263,17 @@ def predictive(
 
 
 def closed_prediction(
-    read: Linearised, likelihood: BuiltLikelihood, inputs: Inputs, normals: BlockNormals, max_rows: int
+    read: Linearised,
+    likelihood: BuiltLikelihood,
+    inputs: Inputs,
+    normals: BlockNormals,
+    max_rows: int,
+    scale: float = 1.0,
 ) -> Prediction:
-    """The prediction of checked rows in closed form."""
+    """The prediction of checked rows in closed form, of a posterior whose standard deviations are times `scale`."""
     axis = likelihood.settings.class_axis if isinstance(likelihood, CategoricalLikelihood) else None
     outputs, (values,) = read(inputs, [normals], max_rows, pairs=needs_pairs(likelihood), class_axis=axis)
+    values = values * scale**2
     if axis is None:
         return predictive(likelihood, outputs, values)
     sets = outputs.movedim(axis, -1)

@@ -1,6 +1,7 @@
 """The Laplace posterior: a Gaussian around the network's weights, block by block."""
 
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,11 +21,14 @@ from ...likelihoods import GaussianLikelihood, at_least_float
 from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors
 from ...prediction import Prediction, PredictionOptions
+from ...sources import Source
+from ...summary import Summary
 from .joint import Joint, joint_outputs
 from .linearised import Linearised, closed_prediction
 from .structures import BlockTensors, Diagonal, Structure, one_group
-from .tuning import Evidence, best_prior, best_scale
+from .tuning import Evidence, best_prior
 from .update import updated
+from .validation import best_scale, chosen_precision, described
 
 #: Data scales that validation chooses from, over the number of data: half decades.
 SCALES = tuple(10 ** (power / 2) for power in range(-6, 9))
@@ -36,8 +40,12 @@ class LaplacePosterior(BlockPosterior):
     `details` holds the plain facts: the blocks, the number of data N, the data scale N_s, the prior precision τ
     (one number, or one per block), the log-likelihood of the data at w*, and for real targets their squared
     errors; `noise_factor` is the factor of the noise's variance since the curvature was taken, by which the
-    curvature has shrunk.
+    curvature has shrunk; `precision_choice`, where validation rows chose τ, holds what was tried (`grid`, with the
+    mean `losses` of a row against the network itself, their `standard_errors` and the epistemic `shares`), what was
+    `taken`, and whether that is `no_uncertainty`.
     """
+
+    scalable = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -58,7 +66,10 @@ class LaplacePosterior(BlockPosterior):
         centre = self.weights()
 
         def drawn(block: Block, generator: torch.Generator | None) -> dict[str, Tensor]:
-            matrices = [part.rsample(generator=generator) for part in self.normals(block.name, centre)]
+            parts = self.normals(block.name, centre)
+            matrices = [part.rsample(generator=generator) for part in parts]
+            if self.scale != 1:
+                matrices = [torch.lerp(p.mean, m, self.scale) for p, m in zip(parts, matrices, strict=True)]
             stacked = matrices[0] if len(matrices) == 1 else torch.stack(matrices)
             shape = (block.groups, block.rows, block.columns)
             return block.tensors(stacked.reshape(shape).to(centre[block.weight].dtype))
@@ -68,7 +79,7 @@ class LaplacePosterior(BlockPosterior):
     def root(self, block: Block) -> TwoSided | None:
         normal = self.normals(block.name)[0]
         same = normal.mean.dtype == self.network.get_parameter(block.weight).dtype
-        return normal.two_sided() if isinstance(normal, EigenbasisNormal) and same else None
+        return normal.two_sided(self.scale) if isinstance(normal, EigenbasisNormal) and same else None
 
     def block(self, name: str) -> Distribution:
         """The distribution of one layer: of its weight with the bias as the last column.
@@ -78,11 +89,16 @@ class LaplacePosterior(BlockPosterior):
         """
         if name not in self.blocks:
             raise unknown_name("block", name, self.blocks)
-        parts = self.normals(name)
+        parts, squared = self.normals(name), self.scale**2
+        if squared == 0:
+            raise ConfigError("a posterior scaled by 0 has no density; ask the one before scaled(0)")
+        if squared != 1:  # P over s² is that of N_s over s² rows under τ over s²
+            prior = self.prior_precisions[name] / squared
+            parts = [part.rescaled(num_data=part.num_data / squared, prior_precision=prior) for part in parts]
         return parts[0] if len(parts) == 1 else GroupedNormal(parts)
 
     def normals(self, name: str, weights: Mapping[str, Tensor] | None = None) -> tuple[StructuredNormal, ...]:
-        """The distributions of one block's matrices, built on first use and after the posterior was moved."""
+        """The distributions of one block's matrices at scale 1, built on first use and anew after a move."""
         block = self.blocks[name]
         centre = self.weights() if weights is None else weights
         state = tuple(
@@ -169,6 +185,11 @@ class LaplacePosterior(BlockPosterior):
             f"trace, {facts['negative']:.0%} of D negative"
         )
 
+    def summary(self) -> Summary:
+        """Which layer holds what, and how validation rows chose the prior precision."""
+        choice = self.details.get("precision_choice")
+        return dataclasses.replace(super().summary(), notes=(described(choice),) if choice else ())
+
     # -- predictions ---------------------------------------------------------------------------------------
 
     @property
@@ -181,13 +202,13 @@ class LaplacePosterior(BlockPosterior):
             inputs = self.readable(inputs)
             normals = partial(self.normals, weights=self.weights())
             read, likelihood = self.linearised(inputs), self.likelihood
-            return closed_prediction(read, likelihood, inputs, normals, options.max_rows)
+            return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale)
 
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
 
-        They are the network's outputs, before the likelihood's noise. Where inputs require gradients, mean and
-        covariance are differentiable in them, as acquisition functions ask.
+        They are the network's outputs, before the likelihood's noise, in the targets' units. Where inputs require
+        gradients, mean and covariance are differentiable in them, as acquisition functions ask.
 
         Args:
             inputs: what the network reads.
@@ -197,7 +218,12 @@ class LaplacePosterior(BlockPosterior):
             rows = self.readable(inputs)
             rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
-            return Joint(*joint_outputs(self.linearised(rows), rows, normals))
+            mean, covariance = joint_outputs(self.linearised(rows), rows, normals)
+            covariance = covariance * self.scale**2
+            if isinstance(self.likelihood, GaussianLikelihood) and self.likelihood.scale is not None:
+                scale = self.likelihood.scale.expand_as(mean).flatten()
+                mean, covariance = self.likelihood.restored(mean), covariance * scale.unsqueeze(1) * scale
+            return Joint(mean, covariance)
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
@@ -234,7 +260,8 @@ class LaplacePosterior(BlockPosterior):
     def log_marginal_likelihood(self) -> float:
         """Log p(D) ≈ log p(D|w*) + log p(w*) − ½ log|P| + P/2 log 2π, in nats, of all data together.
 
-        It judges the model, so the data scale in it is the number of data, whatever validation chose.
+        It judges the model, as `tuned` does: the data scale in it is the number of data, whatever validation chose, and
+        the posterior's scale is 1.
         """
         return self.log_likelihood + self.evidence().log_occam(self.prior_precisions)
 
@@ -286,10 +313,16 @@ class LaplacePosterior(BlockPosterior):
             raise ConfigError("tuned(prior=False) leaves nothing to choose; give noise=True or validation=")
         with torch.inference_mode(False):
             changes = best_prior(self, prior=prior, per_layer=per_layer, noise=noise)
+            if prior:
+                changes["precision_choice"] = None
             tuned = self._with(data_scale=self.num_data, **changes)
             if validation is None:
                 return tuned
             return tuned._with(data_scale=best_scale(tuned, self, validation, scales, max_rows))
+
+    def with_chosen_precision(self, validation: Source, seed: int) -> "LaplacePosterior":
+        """The posterior under the prior precision that checked validation rows choose; `details` say how."""
+        return self._with(**chosen_precision(self, validation, seed))
 
     def update(self, data: Any, *, num_data: int | None = None, seed: int = 0) -> "LaplacePosterior":
         """The posterior after more data, around the same weights and under the same prior.
@@ -321,7 +354,7 @@ class LaplacePosterior(BlockPosterior):
         other.details = {**self.details, **details}
         if noise != 1:
             assert isinstance(other.likelihood, GaussianLikelihood)
-            other.likelihood = other.likelihood.with_noise(std=other.likelihood.std().detach() * noise**0.5)
+            other.likelihood = other.likelihood.with_noise_times(noise**0.5)
         return other
 
 
