@@ -669,14 +669,14 @@ MUTANTS = (
         "inference/laplace/covariance.py",
         "(sets - sets.mean(2, keepdim=True)).square_()",
         "(sets - sets.mean(1, keepdim=True)).square_()",
-        "inference/test_inference_laplace_classes.py",
+        "inference/test_inference_laplace_classes.py::test_last_layers_of_every_kind",
         "logits are centred over positions in place of classes",
     ),
     mutant(
         "inference/laplace/shares.py",
         "centred = centred + before * len(some) / seen * variance(change)",
         "centred = centred + len(some) / seen * variance(change)",
-        "inference/test_inference_laplace_classes.py",
+        "inference/test_inference_laplace_classes.py::test_last_layers_of_every_kind",
         "groups of classes are merged with a weight that forgets how many came before",
     ),
     mutant(
