@@ -120,9 +120,9 @@ GAP_EXPERIMENT = Experiment(
     run=run_cells,
     shares=shared_by,
 )
-NLL = Metric("difference", "NLL less MAP's", lower_is_better=True)
-AUROC = Metric("auroc_total", "AUROC, shuffled columns", lower_is_better=False)
-COVERAGE = Metric("coverage_90", "coverage of 90 % intervals", lower_is_better=False)
+NLL = Metric(name="difference", title="NLL less MAP's", lower_is_better=True)
+AUROC = Metric(name="auroc_total", title="AUROC, shuffled columns", lower_is_better=False)
+COVERAGE = Metric(name="coverage_90", title="coverage of 90 % intervals", lower_is_better=False)
 COMMON = {"paper": "the project's own", "plus_minus": "standard error over splits", "published": {}}
 TABLES = (
     Table(
