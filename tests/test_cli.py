@@ -15,16 +15,18 @@ from dubito.cli import main, make_parser
 SOURCE = Path(dubito.__file__).parent.parent
 
 
-def test_compare_prints_a_table_sentences_and_paths(tmp_path, capsys):
+def test_compare_prints_a_plan_a_verdict_a_table_and_paths(tmp_path, capsys):
     arguments = ["compare", "wine", "--methods", "map,mc-dropout", "--epochs", "3", "--out", str(tmp_path)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     for text in (
         "wine: classification (the data set's own)",
         "network: mlp(",
-        "accuracy",
+        "2 methods × 1 split = 2 fits of at most 6 steps each",
+        "expected: about ",
         "map: ",
-        "mc-dropout: ",
+        "Take m",
+        "accuracy",
     ):
         assert text in printed
     assert f"page: {tmp_path / 'report.html'}" in printed
@@ -47,7 +49,7 @@ def test_a_method_that_fails_makes_the_exit_code_1(tmp_path, capsys, monkeypatch
     monkeypatch.setattr(dubito.MeanField, "fit_prepared", broken)
     arguments = ["compare", "wine", "--methods", "mean-field,map", "--epochs", "2", "--out", str(tmp_path)]
     assert main(arguments) == 1
-    assert "mean-field failed: no [layer] to treat" in capsys.readouterr().out
+    assert "mean-field: failed: no [layer] to treat" in capsys.readouterr().out
 
 
 def test_lists(capsys):
