@@ -19,9 +19,10 @@ from ..data.loading import OWN_SPLITS
 from ..errors import ConfigError, Interrupted, require_count
 from ..fitting import prepare
 from ..jobs import Backend
-from ..method import Method, require_training
+from ..method import Method
 from ..registry import methods as known_methods
 from ..storage import encode
+from ..training import AutoTraining
 from ..version import __version__
 from .folder import FitRecord, Folder, MethodRow, StoredResult
 from .live import Board
@@ -31,7 +32,7 @@ from .replicates import Standing, pooled
 from .settings import Settings, compared_method, is_table
 from .shift import wanted
 from .task import Task
-from .verdict import Verdict, differences, rows_in_words
+from .verdict import REFERENCE, Verdict, differences, rows_in_words
 from .work import task_of, work
 
 #: A fit: a method's name and a split's number.
@@ -166,7 +167,6 @@ def check_splits(settings: Settings) -> None:
 def check(task: Task, settings: Settings) -> None:
     """Find before any work starts what every method would stumble over."""
     rows = tuple(tensor[:8] for tensor in task.train)
-    require_training(settings.training)
     prepare(task.network.build(settings.seed), rows, task.likelihood, seed=settings.seed, progress=False)
 
 
@@ -184,13 +184,11 @@ class Course:
     def __init__(
         self, chosen: Mapping[str, Method], settings: Settings, task: Task, folder: Folder, runner: Runner
     ) -> None:
-        self.chosen, self.settings, self.task, self.folder, self.runner = (
-            chosen,
-            settings,
-            task,
-            folder,
-            runner,
-        )
+        self.shared = isinstance(settings.training, AutoTraining)  # one MAP fit, on which the others stand
+        if self.shared and REFERENCE not in chosen:
+            chosen = {REFERENCE: compared_method(REFERENCE), **chosen}
+        self.chosen, self.settings, self.task = chosen, settings, task
+        self.folder, self.runner = folder, runner
         seconds = settings.fit_seconds(len(chosen), runner.count)
         self.by_split = {split: settings.of_split(split, seconds) for split in settings.splits}
         self.folders = {split: folder.of_split(split, settings.splits[0]) for split in settings.splits}
@@ -232,12 +230,14 @@ class Course:
         return self.summed()
 
     def _ended(self, waiting: Sequence[Fit]) -> Iterator[StoredResult]:
-        """The results of all fits that wait, as they end."""
-        yield from self.runner.each([self._job(fit) for fit in waiting])
+        """The results of all fits that wait, as they end; those that others stand on come first."""
+        first = [fit for fit in waiting if self.shared and fit[0] == REFERENCE]
+        for fits in (first, [fit for fit in waiting if fit not in first]):
+            yield from self.runner.each([self._job(fit) for fit in fits])
 
     def _job(self, fit: Fit) -> tuple[Any, ...]:
-        name, split = fit
-        return name, self.by_split[split], self.folders[split].path, self.digests[fit], self.runner.threads
+        (name, split), threads = fit, self.runner.threads
+        return name, self.by_split[split], self.folders[split].path, self.digests[fit], threads
 
     def summed(self) -> Comparison:
         """The comparison so far, written beside the rows: of the splits that all methods have finished."""

@@ -13,10 +13,10 @@ from ..method import Method
 from ..registry import methods
 from ..storage import encode
 from ..storage.files import json_checksum
-from ..training import Training
+from ..training import AutoTraining, Training
 
 #: What a comparison trains with where nothing else is asked for.
-DEFAULT_TRAINING = Training(iterations=2000, batch_size=64, lr=2e-3)
+DEFAULT_TRAINING = Training.auto()
 #: The part of a budget for the whole command that training may take; judging and loading have the rest.
 TRAINING_SHARE = 0.8
 #: Raised when a change of the code changes the numbers, so that old rows no longer count.
@@ -37,7 +37,7 @@ class Settings:
         ood: names or paths of other data sets, as out-of-distribution rows too.
         corrupt: judge under shift as well; None does so where it costs little.
         model: `package.module:factory` of a network of one's own; None takes one that suits the data.
-        training: the same for every method.
+        training: the same for every method: the protocol, where all stand on one MAP fit, or one's own.
         budget: seconds for all methods together, shared equally; a fit that has spent its share stops.
         budget_per_method: CPU seconds for each method instead.
         seed: of everything random.
@@ -53,7 +53,7 @@ class Settings:
     ood: tuple[str, ...] = ()
     corrupt: bool | None = None
     model: str | None = None
-    training: Training = DEFAULT_TRAINING
+    training: Training | AutoTraining = DEFAULT_TRAINING
     budget: float | None = None
     budget_per_method: float | None = None
     seed: int = 0
@@ -72,8 +72,10 @@ class Settings:
                 require_positive(**{name: value})
         if self.budget is not None and self.budget_per_method is not None:
             raise ConfigError("give budget or budget_per_method, got both")
-        if not isinstance(self.training, Training):
-            raise ConfigError(f"training must be a Training(...), got {self.training!r}")
+        if not isinstance(self.training, Training | AutoTraining):
+            raise ConfigError(
+                f"training must be a Training(...) or Training.auto(...), got {self.training!r}"
+            )
 
     def fit_seconds(self, num_methods: int, jobs: int = 1) -> float | None:
         """CPU seconds that the training of one method on one split may take; None for no limit.

@@ -5,26 +5,29 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from .. import jobs, models
+from .. import jobs, models, protocol
 from ..errors import DubitoError, DubitoWarning, Interrupted, TrainingError
 from ..inference.map import MAP
 from ..inputs import TensorOptions
 from ..likelihoods import Gaussian
+from ..loading import load
 from ..posterior import Posterior
 from ..prediction import Prediction
-from ..training import Account, Training, accounted, clock_of, listened
+from ..training import Account, AutoTraining, Training, accounted, clock_of, listened
 from . import live
 from .evidence import JudgedPredictions, evidence, metrics_of
 from .folder import FitRecord, Folder, MethodRow, StoredResult
 from .settings import Settings, compared_method
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
+from .verdict import REFERENCE
 
 
 def task_of(settings: Settings) -> Task:
@@ -44,14 +47,7 @@ def warmed() -> None:
     MAP().fit(network, (rows, rows), Gaussian(), training=Training(iterations=1), progress=False)
 
 
-def work(
-    name: str,
-    settings: Settings,
-    path: Path,
-    checksum: str,
-    threads: int = 1,
-    point: Path | None = None,
-) -> StoredResult:
+def work(name: str, settings: Settings, path: Path, checksum: str, threads: int = 1) -> StoredResult:
     """Train and judge one method on one split and keep the result in the split's folder.
 
     Args:
@@ -60,7 +56,6 @@ def work(
         path: the folder.
         checksum: of all that decides the numbers.
         threads: of PyTorch.
-        point: the folder of the MAP fit that methods stand on; None where each trains by itself.
     """
     folder = Folder(path)
     with jobs.alone():
@@ -93,21 +88,24 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Sto
         accounted(account),
     ):
         warnings.simplefilter("always", DubitoWarning)
-        posterior = method.fit(
-            network,
-            task.train,
-            task.likelihood,
-            training=settings.training,
-            validation=tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
-            checkpoint=folder.work(name, "ckpt", checksum),
-            seed=settings.seed,
-            progress=False,
-        )
+        options = {
+            "validation": tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
+            "checkpoint": folder.work(name, "ckpt", checksum),
+            "seed": settings.seed,
+            "progress": False,
+        }
+        if isinstance(settings.training, AutoTraining) and name != REFERENCE:
+            options["point"], shared = standing(folder, network)
+            fitted = partial(protocol.fit, method, auto=settings.training)
+        else:
+            fitted, shared = partial(method.fit, training=settings.training), 0.0
+        posterior = fitted(network, task.train, task.likelihood, **options)
         seconds = account.spent()
     notes = [str(item.message) for item in caught if issubclass(item.category, DubitoWarning)]
     fit = FitRecord(
         split=settings.splits[0],
         seconds=round(seconds, 2),
+        shared_seconds=shared,
         ended=ended(account.endings),
         chosen=chosen(posterior),
         **steps_of(posterior.history),
@@ -115,6 +113,14 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Sto
     result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings, checksum)
     posterior.save(folder.posterior(name))
     return result
+
+
+def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
+    """The MAP fit of a split, on which its other methods stand, and the seconds that it took."""
+    result = folder.result(REFERENCE)
+    if result is None:
+        raise TrainingError(f"it stands on the fit of {REFERENCE}, which failed")
+    return load(folder.posterior(REFERENCE), network), result.row.seconds
 
 
 def judged(
