@@ -14,9 +14,8 @@ import torch
 from rich.console import Console
 
 from .. import jobs as shared
-from ..data.catalogue import ENTRIES
-from ..data.loading import OWN_SPLITS
-from ..errors import ConfigError, Interrupted, require_count
+from ..data.loading import check_splits
+from ..errors import Interrupted, require_count
 from ..fitting import prepare
 from ..jobs import Backend
 from ..method import Method
@@ -29,7 +28,7 @@ from .live import Board
 from .new_rows import RowReader
 from .plan import plan
 from .replicates import Standing, pooled
-from .settings import Settings, compared_method, is_table
+from .settings import Settings, compared_method
 from .shift import wanted
 from .task import Task
 from .verdict import REFERENCE, Verdict, differences, rows_in_words
@@ -83,30 +82,24 @@ class Runner:
     @property
     def count(self) -> int:
         """Fits at a time, as far as it is known: a cluster's are not."""
-        if self.jobs == -1 and self.backend == "local":
-            return shared.load_joblib().cpu_count()
-        return max(1, self.jobs or 1)
+        every = self.jobs == -1 and self.backend == "local"
+        return shared.load_joblib().cpu_count() if every else max(1, self.jobs or 1)
 
     def each(self, fits: Sequence[tuple[Any, ...]]) -> Iterator[StoredResult]:
         """What each job left, as they end; a job whose process dies is a failure like any other."""
-        if not fits:
-            return
-        ended = set()
+        left = {(name, settings.splits[0]): (name, settings, *others) for name, settings, *others in fits}
         try:
             options = {"jobs": self.jobs, "backend": self.backend, "scheduler": self.scheduler}
-            for result in shared.each(work, fits, **options):  # pyright: ignore[reportArgumentType]
-                ended.add(fit_of(result))
+            for result in shared.each(work, fits, **options) if fits else ():  # pyright: ignore
+                del left[fit_of(result)]
                 yield result
         except shared.worker_deaths():
             # Which one died is not told: those left are tried again, each in a pool of its own.
-            for arguments in (
-                arguments for arguments in fits if (arguments[0], arguments[1].splits[0]) not in ended
-            ):
+            for (name, split), arguments in left.items():
                 try:
                     yield from shared.each(work, [arguments], jobs=2)
                 except shared.worker_deaths() as error:
-                    fit = FitRecord(split=arguments[1].splits[0])
-                    row = MethodRow(arguments[0], {}, failure=_death(error), fits=(fit,))
+                    row = MethodRow(name, {}, failure=_death(error), fits=(FitRecord(split=split),))
                     yield StoredResult(row, {}, arguments[3])
 
 
@@ -141,27 +134,13 @@ def compare(
         settings = Settings(data=settings)
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
-    check_splits(settings)
+    check_splits(settings.data, settings.splits)
     chosen = {name: compared_method(name) for name in (methods or known_methods())}
     task = task_of(settings.of_split(settings.splits[0], None))
     check(task, settings)
     runner = Runner(jobs, backend, scheduler, threads, console)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(out.resolve()) as path:
         return Course(chosen, settings, task, Folder(Path(path)), runner).run(report, begin)
-
-
-def check_splits(settings: Settings) -> None:
-    """Refuse splits that the data do not have."""
-    count = (
-        OWN_SPLITS
-        if is_table(settings.data) or settings.data not in ENTRIES
-        else ENTRIES[settings.data].splits
-    )
-    if not all(0 <= split < count for split in settings.splits):
-        raise ConfigError(
-            f"{settings.data!r} has {f'splits 0 to {count - 1}' if count > 1 else 'one split, 0'}; got "
-            f"{', '.join(map(str, settings.splits))}: choose others with --splits"
-        )
 
 
 def check(task: Task, settings: Settings) -> None:
@@ -184,44 +163,45 @@ class Course:
     def __init__(
         self, chosen: Mapping[str, Method], settings: Settings, task: Task, folder: Folder, runner: Runner
     ) -> None:
-        self.shared = isinstance(settings.training, AutoTraining)  # one MAP fit, on which the others stand
-        if self.shared and REFERENCE not in chosen:
+        self.standing = isinstance(settings.training, AutoTraining)  # on one MAP fit of each split
+        if self.standing and REFERENCE not in chosen:
             chosen = {REFERENCE: compared_method(REFERENCE), **chosen}
         self.chosen, self.settings, self.task = chosen, settings, task
-        self.folder, self.runner = folder, runner
+        self.folder, self.runner, self.results = folder, runner, dict[Fit, StoredResult]()
         seconds = settings.fit_seconds(len(chosen), runner.count)
-        self.by_split = {split: settings.of_split(split, seconds) for split in settings.splits}
-        self.folders = {split: folder.of_split(split, settings.splits[0]) for split in settings.splits}
-        self.fits = [(name, split) for split in settings.splits for name in chosen]
-        self.digests = {(name, split): self.by_split[split].digest(chosen[name]) for name, split in self.fits}
-        self.results: dict[Fit, StoredResult] = {}
+        self.fits: dict[Fit, tuple[Any, ...]] = {}  # with the arguments of their jobs
+        for split in settings.splits:
+            own, path = settings.of_split(split, seconds), folder.of_split(split, settings.splits[0]).path
+            for name, method in chosen.items():
+                self.fits[name, split] = (name, own, path, own.digest(method), runner.threads)
 
     def run(
         self, report: Callable[[MethodRow], None], begin: Callable[[Task, tuple[str, ...]], None]
     ) -> Comparison:
         """Run what is not finished, and sum up."""
-        for name, split in self.fits:
-            result = self.folders[split].result(name, self.digests[name, split])
-            if result is not None:
-                self.results[name, split] = result
+        for fit, (name, _, path, digest, _) in self.fits.items():
+            if (result := Folder(path).result(name, digest)) is not None:
+                self.results[fit] = result
         waiting = [fit for fit in self.fits if fit not in self.results]
-        methods, count = list(self.chosen), self.runner.count
-        begin(self.task, plan(methods, waiting, self.settings, self.task, self.folder, count))
+        names, count = [name for name, _ in waiting], self.runner.count
+        begin(self.task, plan(list(self.chosen), names, self.settings, self.task, self.folder, count))
         self.folder.write("task", facts(self.task, self.settings))
         for result in self.results.values():
             report(result.row)
-        paths = {fit: self.folders[fit[1]].work(fit[0], "progress") for fit in waiting}
+        paths = {fit: Folder(self.fits[fit][2]).work(fit[0], "progress") for fit in waiting}
         for path in paths.values():
             path.unlink(missing_ok=True)
         board = Board(paths, self.runner.console) if self.runner.console and waiting else None
+        first = [fit for fit in waiting if self.standing and fit[0] == REFERENCE]
         try:
             with board.open() if board else nullcontext():
-                for result in self._ended(waiting):
-                    self.results[fit_of(result)] = result
-                    if board:
-                        board.ended(fit_of(result), result.row.failure is not None)
-                    report(result.row)
-                    self.summed()
+                for fits in (first, [fit for fit in waiting if fit not in first]):
+                    for result in self.runner.each([self.fits[fit] for fit in fits]):
+                        self.results[fit_of(result)] = result
+                        if board:
+                            board.ended(fit_of(result), result.row.failure is not None)
+                        report(result.row)
+                        self.summed()
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted after {len(self.results)} of {len(self.fits)} fits; what is finished is kept in "
@@ -229,39 +209,26 @@ class Course:
             ) from error
         return self.summed()
 
-    def _ended(self, waiting: Sequence[Fit]) -> Iterator[StoredResult]:
-        """The results of all fits that wait, as they end; those that others stand on come first."""
-        first = [fit for fit in waiting if self.shared and fit[0] == REFERENCE]
-        for fits in (first, [fit for fit in waiting if fit not in first]):
-            yield from self.runner.each([self._job(fit) for fit in fits])
-
-    def _job(self, fit: Fit) -> tuple[Any, ...]:
-        (name, split), threads = fit, self.runner.threads
-        return name, self.by_split[split], self.folders[split].path, self.digests[fit], threads
-
     def summed(self) -> Comparison:
         """The comparison so far, written beside the rows: of the splits that all methods have finished."""
-        splits = [k for k in self.settings.splits if all((name, k) in self.results for name in self.chosen)]
-        splits = splits or self.settings.splits[:1]
-        by_method = {
-            name: [self.results[name, split] for split in splits]
-            for name in self.chosen
-            if all((name, split) in self.results for split in splits)
-        }
-        rows = ranked([pooled_row(results) for results in by_method.values()])
+        settings, data = self.settings, self.task.data
+        whole = [k for k in settings.splits if all((name, k) in self.results for name in self.chosen)]
+        splits = whole or settings.splits[:1]
+        fits = {name: [self.results.get((name, split)) for split in splits] for name in self.chosen}
+        by_method = {name: results for name, results in fits.items() if None not in results}
+        rows = ranked([pooled_row(results) for results in by_method.values()])  # pyright: ignore
         finished = [row for row in rows if row.failure is None]
         standing = Standing(
             {row.method: row.metrics for row in finished},
-            {row.method: pooled_replicates(by_method[row.method], self.settings.seed) for row in finished},
+            {row.method: pooled_replicates(by_method[row.method], settings.seed) for row in finished},  # pyright: ignore
         )
         where = rows_in_words(len(self.task.test.targets), len(splits))
-        timed = self.settings.budget is not None or self.settings.budget_per_method is not None
-        verdict = Verdict(finished, standing, where, timed)
+        verdict = Verdict(finished, standing, where, settings.fit_seconds(1) is not None)
         base, half_widths = differences(finished, standing)
         comparison = Comparison(
-            data=self.settings.data,
-            task=f"{self.task.data.task}: {self.task.data.task_reason}",
-            notes=self.task.data.notes,
+            data=settings.data,
+            task=f"{data.task}: {data.task_reason}",
+            notes=data.notes,
             held_out=self.task.held_out,
             rows=rows,
             verdict=verdict.sentences(),
@@ -269,7 +236,7 @@ class Course:
             indistinguishable=verdict.level,
             base=base,
             half_widths=half_widths,
-            settings={**encode(self.settings), "network": self.task.network.title, "versions": versions()},
+            settings={**encode(settings), "network": self.task.network.title, "versions": versions()},
         )
         self.folder.write("results", asdict(comparison))
         return comparison
