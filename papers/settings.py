@@ -167,7 +167,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "betas": (0.9, 0.999),
         "initial_std": 0.05,
         "count_rows": False,
-        "bias_correction": True,
+        "correct_start": True,
     },
     VOGN: {
         "prior_std": 1.0,
@@ -209,7 +209,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
     Flipout: {"layers": None},
     Categorical: {"class_axis": 1},
     Bernoulli: {},
-    Gaussian: {"std": None, "covariance": None},
+    Gaussian: {"std": None, "covariance": None, "standardise": False},
     Adam: {"betas": (0.9, 0.999), "eps": 1e-8},
     AdamW: {"betas": (0.9, 0.999), "eps": 1e-8},
     SGD: {"momentum": 0.9, "nesterov": True},
@@ -267,8 +267,9 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "EarlyStopping": {"steps": None, "every": None, "start": False},
     "Laplace": {"precision": "full"},
     "NoisyAdam": {"count_rows": False},
-    "Vadam": {"count_rows": False, "bias_correction": True},
+    "Vadam": {"count_rows": False, "correct_start": True},
     "NoisyKFAC": {"initial_std": None},
+    "Gaussian": {"standardise": False},
 }
 #: Fields that were renamed after results were stored, by class: {"Rank1": {"new_name": "old_name"}}.
 RENAMED: Mapping[str, Mapping[str, str]] = {}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dubito import BALI, EFB, INF, KFAC, Categorical, KTied, Laplace, MeanField, Training
+from dubito import BALI, EFB, INF, KFAC, Categorical, Diagonal, KTied, Laplace, MeanField, Training
 from dubito.distributions.two_sided import TwoSided
 from dubito.matrices import BlockPosterior, DrawsOfRows
 from dubito.method import Method
@@ -23,7 +23,7 @@ METHODS: dict[str, Method] = {
     "kfac": Laplace(structure=KFAC(), linearised=False),
     "efb": Laplace(structure=EFB(), linearised=False),
     "bali": BALI(effective_data=40.0),
-    "diagonal": Laplace(linearised=False),
+    "diagonal": Laplace(structure=Diagonal(), linearised=False),
     "inf": Laplace(structure=INF(rank=4), linearised=False),
     "mean-field": MeanField(),
     "2-tied": KTied(),

@@ -25,10 +25,13 @@ from .inputs import (
     take,
 )
 from .layers.shell import seeded
-from .likelihoods import BuiltLikelihood, Likelihood, settings_of
+from .likelihoods import BuiltLikelihood, Gaussian, Likelihood, settings_of
 from .networks import copied, frozen_modes
-from .processes import Processes
+from .processes import Processes, current
 from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading
+
+#: Rows that are read at once for their targets, and seconds to wait for processes that read theirs.
+TARGET_ROWS, PATIENCE = 1024, 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +118,7 @@ def prepare(
     network = copied(net).eval()
     watched = None if validation is None else as_source(validation, TensorOptions.of(network), "validation")
     run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched)
-    return _prepared(network, frozen_modes(net), data, settings.build, num_data, run)
+    return _prepared(network, frozen_modes(net), data, settings, num_data, run)
 
 
 def prepare_more(
@@ -131,14 +134,14 @@ def prepare_more(
         seed: of everything random.
     """
     seeds.derived(seed)
-    return _prepared(network, {}, data, lambda outputs, targets=None: likelihood, num_data, Run(seed=seed))
+    return _prepared(network, {}, data, likelihood, num_data, Run(seed=seed))
 
 
 def _prepared(
     network: nn.Module,
     modes: Mapping[str, bool],
     data: Any,
-    build: Callable[..., BuiltLikelihood],
+    likelihood: Likelihood | BuiltLikelihood,
     num_data: int | None,
     run: Run,
 ) -> Prepared:
@@ -155,7 +158,8 @@ def _prepared(
     if watched is not None:
         probe(network, watched.inputs)
     raw = source.batch.targets if isinstance(source, TensorSource) else example.targets
-    plain = build(outputs)
+    fitted = isinstance(likelihood, BuiltLikelihood)
+    plain = likelihood if fitted else likelihood.build(outputs)
     plain.check_outputs(outputs)
     for rows in (source, run.validation):
         if rows is not None:
@@ -168,10 +172,26 @@ def _prepared(
         modes=modes,
         source=source,
         example=example._replace(targets=plain.check_targets(outputs, example.targets)),
-        likelihood=build(outputs, raw),
+        likelihood=plain if fitted else _built(likelihood, source, outputs, raw, run.seed),
         num_data=known,
         run=run,
     )
+
+
+def _built(
+    settings: Likelihood, source: Source, outputs: Tensor, targets: Tensor, seed: int
+) -> BuiltLikelihood:
+    """The likelihood from a few outputs and the targets at hand, or from all of them where it asks for all."""
+    whole = isinstance(source, TensorSource)
+    if whole or not (isinstance(settings, Gaussian) and settings.standardise):
+        built = settings.build(outputs, targets)
+        built.warn(outputs, targets)
+        return built
+    with reading(source, seed, "targets"):
+        built = settings.build(outputs, (batch.targets for batch in source.batches(TARGET_ROWS)))
+    # Loaders of several processes may have orders of their own, and so sums with other last digits.
+    current(PATIENCE, outputs.device).broadcast(list(built.state_dict().values()))
+    return built
 
 
 def checked_rows(
@@ -201,7 +221,7 @@ def checked_rows(
         return likelihood.check_targets(answered(network, take(inputs, slice(1))), targets, rows)
 
     source.check_targets(check)
-    yield from _read_batches(source, seed, max_rows, whole, name)
+    yield from read_batches(source, seed, max_rows, whole, name)
 
 
 def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -> Iterator[Inputs]:
@@ -216,12 +236,13 @@ def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -
     """
     options = TensorOptions.of(network)
     if holds_rows(data):
-        batches = _read_batches(as_inputs_source(data, options), seed, max_rows, False, "data")
+        batches = read_batches(as_inputs_source(data, options), seed, max_rows, False, "data")
         return (batch.inputs for batch in batches)
     return (checked_inputs(piece, options) for piece in cut(data, max_rows))
 
 
-def _read_batches(source: Source, seed: int, max_rows: int, whole: bool, name: str) -> Iterator[Batch]:
+def read_batches(source: Source, seed: int, max_rows: int, whole: bool, name: str) -> Iterator[Batch]:
+    """The batches of a source whose targets were checked, each read under a derived state of the generators."""
     held = isinstance(source, TensorSource)
     batches = iter([source.batch] if whole and held else source.batches(max_rows))
     for number in count():

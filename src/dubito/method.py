@@ -12,6 +12,7 @@ from torch import nn
 from .errors import ConfigError
 from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
 from .likelihoods import Likelihood
+from .noise_check import check_noise, logarithms
 from .objective import Objective
 from .posterior import Posterior
 from .training import AutoTraining, Training, train
@@ -95,9 +96,11 @@ class TrainedMethod(Method):
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
         objective = self.objective(prepared)
         objective.bind(prepared.example.inputs)
+        noise = logarithms(objective.draft)
         history = train(objective, prepared.source, training or Training(), prepared.run)
         posterior = objective.posterior()
         posterior.history = history
+        check_noise(posterior, noise, prepared)
         return posterior
 
     @abstractmethod

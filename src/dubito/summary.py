@@ -30,12 +30,14 @@ class Summary:
         rows: one per parameter.
         num_parameters: of the whole posterior.
         nbytes: of the whole posterior.
+        notes: lines below the table.
     """
 
     method: str
     rows: tuple[SummaryRow, ...]
     num_parameters: int
     nbytes: int
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         from rich.console import Console
@@ -51,5 +53,5 @@ class Summary:
         # Into a file of its own, and with names as they are: `[0]` or `:x:` in them is no markup.
         text = StringIO()
         console = Console(file=text, width=110, color_system=None, markup=False, emoji=False)
-        console.print(table)
+        console.print(table, *self.notes, sep="\n")
         return text.getvalue()

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from dubito import Categorical, ConfigError, DataError, Laplace
+from dubito import Categorical, ConfigError, DataError, Diagonal, Laplace
 from dubito.calibration import temperature_scaled
 from dubito.posterior import Posterior
 from dubito.prediction import FORMS, PredictionOptions
@@ -101,7 +101,7 @@ def test_laplace_does_as_the_method_says_unless_told():
     case = make("mlp")
     data = (case.inputs, case.targets)
     by_draws = METHODS["laplace-diag"].fit(case.net, data, Categorical())
-    closed = Laplace(linearised=True).fit(case.net, data, Categorical())
+    closed = Laplace(structure=Diagonal()).fit(case.net, data, Categorical())
     exact = closed.predict(case.inputs).probs
     assert torch.equal(by_draws.predict(case.inputs, linearised=True).probs, exact)
     assert torch.equal(

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from dubito import (
     BALI,
     EFB,
-    GGN,
     HMC,
     INF,
     KFAC,
@@ -104,8 +103,8 @@ ROUNDING = 1e-8
 
 def laplace(structure: Any, expected: Callable[[], Moments], why: str) -> Declared:
     return Declared(
-        # GGN() is exact; the registered Fisher() estimates the same from one draw of the targets.
-        method=Laplace(structure=structure, prior_precision=PRECISION, curvature=GGN()),
+        # The curvature is exact by default: there is one output.
+        method=Laplace(structure=structure, prior_precision=PRECISION),
         expected=expected,
         why=why,
         network=at_the_optimum,

@@ -257,6 +257,7 @@ def test_every_name_of_the_catalogue_is_described():
         *("sinc", "sines-trend", "two-moons", "cubic-inf", "cubic-implicit"),
         *(f"uci/{name}" for name in uci),
         *("spambase", "magic", "diabetes-health"),
+        *("satimage", "adult", "german-credit", "elevators", "pol", "ames"),
         *("mnist", "fashion-mnist", "kmnist", "notmnist", "cifar10", "cifar100", "imdb", "physionet2012"),
     }
     assert set(ENTRIES) == expected

@@ -350,6 +350,7 @@ def test_local_and_weight_sampling_start_alike_and_part() -> None:
         assert each.evaluate(data)["rmse"] < 0.75 * float(data[1].std())
 
 
+@pytest.mark.filterwarnings("ignore:the targets of output 0 have mean:dubito.DubitoWarning")
 def test_many_outputs_get_a_full_covariance_and_one_a_number(tmp_path) -> None:
     x, y = table()
     full = SET.fit(mlp(), (x, y), Gaussian(), training=Training(iterations=30, batch_size=40))

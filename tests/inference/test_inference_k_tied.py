@@ -239,7 +239,7 @@ def test_refusals() -> None:
         ({"prior_std": 0.0}, "prior_std must be a finite number above 0"),
         ({"prior_std": -1.0}, "prior_std must be a finite number above 0"),
         ({"initial_std": 0.0}, "initial_std must be a finite number above 0"),
-        ({"initial_spread": -0.1}, "initial_spread must be a number of at least 0"),
+        ({"initial_spread": -0.1}, "initial_spread must be a finite number of at least 0"),
         ({"max_std": 0.0}, "max_std must be a finite number above 0"),
         ({"max_std": 0.001}, "initial_std must be at most max_std, got 0.01 and 0.001"),
         ({"estimator": Flipout}, "estimator must be Reparameterised"),

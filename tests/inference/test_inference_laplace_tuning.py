@@ -30,6 +30,7 @@ from dubito import (
     Diagonal,
     DubitoWarning,
     Empirical,
+    Fisher,
     Gaussian,
     Laplace,
 )
@@ -122,7 +123,7 @@ def test_the_likelihood_of_all_rows_is_part_of_it(likelihood) -> None:
 
 def test_num_data_scales_the_likelihood_too() -> None:
     network, inputs, targets = mlp(), normal(30, 4), labels(30)
-    method = Laplace(curvature=GGN(), prior_precision=0.7)
+    method = Laplace(structure=Diagonal(), curvature=GGN(), prior_precision=0.7)
     one = method.fit(network, (inputs, targets), Categorical())
     ten = method.fit(network, (inputs, targets), Categorical(), num_data=300)
     twice = method.fit(network, (inputs.repeat(10, 1), targets.repeat(10)), Categorical())
@@ -454,7 +455,7 @@ def test_an_update_of_a_tempered_and_noise_tuned_posterior() -> None:
 def test_labels_of_an_update_are_drawn_anew() -> None:
     # The same rows again: with the same labels nothing would change.
     network, inputs = mlp(), normal(30, 4)
-    method = Laplace(prior_precision=0.7)
+    method = Laplace(structure=Diagonal(), prior_precision=0.7, curvature=Fisher())
     posterior = method.fit(network, (inputs, labels(30)), Categorical())
     one, two = (posterior.update((inputs, labels(30)), seed=seed) for seed in (0, 1))
     kept = [p.block_tensors(posterior.blocks["0"])["diagonal"] for p in (posterior, one, two)]

@@ -9,7 +9,9 @@ from torch import Tensor, nn
 import dubito
 from dubito import VOGN, Categorical, ConfigError, Gaussian, NoisyAdam, NoisyKFAC, Training, Vadam
 from dubito.inference.natural_gradient.objective import NaturalStepper
+from dubito.method import Method
 from dubito.optim import NoisyOptimizer
+from dubito.training import Cosine
 
 METHODS = (NoisyAdam(), Vadam(), VOGN(kl_start=0.1, kl_steps=5), NoisyKFAC())
 every = pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
@@ -125,6 +127,89 @@ def test_they_learn_in_the_librarys_loop(method, tmp_path) -> None:
     assert torch.equal(again.sample_outputs(x, 3), posterior.sample_outputs(x, 3))
 
 
+# -- a regression whose posterior is known: 4,096 rows, 64 a step ------------------------------------------------
+
+ROWS, BATCH, NOISE = 4096, 64, 0.5
+TRUE = torch.tensor([0.3, -0.2, 0.1, 0.4], dtype=torch.float64)
+
+
+def regression() -> tuple[nn.Linear, Tensor, Tensor, Tensor]:
+    """A linear model at the true weights, inputs, targets, and the exact precision under a standard Normal prior."""
+    stream = torch.Generator().manual_seed(0)
+    x = torch.randn(ROWS, 4, generator=stream, dtype=torch.float64) * torch.tensor([1.0, 0.5, 2.0, 1.0])
+    y = x @ TRUE + NOISE * torch.randn(ROWS, generator=stream, dtype=torch.float64)
+    model = nn.Linear(4, 1, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        model.weight.copy_(TRUE)
+    return model, x, y[:, None], x.mT @ x / NOISE**2 + torch.eye(4, dtype=torch.float64)
+
+
+def stationary_std(method: Method, iterations: int, lr: float) -> Tensor:
+    model, x, y, _ = regression()
+    posterior = method.fit(
+        model,
+        (x, y),
+        Gaussian(std=NOISE),
+        training=Training(iterations=iterations, batch_size=BATCH, lr=lr, schedule=Cosine()),
+    )
+    if not isinstance(method, NoisyKFAC):
+        return posterior.group("std")["weight"][0]
+    right, left = (posterior.group(key)["weight"][0] for key in ("input_tril", "output_tril"))
+    return (torch.linalg.inv(right @ right.mT).diagonal() * torch.linalg.inv(left @ left.mT)).sqrt()[0]
+
+
+@pytest.mark.parametrize(
+    ("method", "iterations", "lr"),
+    [
+        (NoisyAdam(betas=(0.9, 0.998), initial_std=0.02), 2500, 1e-2),
+        (Vadam(betas=(0.9, 0.998), initial_std=0.02), 2500, 1e-3),
+        (VOGN(betas=(0.9, 0.003), initial_std=0.02), 1500, 1e-2),
+        (NoisyKFAC(), 600, 1e-2),
+    ],
+    ids=["NoisyAdam", "Vadam", "VOGN", "NoisyKFAC"],
+)
+def test_standard_deviations_are_the_posteriors(method: Method, iterations: int, lr: float) -> None:
+    """A diagonal Gaussian has one over the roots of the precision's diagonal, a matrix normal the marginal ones.
+
+    An average over 500 steps (20 of Noisy K-FAC, of a square over 64 rows) of squares, which have a relative error of
+    √2 for a step, is known to √2 / √1000: 4.5 %, and standard deviations to half of it; 10 % are four of these.
+    """
+    precision = regression()[3]
+    covariance = torch.linalg.inv(precision)
+    exact = covariance.diagonal().sqrt() if isinstance(method, NoisyKFAC) else precision.diagonal().rsqrt()
+    assert (stationary_std(method, iterations, lr) / exact - 1).abs().max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("method", "lr"),
+    [
+        (NoisyAdam(betas=(0.9, 0.998), initial_std=0.02, count_rows=False), 1e-2),
+        (Vadam(betas=(0.9, 0.998), initial_std=0.02, count_rows=False, correct_start=True), 1e-3),
+    ],
+    ids=["NoisyAdam", "Vadam"],
+)
+def test_without_the_rows_standard_deviations_are_far_too_wide(method: Method, lr: float) -> None:
+    """f = F u with u = 1/B + 1/(N u): the squares of a batch's mean gradient, and of the full one at draws so wide.
+
+    u is 1/B, and standard deviations √B times too wide, where N is far above B²; here 6.3 times of 8.
+    """
+    share = (1 / BATCH + (1 / BATCH**2 + 4 / ROWS) ** 0.5) / 2
+    wide = regression()[3].diagonal().rsqrt() / share**0.5
+    assert (stationary_std(method, 2500, lr) / wide - 1).abs().max() < 0.1
+
+
+def test_recommended_rates_are_the_optimisers_own() -> None:
+    assert {type(method).__name__: method.recommended_lr for method in METHODS} == {
+        "NoisyAdam": 3e-2,
+        "Vadam": 5e-3,
+        "VOGN": 1e-2,
+        "NoisyKFAC": 2e-2,
+    }
+    for method in METHODS:
+        kind = type(method).optimizer_type
+        assert kind(list(net().parameters()), num_data=5).param_groups[0]["lr"] == method.recommended_lr
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(ConfigError, match="prior_std"):
         Vadam(prior_std=-1.0)
@@ -134,5 +219,9 @@ def test_settings_are_checked() -> None:
         VOGN(kl_steps=-1)
     with pytest.raises(ConfigError, match="extrinsic_damping"):
         NoisyAdam(extrinsic_damping=-1.0)
+    with pytest.raises(ConfigError, match="count_rows must be True or False"):
+        NoisyAdam(count_rows=1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="initial_std"):
+        NoisyKFAC(initial_std=0.0)
     with pytest.raises(ConfigError, match='precision="full"'):
         Vadam().fit(net(), table(), Gaussian(), training=Training(iterations=1, precision="bf16"))

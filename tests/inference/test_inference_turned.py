@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dubito import BALI, EFB, INF, KFAC, Categorical, Laplace, NoisyKFAC, Rank1, Training
+from dubito import BALI, EFB, INF, KFAC, Categorical, Diagonal, Laplace, NoisyKFAC, Rank1, Training
 from dubito.optim.watch import Watch
 
 
@@ -24,7 +24,7 @@ METHODS = {
     "kfac": Laplace(structure=KFAC()),
     "efb": Laplace(structure=EFB()),
     "inf": Laplace(structure=INF(rank=0.5)),
-    "diagonal": Laplace(),
+    "diagonal": Laplace(structure=Diagonal()),
     "bali": BALI(effective_data=40.0),
     "noisy-kfac": NoisyKFAC(),
     "rank1": Rank1(components=2),

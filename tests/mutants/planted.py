@@ -137,6 +137,20 @@ MUTANTS = (
         "the prior counts twice",
     ),
     mutant(
+        "inference/laplace/validation.py",
+        "(means + errors <= margin)",
+        "(means <= margin)",
+        "inference/test_inference_laplace_defaults.py::test_losses_are_those_of_posteriors_fitted_one_by_one[reals-Diagonal()]",
+        "the prior precision is chosen without the standard error of the loss",
+    ),
+    mutant(
+        "inference/laplace/validation.py",
+        "precision = self.prior_precision or self.posterior.prior_precisions[name]",
+        "precision = 2 * (self.prior_precision or self.posterior.prior_precisions[name] / 2)",
+        "inference/test_inference_laplace_defaults.py::test_losses_are_those_of_posteriors_fitted_one_by_one[reals-KFAC()]",
+        "prior precisions are judged by predictions of twice as large ones",
+    ),
+    mutant(
         "inference/laplace/tuning.py",
         "precision * squared_norm(normal) + float",
         "0.5 * precision * squared_norm(normal) + float",
@@ -269,6 +283,27 @@ MUTANTS = (
         'state.pop("squares") * state.pop("rows").sqrt()',
         "optim/test_optim_noisy.py::test_vogn_is_algorithm_4",
         "squares of rows' gradients lack √B",
+    ),
+    mutant(
+        "optim/noisy.py",
+        "self.move(p, -p.grad, group, told if counted(group) else 1)",
+        "self.move(p, -p.grad, group, told if counted(group) and self.sums else 1)",
+        "inference/test_inference_natural_gradient.py::test_standard_deviations_are_the_posteriors",
+        "the square of a batch's mean gradient stands for the mean square of its rows'",
+    ),
+    mutant(
+        "optim/vadam.py",
+        'seen = self.fisher(p, group) if group["correct_start"] else squares',
+        "seen = self.fisher(p, group)",
+        "optim/test_optim_noisy.py::test_vadam_is_algorithm_3",
+        "a start that is not 0 is corrected as if it were",
+    ),
+    mutant(
+        "noise_check.py",
+        "noisy, centre = (mean_nll(view, batch) for view in (posterior, posterior._view(0.0)))",
+        "noisy, centre = (mean_nll(view, batch) for view in (posterior, posterior))",
+        "test_noise_check.py::test_noise_that_drowns_a_trained_network_is_named_with_the_remedy",
+        "noise is compared with itself, and never costs anything",
     ),
     mutant(
         "optim/noisy.py",

@@ -96,21 +96,23 @@ def test_noisy_adam_is_algorithm_2(counted: bool, passes: int) -> None:
 
 @pytest.mark.parametrize("printed", [False, True])
 def test_vadam_is_algorithm_3(printed: bool) -> None:
-    """With rows counted and the f of the draws in the step, or as printed."""
+    """With rows counted and a correction for what started at 0 alone, or as printed."""
     model, (x, y) = net(), table()
     mu, gamma = start(model), 1 / (0.7**2 * N)
-    f = [torch.full_like(m, 1 / (N * 0.05**2) - gamma) for m in mu]
+    first = 1 / (N * 0.05**2) - gamma
+    f = [torch.full_like(m, first) for m in mu]
     m = [torch.zeros_like(each) for each in mu]
     for t, unit in enumerate(noises(model, 6), start=1):
         w = [a + e / (N * (b + gamma)).sqrt() for a, b, e in zip(mu, f, unit, strict=True)]
         g = [each.mean(0) for each in slopes(model, w, x, y)]
         m = [0.8 * a + 0.2 * (b - gamma * c) for a, b, c in zip(m, g, mu, strict=True)]
         f = [0.9 * a + 0.1 * (1 if printed else 12) * b**2 for a, b in zip(f, g, strict=True)]
+        seen = f if printed else [a - 0.9**t * first for a in f]
         mu = [
-            a + 0.02 * (b / (1 - 0.8**t)) / (c / (1 - 0.9**t if printed else 1) + gamma).sqrt()
-            for a, b, c in zip(mu, m, f, strict=True)
+            a + 0.02 * (b / (1 - 0.8**t)) / (c / (1 - 0.9**t) + gamma).sqrt()
+            for a, b, c in zip(mu, m, seen, strict=True)
         ]
-    form = {"count_rows": False, "bias_correction": True} if printed else {}
+    form = {"count_rows": False, "correct_start": True} if printed else {}
     optimizer = Vadam(model.parameters(), num_data=N, lr=0.02, betas=(0.8, 0.9), prior_std=0.7, **form)
     run(model, optimizer, 6, x, y)
     assert_means(model, mu)
@@ -194,7 +196,8 @@ def test_noisy_kfac_is_algorithm_5() -> None:
             slope = a.mT @ b / 12 - gamma * weights[i]
             means[i] = means[i] + alpha * r @ slope @ sigma
             scales.append((r, sigma))
-    optimizer = NoisyKFAC(model.parameters(), num_data=N, lr=alpha, beta=beta, prior_std=0.7, kl_weight=lam)
+    settings = {"beta": beta, "prior_std": 0.7, "kl_weight": lam, "initial_std": None}
+    optimizer = NoisyKFAC(model.parameters(), num_data=N, lr=alpha, **settings)
     run(model, optimizer, 5, x, y)
     for layer, mean in zip(layers, means, strict=True):
         own = torch.cat([layer.weight, layer.bias[:, None]], 1).detach()
@@ -312,6 +315,71 @@ def test_squares_of_rows_on_layers_of_every_kind() -> None:
         torch.testing.assert_close(
             optimizer.state[p]["fisher"], 0.5 * each.square().mean(0), rtol=1e-4, atol=1e-7
         )
+
+
+class Bare(nn.Module):
+    """A weight that a function without a rule reads, beside a layer that is covered."""
+
+    def __init__(self, layer: bool = True) -> None:
+        super().__init__()
+        self.bare = nn.Parameter(torch.tensor([0.3, -0.2, 0.5], dtype=torch.float64))
+        self.layer = nn.Linear(1, 2, dtype=torch.float64) if layer else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x @ torch.tanh(self.bare)[:, None]
+        return torch.cat([hidden, -hidden], 1) if self.layer is None else self.layer(hidden)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+@pytest.mark.parametrize(("kind", "rate"), [(VOGN, {"betas": (0.0, 0.5)}), (NoisyKFAC, {"beta": 0.5})])
+def test_weights_without_a_rule_count_the_rows_they_saw(kind, rate, passes: int) -> None:
+    """Rows that nobody told are those that layers were seen to read, in all passes of a step."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Bare()
+    (x, y), weights = table(), start(model)
+    # A prior so narrow that draws are the means, and f starts at 0.
+    optimizer = kind(model.parameters(), num_data=N, lr=1e-9, prior_std=1e-8, **rate)
+    for a, b in zip(x.chunk(passes), y.chunk(passes), strict=True):
+        with optimizer.sampled():
+            (F.cross_entropy(model(a), b) * len(a) / len(x)).backward()
+    optimizer.step()
+    mean = slopes(model, weights, x, y)[0].mean(0)
+    torch.testing.assert_close(
+        optimizer.state[model.bare]["fisher"], 0.5 * 12 * mean.square(), rtol=1e-4, atol=1e-8
+    )
+
+
+@every
+def test_rows_that_nobody_knows_are_asked_for(kind) -> None:
+    model, (x, y) = Bare(layer=False), table()
+    before, optimizer = start(model), kind(model.parameters(), num_data=N)
+    with optimizer.sampled():
+        F.cross_entropy(model(x), y).backward()
+    with pytest.raises(ConfigError, match=r"step\(rows=len\(x\)\)"):
+        optimizer.step()
+    assert torch.equal(model.bare, before[0])
+    optimizer.step(rows=12)
+    assert not torch.equal(model.bare, before[0])
+    with pytest.raises(ConfigError, match="rows must be"):
+        optimizer.step(rows=0)
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+@pytest.mark.parametrize("bias", [False, True])
+def test_noisy_kfac_starts_with_the_standard_deviation_it_is_given(bias: bool, steps: int) -> None:
+    """Before the first step, and after it where next to nothing of the first factors is taken in."""
+    model = nn.Sequential(nn.Linear(3, 5, bias=bias), nn.Tanh(), nn.Linear(5, 2, bias=bias)).double()
+    means = start(model)
+    optimizer = NoisyKFAC(model.parameters(), num_data=N, lr=1e-12, beta=1e-9, initial_std=0.03)
+    run(model, optimizer, steps, *table())
+    draws: list[list[Tensor]] = []
+    for seed in range(2000):
+        with optimizer.sampled(torch.Generator().manual_seed(seed), watched=False):
+            draws.append(start(model))
+    for mean, each in zip(means, zip(*draws, strict=True), strict=True):
+        stds = (torch.stack(each) - mean).square().mean(0).sqrt()
+        assert (stds / 0.03 - 1).abs().max() < 5.5 / 4000**0.5
 
 
 def test_settings_are_checked() -> None:

@@ -65,7 +65,7 @@ def temperature_scaled(
     result = duplicate(posterior)
     if isinstance(posterior.likelihood, GaussianLikelihood):
         factor = best(_real_scores(posterior, validation, options))
-        result.likelihood = with_noise_times(posterior.likelihood, factor)
+        result.likelihood = posterior.likelihood.with_noise_times(factor)
         return result.finished()
     settings = posterior.likelihood.settings
     if not isinstance(settings, Categorical | Bernoulli):
@@ -112,15 +112,6 @@ def tempered(settings: Categorical | Bernoulli, temperature: float) -> BuiltLike
         tempered_settings = TemperedCategorical(class_axis=settings.class_axis, temperature=temperature)
         return TemperedCategoricalLikelihood(tempered_settings)
     return TemperedBernoulliLikelihood(TemperedBernoulli(temperature=temperature))
-
-
-def with_noise_times(likelihood: GaussianLikelihood, factor: float) -> GaussianLikelihood:
-    """The likelihood with its noise's standard deviations multiplied by `factor`, one noise per component."""
-    several = likelihood.num_components > 1
-    if likelihood.scale_tril is not None:
-        return likelihood.with_noise(covariance=factor**2 * likelihood.scale_tril @ likelihood.scale_tril.mT)
-    stds = [likelihood.std(draw).detach() for draw in range(likelihood.num_components)]
-    return likelihood.with_noise(std=factor * (torch.stack(stds) if several else stds[0]))
 
 
 def mean_nll(prediction: Prediction, targets: Tensor) -> float:

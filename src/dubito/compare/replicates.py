@@ -170,8 +170,9 @@ class Standing:
         ]
         if any(replicates is None for _, replicates in sides):
             return None
-        (one, ones), (other, others) = [(_gain(metric, value), _gain(metric, rest)) for value, rest in sides]
-        return Interval.of(one - other, ones - others, level)
+        first_gains, second_gains = [[_gain(metric, value) for value in side] for side in sides]
+        value, replicates = (a - b for a, b in zip(first_gains, second_gains, strict=True))
+        return Interval.of(value, replicates, level)
 
 
 def _gain(metric: str, value: Any) -> Any:

@@ -28,7 +28,7 @@ from .live import Board
 from .new_rows import RowReader
 from .plan import plan
 from .replicates import Standing, pooled
-from .settings import Settings, compared_method
+from .settings import Settings
 from .shift import wanted
 from .task import Task
 from .verdict import REFERENCE, Verdict, differences, rows_in_words
@@ -135,7 +135,8 @@ def compare(
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
     check_splits(settings.data, settings.splits)
-    chosen = {name: compared_method(name) for name in (methods or known_methods())}
+    known = known_methods()
+    chosen = {name: known[name] for name in methods or known}
     task = task_of(settings.of_split(settings.splits[0], None))
     check(task, settings)
     runner = Runner(jobs, backend, scheduler, threads, console)
@@ -165,15 +166,15 @@ class Course:
     ) -> None:
         self.standing = isinstance(settings.training, AutoTraining)  # on one MAP fit of each split
         if self.standing and REFERENCE not in chosen:
-            chosen = {REFERENCE: compared_method(REFERENCE), **chosen}
+            chosen = {REFERENCE: known_methods()[REFERENCE], **chosen}
         self.chosen, self.settings, self.task = chosen, settings, task
         self.folder, self.runner, self.results = folder, runner, dict[Fit, StoredResult]()
         seconds = settings.fit_seconds(len(chosen), runner.count)
         self.fits: dict[Fit, tuple[Any, ...]] = {}  # with the arguments of their jobs
         for split in settings.splits:
-            own, path = settings.of_split(split, seconds), folder.of_split(split, settings.splits[0]).path
+            alone, path = settings.of_split(split, seconds), folder.of_split(split, settings.splits[0]).path
             for name, method in chosen.items():
-                self.fits[name, split] = (name, own, path, own.digest(method), runner.threads)
+                self.fits[name, split] = (name, alone, path, alone.digest(method), runner.threads)
 
     def run(
         self, report: Callable[[MethodRow], None], begin: Callable[[Task, tuple[str, ...]], None]

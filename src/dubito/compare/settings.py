@@ -8,9 +8,7 @@ from pathlib import Path
 from ..data.registry import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
-from ..inference.laplace import Laplace
 from ..method import Method
-from ..registry import methods
 from ..storage import encode
 from ..storage.files import json_checksum
 from ..training import AutoTraining, Training
@@ -99,16 +97,6 @@ class Settings:
     def tables(self) -> tuple[tuple[str, str | None], ...]:
         """The user's own tables with the checksums of their contents, which may change under the same name."""
         return tuple((path, file_sha256(path)) for path in (self.data, *self.ood) if is_table(path))
-
-
-def compared_method(name: str) -> Method:
-    """A method as it is compared: its defaults, but Laplace predicts in closed form.
-
-    Around networks that fit their data well, draws of all weights leave the region where the quadratic holds; the
-    linearised prediction does not, and costs less.
-    """
-    method = methods()[name]
-    return replace(method, linearised=True) if isinstance(method, Laplace) else method
 
 
 def is_table(name: str) -> bool:

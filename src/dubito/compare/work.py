@@ -20,11 +20,12 @@ from ..likelihoods import Gaussian
 from ..loading import load
 from ..posterior import Posterior
 from ..prediction import Prediction
+from ..registry import methods
 from ..training import Account, AutoTraining, Training, accounted, clock_of, listened
 from . import live
 from .evidence import JudgedPredictions, evidence, metrics_of
 from .folder import FitRecord, Folder, MethodRow, StoredResult
-from .settings import Settings, compared_method
+from .settings import Settings
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
 from .verdict import REFERENCE
@@ -67,7 +68,7 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            title, fits = repr(compared_method(name)), (FitRecord(split=settings.splits[0]),)
+            title, fits = repr(methods()[name]), (FitRecord(split=settings.splits[0]),)
             row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title, fits=fits)
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
     folder.store(result)
@@ -76,7 +77,7 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
 
 
 def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
-    method, task = compared_method(name), task_of(settings)
+    method, task = methods()[name], task_of(settings)
     warmed()
     network = task.network.build(settings.seed)
     account = Account(settings.budget_per_method, clock_of(TensorOptions.of(network).device))
@@ -148,14 +149,15 @@ def steps_of(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return {"steps": int(max((entry["step"] for entry in history), default=0)), "best_step": best}
 
 
-#: What validation rows choose, where a posterior's details hold it.
-CHOSEN = ("prior_std", "prior_precision", "scale", "temperature", "noise_factor", "warm")
+#: What validation rows choose, where a posterior tells.
+CHOSEN = ("prior_std", "prior_precision", "scale", "temperature", "warm")
 
 
 def chosen(posterior: Posterior) -> dict[str, Any]:
     """The settings that validation rows chose, as plain numbers by name."""
-    facts = {**posterior.details, **posterior.details.get("protocol", {})}
-    return {name: facts[name] for name in CHOSEN if isinstance(facts.get(name), int | float | str | bool)}
+    facts = {"temperature": getattr(posterior.likelihood.settings, "temperature", None), **posterior.details}
+    facts |= {"prior_std": getattr(posterior.method, "prior_std", None), **facts.get("protocol", {})}
+    return {name: facts[name] for name in CHOSEN if isinstance(facts.get(name), int | float | bool)}
 
 
 def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[JudgedPredictions, float]:

@@ -9,4 +9,5 @@ from .kinds import GGN as GGN
 from .kinds import Curvature as Curvature
 from .kinds import Empirical as Empirical
 from .kinds import Fisher as Fisher
+from .kinds import usual_curvature as usual_curvature
 from .statistics import statistics as statistics

@@ -8,6 +8,7 @@ from .images import IMAGES
 from .readers import npz_reviews
 from .registry import Entry, File, StoredForm, TaskKind
 from .synthetic import drawn
+from .tables import TABLES
 from .uci import BINARY, UCI
 
 
@@ -75,6 +76,7 @@ ENTRIES: dict[str, Entry] = {
     ),
     **UCI,
     **BINARY,
+    **TABLES,
     **IMAGES,
     "imdb": Entry(
         task="binary",

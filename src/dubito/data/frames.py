@@ -8,14 +8,14 @@ from dubito.errors import ConfigError, DataError, StorageError
 
 
 def frame(path: Path) -> Any:
-    """A .csv or .parquet file as a pandas frame with words for headings."""
+    """A .csv, .csv.gz or .parquet file as a pandas frame with words for headings."""
     try:
         import pandas
     except ImportError as error:
         raise ConfigError(
             f"reading {path} needs pandas, which is not installed: pip install dubito[tabular]"
         ) from error
-    csv = path.suffix.lower() == ".csv"
+    csv = path.name.lower().endswith((".csv", ".csv.gz"))
     try:
         table = pandas.read_csv(path, low_memory=False) if csv else pandas.read_parquet(path)
         headings = _headings(path) if csv else [str(name) for name in table.columns]

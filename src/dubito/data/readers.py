@@ -19,11 +19,14 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive.files}
 
 
-def npz_table(paths: Sequence[Path], *, feature_names: tuple[str, ...] = ()) -> Raw:
-    """A table `X`, `y`, with `feature_names` in the file or given."""
+def npz_table(
+    paths: Sequence[Path], *, feature_names: tuple[str, ...] = (), labels: Sequence[int] = ()
+) -> Raw:
+    """A table `X`, `y`, with `feature_names` in the file or given; where `labels` are, their places are the targets."""
     stored = arrays(paths[0])
+    targets = np.array([labels.index(label) for label in stored["y"]]) if labels else stored["y"]
     return Raw(
-        train=(stored["X"], stored["y"]),
+        train=(stored["X"], targets),
         feature_names=tuple(map(str, stored.get("feature_names", feature_names))),
     )
 

@@ -1,5 +1,6 @@
 """Tables of the user's own: .csv, .parquet and .npz files with a target."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,12 @@ class Table:
     reason: str
 
 
-def read(path: Path, target: str, task: TaskKind | None) -> Table:
+def prepared(paths: Sequence[Path], *, target: str, task: TaskKind, categories: Sequence[str]) -> Raw:
+    """A prepared table of text with a header, read like one of one's own."""
+    return read(paths[0], target, task, categories).raw
+
+
+def read(path: Path, target: str, task: TaskKind | None, categories: Sequence[str] = ()) -> Table:
     """A file as numbers: inputs come from every column (of an archive: every array) but the target.
 
     Columns of words become categories; values that are missing are NaN, with a column that flags them; rows without
@@ -43,6 +49,7 @@ def read(path: Path, target: str, task: TaskKind | None) -> Table:
         path: the file.
         target: the name of the column or array to predict; several real ones are separated by commas.
         task: what the target is; None leaves it to `detected`.
+        categories: columns whose numbers are names, each of them complete.
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}; give the path of a {', '.join(SUFFIXES)} file")
@@ -50,6 +57,8 @@ def read(path: Path, target: str, task: TaskKind | None) -> Table:
         inputs, columns, values, notes = _archived(archives.archive(path), target, path)
     else:
         table = frame(path)
+        for name in categories:
+            table[name] = "code " + table[name].astype(str)
         inputs, columns, values, notes = _framed(table, headings_of(target, table, path), path)
     if len(values) < 3:
         raise DataError(f"{path} must hold at least 3 rows, to train and to test on, got {len(values)}")

@@ -160,7 +160,11 @@ class MCDropoutObjective(Objective):
 
 @dataclass(frozen=True, kw_only=True)
 class MCDropout(TrainedMethod):
-    """Dropout in training and at prediction.
+    """Dropout on the inputs of layers, in training and at prediction, in networks with or without dropout layers.
+
+    Elsewhere the name often means the network's own `nn.Dropout` layers left on at prediction: that is `rate=None`.
+    With a rate, dropout layers are at work in training as they always are, and off at prediction. A draw is one mask
+    for all rows, so that it is a function; dropout layers left on would draw anew for every row.
 
     Args:
         rate: probability of dropping an input node of a layer; None uses the network's own dropout layers.

@@ -46,6 +46,17 @@ class BuiltLikelihood(nn.Module, ABC):
         Numbers are looked at where they lie on the host; targets of a device are trusted, since asking it takes long.
         """
 
+    def warn(self, outputs: Tensor, targets: Tensor) -> None:
+        """Warn of outputs and targets before a fit that are allowed, and hardly meant."""
+
+    def standardised(self, targets: Tensor) -> Tensor:
+        """Targets in the units of the outputs."""
+        return targets
+
+    def restored(self, outputs: Tensor) -> Tensor:
+        """Outputs in the units of the targets, [..., B, ...]."""
+        return outputs
+
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         """Log-density of each row's target, summed over event axes, [B]."""

@@ -1,5 +1,6 @@
 """One of several classes."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..devices import on_host
-from ..errors import ConfigError, DataError, NetworkError
+from ..errors import ConfigError, DataError, DubitoWarning, NetworkError
 from ..inputs import RowNumbers, row_number
 from ..prediction import (
     CategoricalPrediction,
@@ -78,6 +79,17 @@ class CategoricalLikelihood(BuiltLikelihood):
             raise DataError(f"labels must lie in 0..{classes - 1} (the network has {classes} outputs), "
                             f"got {wrong} at row {row}")  # fmt: skip
         return targets.long()
+
+    def warn(self, outputs: Tensor, targets: Tensor) -> None:
+        axis = self._axis(outputs)
+        rounding = 4 * outputs.shape[axis] * torch.finfo(outputs.dtype).eps
+        if bool((outputs >= 0).all()) and bool(((outputs.sum(axis) - 1).abs() <= rounding).all()):
+            warnings.warn(
+                "the network's outputs are probabilities, as of a last Softmax, but Categorical() takes logits: its "
+                "own softmax would flatten them; leave the last layer out, or take LogSoftmax",
+                DubitoWarning,
+                stacklevel=6,
+            )
 
     def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         if outputs.ndim != 2 or type(self).log_prob is not CategoricalLikelihood.log_prob:

@@ -17,6 +17,7 @@ from ..prediction import (
     sum_events,
 )
 from .base import BuiltLikelihood, Likelihood, at_least_float
+from .moments import moments, per_output, warn_if_far
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,13 @@ class Gaussian(Likelihood):
     Args:
         std: the noise's standard deviation, one number or one per output; None learns it, per output.
         covariance: a full noise covariance [C, C] instead, as nested sequences.
+        standardise: the network answers in units of the training targets, whose mean and standard deviation per output
+            are stored beside the noise; predictions, `std` and `covariance` are in the targets' own units.
     """
 
     std: float | tuple[float, ...] | None = None
     covariance: tuple[tuple[float, ...], ...] | None = None
+    standardise: bool = False
 
     def __post_init__(self) -> None:
         if self.std is not None and self.covariance is not None:
@@ -45,10 +49,40 @@ class Gaussian(Likelihood):
                 object.__setattr__(self, "std", float(self.std))
         if self.covariance is not None:
             object.__setattr__(self, "covariance", checked_covariance(self.covariance))
+        if not isinstance(self.standardise, bool):
+            raise ConfigError(f"standardise must be True or False, got {self.standardise!r}")
 
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
     ) -> "GaussianLikelihood":
+        """As in the base; `standardise` asks for all training targets, whole or batch by batch."""
+        if not self.standardise:
+            assert example_targets is None or isinstance(example_targets, Tensor)
+            return self._plain(example_outputs, example_targets)
+        if example_outputs is None:
+            raise ConfigError(
+                "Gaussian(standardise=True) reads the training targets, which a loop of your own brings later; "
+                "standardise them yourself, and take prediction.rescaled(mean, std)"
+            )
+        if example_targets is None:
+            return self._plain(example_outputs, None)
+        like = example_outputs
+        batches = [example_targets] if isinstance(example_targets, Tensor) else example_targets
+        statistics = moments(aligned(part, like.new_empty(len(part), *like.shape[1:])) for part in batches)
+        location, scale = (value.reshape(noise_shape(like)).to(like) for value in statistics)
+        raw_std = nn.Parameter(
+            inverse_softplus(torch.ones_like(scale))
+        )  # as wide as the standardised targets
+        built = GaussianLikelihood(self, raw_std=raw_std, location=location, scale=scale)
+        if self.covariance is not None:
+            built = built.with_noise(covariance=scale.new_tensor(self.covariance))
+        elif self.std is not None:  # one number for all outputs becomes one for each
+            built = built.with_noise(
+                std=scale.new_tensor(self.std).expand(scale.numel()).reshape(scale.shape)
+            )
+        return built
+
+    def _plain(self, example_outputs: Tensor | None, example_targets: Tensor | None) -> "GaussianLikelihood":
         # Without outputs the noise keeps all its digits, until it is moved to where the network lives.
         like = torch.empty(0, dtype=torch.float64) if example_outputs is None else example_outputs
         if self.covariance is not None:
@@ -61,7 +95,7 @@ class Gaussian(Likelihood):
         start = torch.ones(noise_shape(example_outputs)).to(like)
         if example_targets is not None and len(example_targets) > 1:
             flat = aligned(example_targets, example_outputs.new_empty(len(example_targets), *like.shape[1:]))
-            spread = flat.detach().transpose(0, 1).flatten(1).std(1) if flat.ndim > 1 else flat.std()
+            spread = per_output(flat.detach()).std(1)
             start = torch.where(spread > 0, spread, 1.0).reshape(start.shape).to(like)
         return GaussianLikelihood(self, raw_std=nn.Parameter(inverse_softplus(start)))
 
@@ -74,6 +108,8 @@ class GaussianLikelihood(BuiltLikelihood):
         raw_std: learned, std = softplus(raw_std), [(K,) C].
         noise_std: fixed standard deviations, [(K,) C] or a scalar.
         scale_tril: Cholesky factors of full covariances, [(K,) C, C].
+        location: mean of the training targets per output where outputs and all noise above are in their units.
+        scale: their standard deviation.
         num_components: K where the leading axis is one of components, else 1: draw s uses noise s mod K.
     """
 
@@ -81,6 +117,8 @@ class GaussianLikelihood(BuiltLikelihood):
     raw_std: nn.Parameter | nn.UninitializedParameter | None
     noise_std: Tensor | None
     scale_tril: Tensor | None
+    location: Tensor | None
+    scale: Tensor | None
 
     def __init__(
         self,
@@ -89,6 +127,8 @@ class GaussianLikelihood(BuiltLikelihood):
         raw_std: nn.Parameter | nn.UninitializedParameter | None = None,
         noise_std: Tensor | None = None,
         scale_tril: Tensor | None = None,
+        location: Tensor | None = None,
+        scale: Tensor | None = None,
         num_components: int = 1,
     ) -> None:
         super().__init__(settings)
@@ -96,19 +136,30 @@ class GaussianLikelihood(BuiltLikelihood):
         self.register_parameter("raw_std", raw_std)  # pyright: ignore[reportArgumentType]
         self.register_buffer("noise_std", noise_std)
         self.register_buffer("scale_tril", scale_tril)
+        self.register_buffer("location", location)
+        self.register_buffer("scale", scale)
 
     def std(self, draw: int = 0) -> Tensor:
-        """Standard deviation per output of draw `draw`; of a full covariance that of its diagonal."""
+        """Standard deviation per output of draw `draw`, in the targets' units; of a full covariance its diagonal's."""
+        std = self._unit_std(draw)
+        return std if self.scale is None else std * self.scale.reshape(std.shape)
+
+    def _unit_std(self, draw: int) -> Tensor:
+        """The same in the outputs' units."""
         if self.scale_tril is not None:
             return self._of(self.scale_tril, draw).square().sum(-1).sqrt()
+        return self._of(self._stds(), draw)
+
+    def _stds(self) -> Tensor:
+        """Those of all components."""
         if self.raw_std is not None:
-            return F.softplus(self._of(self.raw_std, draw))
+            return F.softplus(self.raw_std)
         assert isinstance(self.noise_std, Tensor)
-        return self._of(self.noise_std, draw)
+        return self.noise_std
 
     def _std_for(self, outputs: Tensor, draw: int = 0) -> Tensor:
-        """Standard deviations in a shape that meets the outputs: positions after the output axis share one."""
-        std = self.std(draw)
+        """Standard deviations that meet the outputs, in their units: positions after the output axis share one."""
+        std = self._unit_std(draw)
         return std.reshape(-1, *[1] * (outputs.ndim - 2)) if std.ndim == 1 else std
 
     def check_outputs(self, outputs: Tensor) -> None:
@@ -130,17 +181,32 @@ class GaussianLikelihood(BuiltLikelihood):
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
         return aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
 
+    def warn(self, outputs: Tensor, targets: Tensor) -> None:
+        if self.scale is None:
+            warn_if_far(self.check_targets(outputs, targets), outputs)
+
+    def standardised(self, targets: Tensor) -> Tensor:
+        return targets if self.scale is None else (targets - self.location) / self.scale
+
+    def restored(self, outputs: Tensor) -> Tensor:
+        return outputs if self.scale is None else outputs * self.scale + self.location
+
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         if isinstance(self.raw_std, nn.UninitializedParameter):
             self._materialise(outputs)
+        errors = self.standardised(targets) - outputs
         if self.scale_tril is not None:
-            return normal_log_prob(targets - outputs, scale_tril=self._of(self.scale_tril, draw))
-        return sum_events(normal_log_prob(targets - outputs, std=self._std_for(outputs, draw)), 1)
+            log_prob = normal_log_prob(errors, scale_tril=self._of(self.scale_tril, draw))
+        else:
+            log_prob = sum_events(normal_log_prob(errors, std=self._std_for(outputs, draw)), 1)
+        if self.scale is None:
+            return log_prob
+        return log_prob - self.scale.log().expand(outputs.shape[1:]).sum()  # p(y) = p(z) / scale
 
     def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
         if self.scale_tril is not None:
-            return outputs.detach() + noise @ self._of(self.scale_tril, draw).mT
-        return outputs.detach() + noise * self._std_for(outputs, draw).detach()
+            return self.restored(outputs.detach() + noise @ self._of(self.scale_tril, draw).mT)
+        return self.restored(outputs.detach() + noise * self._std_for(outputs, draw).detach())
 
     def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
         if self.scale_tril is not None:
@@ -151,7 +217,8 @@ class GaussianLikelihood(BuiltLikelihood):
         inverse = (1 / self._std_for(outputs, draw).detach()).expand_as(outputs)
         return inverse.reshape(len(outputs), -1).diag_embed()
 
-    def predictive(self, draws: Iterable[Tensor]) -> RealPrediction:
+    def predictive(self, draws: Iterable[Tensor], mean_covariances: Tensor | None = None) -> RealPrediction:
+        """The prediction, in the targets' units; `mean_covariances` [S, B, E, E] are of outputs not drawn but known."""
         means = draws if isinstance(draws, Tensor) else torch.stack([*draws])
         means = at_least_float(means)
         components = range(min(self.num_components, len(means)))
@@ -169,19 +236,31 @@ class GaussianLikelihood(BuiltLikelihood):
             if self.scale_tril is not None:
                 trils = [self._of(self.scale_tril, draw) for draw in components]
                 full = per_draw([tril @ tril.mT for tril in trils])
-        return RealPrediction(means, variances, full)
+        prediction = RealPrediction(means, variances, full, mean_covariances)
+        return prediction if self.scale is None else prediction.mapped(self.location, self.scale)
 
     def with_noise(
         self, *, std: Tensor | None = None, covariance: Tensor | None = None
     ) -> "GaussianLikelihood":
-        """The same likelihood with fixed noise: `std` [(K,) C] or `covariance` [(K,) C, C]."""
+        """The same likelihood with fixed noise in the targets' units: `std` [(K,) C] or `covariance` [(K,) C, C]."""
         if covariance is not None:
-            components = len(covariance) if covariance.ndim == 3 else 1
             tril = torch.linalg.cholesky(covariance)
-            return GaussianLikelihood(self.settings, scale_tril=tril, num_components=components)
+            tril = tril if self.scale is None else tril / self.scale.unsqueeze(-1)
+            return self._fixed(len(tril) if tril.ndim == 3 else 1, scale_tril=tril)
         assert std is not None
-        components = len(std) if std.ndim > self.std().ndim else 1
-        return GaussianLikelihood(self.settings, noise_std=std, num_components=components)
+        shape = self.std().shape
+        unit_std = std if self.scale is None else std / self.scale.reshape(shape)
+        return self._fixed(len(std) if std.ndim > len(shape) else 1, noise_std=unit_std)
+
+    def with_noise_times(self, factor: float) -> "GaussianLikelihood":
+        """The same likelihood with fixed noise, its standard deviations multiplied by `factor`."""
+        if self.scale_tril is not None:
+            return self._fixed(self.num_components, scale_tril=factor * self.scale_tril)
+        return self._fixed(self.num_components, noise_std=factor * self._stds().detach())
+
+    def _fixed(self, components: int, **noise: Tensor) -> "GaussianLikelihood":
+        units = {"location": self.location, "scale": self.scale, "num_components": components}
+        return GaussianLikelihood(self.settings, **units, **noise)  # pyright: ignore[reportArgumentType]
 
     def _of(self, noise: Tensor, draw: int) -> Tensor:
         return noise if self.num_components == 1 else noise[draw % self.num_components]

@@ -52,7 +52,8 @@ def brier_per_example(probs: Tensor, targets: Tensor) -> Tensor:
 def brier(probs: Tensor, targets: Tensor) -> float:
     """Mean Brier score in the sum-of-squares form, over all classes: from 0 to 2.
 
-    For two classes it is twice the one-column form mean((p - y)²).
+    The definition for any number of classes: for two it is twice the one-column form mean((p - y)²), which
+    scikit-learn's `brier_score_loss` gives by default. Halve it to compare.
     """
     return float(brier_per_example(probs, targets).mean())
 

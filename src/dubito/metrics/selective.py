@@ -40,7 +40,9 @@ def rejection_curve(uncertainty: Tensor, correct: Tensor) -> RejectionCurve:
 def aurc(uncertainty: Tensor, correct: Tensor) -> float:
     """Area under the risk-coverage curve: the error rate averaged over all numbers of examples kept.
 
-    Lower is better; ties are handled as in `rejection_curve`.
+    Lower is better; ties are handled as in `rejection_curve`. Every number kept, from 1 to B, counts alike. Libraries
+    that integrate by trapezoids give the first and the last risk half a weight and divide by (B - 1): the results
+    differ by at most 1 / (B - 1).
 
     Args:
         uncertainty: Any real numbers [B], higher means rejected earlier.

@@ -91,9 +91,7 @@ class NearOne:
     std: float = 0.1
 
     def __post_init__(self) -> None:
-        require_real(std=self.std)
-        if self.std < 0:
-            raise ConfigError(f"std must not be negative, got {self.std!r}")
+        require_positive(zero=True, std=self.std)
 
     def draw(self, shape: tuple[int, ...], family: Family, generator: torch.Generator) -> Tensor:
         """Where locations start."""

@@ -95,6 +95,9 @@ class NodePosterior(Posterior):
         self._latest = None if state is None else (state, stds)
         return stds
 
+    def standard_deviations(self) -> list[Tensor]:
+        return list(self.stds().values())
+
     def noise(
         self, name: str, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor
     ) -> Noise:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import seeds
-from ..errors import ConfigError, require_count, require_fraction, require_positive
+from ..errors import ConfigError, require_count, require_flag, require_fraction, require_positive
 from .watch import Watch
 
 
@@ -26,9 +26,7 @@ class NoisyOptimizer(Optimizer, ABC):
 
     Args:
         params: parameters, or groups of them.
-        defaults: settings of a group.
-        num_data: N.
-        seed: of the draws.
+        settings: of a group: `num_data`, which is N, `seed`, `lr`, `prior_std`, `kl_weight`, `initial_std`, ….
     """
 
     #: Whether the rule needs what each row says.
@@ -36,24 +34,24 @@ class NoisyOptimizer(Optimizer, ABC):
     #: A learning rate to start from, found at 64 rows a step.
     recommended_lr: ClassVar[float]
 
-    def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *, num_data: int, seed: int) -> None:
-        require_count(num_data=num_data)
-        seeds.derived(seed)
-        super().__init__(
-            params, {**defaults, "num_data": num_data, "seed": seed, "draws": 0, "passes": 0, "rows": 0}
-        )
+    def __init__(self, params: Iterable[Any], **settings: Any) -> None:
+        require_count(num_data=settings["num_data"])
+        seeds.derived(settings["seed"])
+        super().__init__(params, {**settings, "draws": 0, "passes": 0, "rows": 0})
         for group in self.param_groups:
             self.check(group)
         self.watch = Watch(p for group in self.param_groups for p in group["params"])
         self._open = False
 
-    def check(self, group: dict[str, Any]) -> None:
+    @classmethod
+    def check(cls, settings: dict[str, Any]) -> None:
         """Refuse settings out of range."""
-        require_positive(lr=group["lr"], prior_std=group["prior_std"], kl_weight=group["kl_weight"])
-        if group["initial_std"] is not None:
-            require_positive(initial_std=group["initial_std"])
-        if "betas" in group:
-            require_fraction(beta1=group["betas"][0], beta2=group["betas"][1])
+        positive = ("lr", "prior_std", "initial_std", "kl_weight")
+        require_positive(**{name: settings[name] for name in positive if name in settings})
+        require_positive(zero=True, extrinsic_damping=settings.get("extrinsic_damping", 0.0))
+        require_flag(**{name: settings[name] for name in ("count_rows", "correct_start") if name in settings})
+        if "betas" in settings:
+            require_fraction(beta1=settings["betas"][0], beta2=settings["betas"][1])
 
     # -- draws ---------------------------------------------------------------------------------------------------
 
@@ -68,8 +66,7 @@ class NoisyOptimizer(Optimizer, ABC):
         """
         if self._open:
             raise ConfigError("sampled() is open already: close it before another draw")
-        first = self.param_groups[0]
-        held = self.parameters()
+        first, held = self.param_groups[0], self.parameters()
         means = [p.detach().clone() for _, p in held]
         if generator is None:
             generator = seeds.generator(first["seed"], "draw", first["draws"], device=held[0][1].device)
@@ -115,9 +112,9 @@ class NoisyOptimizer(Optimizer, ABC):
         """The posterior's standard deviations of one parameter."""
         return self.precision(p, group).rsqrt()
 
-    @abstractmethod
     def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        """The posterior's precisions of one parameter."""
+        """The posterior's precisions of one parameter: w ~ N(μ, λ/N diag(f + γ_in)⁻¹)   [Alg. 2 and 3, line 5]."""
+        return (self.fisher(p, group) + damping(group)) * (group["num_data"] / group["kl_weight"])
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -138,14 +135,14 @@ class NoisyOptimizer(Optimizer, ABC):
                 loss = closure()
         told = rows or first["rows"]
         moved = [(group, p) for group, p in self.moving() if p.grad is not None]
-        if not told and any(self.needs_rows(p, group) for group, p in moved):
+        unseen = [group for group, p in moved if not any(key in self.state[p] for key in self.sums)]
+        if not told and any(counted(group) for group in unseen):
             raise ConfigError(
                 f"{type(self).__name__} multiplies the square of a batch's mean gradient by its rows, but the number "
                 "of rows is not known: call step(rows=len(x)), with the rows of all passes and processes of the step"
             )
-        for _, p in self.parameters():
-            state = self.state[p]
-            state["drawn"] = state["drawn"] / max(first["passes"], 1) if "drawn" in state else p.clone()
+        for state, p in ((self.state[p], p) for _, p in self.parameters()):
+            state["drawn"] = state["drawn"] / first["passes"] if "drawn" in state else p.clone()
         for group, p in moved:
             self.move(p, -p.grad, group, told if counted(group) else 1)
         for _, p in self.parameters():
@@ -157,10 +154,6 @@ class NoisyOptimizer(Optimizer, ABC):
     def moving(self) -> list[tuple[dict[str, Any], Tensor]]:
         """The parameters that are drawn and moved by themselves."""
         return self.parameters()
-
-    def needs_rows(self, p: Tensor, group: dict[str, Any]) -> bool:
-        """Whether a parameter's step asks for the number of rows."""
-        return counted(group)
 
     @abstractmethod
     def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
@@ -183,9 +176,9 @@ class NoisyOptimizer(Optimizer, ABC):
             state["fisher"] = torch.full_like(p, max(0.0, self.initial_fisher(group)))
         return state["fisher"]
 
-    @abstractmethod
     def initial_fisher(self, group: dict[str, Any]) -> float:
-        """f_0."""
+        """f_0, below 0 where `initial_std` is above the prior's."""
+        return group["kl_weight"] / (group["num_data"] * group["initial_std"] ** 2) - damping(group)
 
     def pending(self) -> list[Tensor]:
         """What passes since the last step have summed beside gradients, to be added up over processes."""

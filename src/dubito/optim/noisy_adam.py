@@ -41,23 +41,15 @@ class NoisyAdam(NoisyOptimizer):
         count_rows: bool = True,
         seed: int = 0,
     ) -> None:
-        defaults = {
+        settings = {
+            "num_data": num_data,
+            "seed": seed,
             "lr": lr,
-            "betas": tuple(betas),
             "prior_std": prior_std,
-            "kl_weight": kl_weight,
-            "extrinsic_damping": extrinsic_damping,
             "initial_std": initial_std,
-            "count_rows": count_rows,
         }
-        super().__init__(params, defaults, num_data=num_data, seed=seed)
-
-    def initial_fisher(self, group: dict[str, Any]) -> float:
-        return group["kl_weight"] / (group["num_data"] * group["initial_std"] ** 2) - damping(group)
-
-    def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        # w ~ N(μ, λ/N diag(f + γ_in)⁻¹)   [Alg. 2, line 5]
-        return (self.fisher(p, group) + damping(group)) * (group["num_data"] / group["kl_weight"])
+        more = {"betas": tuple(betas), "kl_weight": kl_weight, "extrinsic_damping": extrinsic_damping}
+        super().__init__(params, **settings, **more, count_rows=count_rows)
 
     def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
         state, (beta1, beta2), gamma = self.state[p], group["betas"], damping(group)

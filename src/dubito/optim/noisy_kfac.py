@@ -1,28 +1,16 @@
 """Noisy K-FAC: a matrix normal for every layer by natural gradients [Zhang et al. 2018]."""
 
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..errors import require_fraction
 from .noisy import NoisyOptimizer, damping
 
-
-class KnownRoots(NamedTuple):
-    """The roots of a weight's factors, and what they were computed from."""
-
-    inputs: Tensor
-    outputs: Tensor
-    inputs_version: int
-    outputs_version: int
-    damping: float
-    roots: tuple[Tensor, Tensor]
-
-    def of(self, inputs: Tensor, outputs: Tensor, damping: float) -> bool:
-        """Whether they are those of these factors, as they stand."""
-        same = self.inputs is inputs and self.outputs is outputs and self.damping == damping
-        return same and (self.inputs_version, self.outputs_version) == (inputs._version, outputs._version)
+#: A weight's factors, their versions and damping, and the roots that were computed from them.
+KnownRoots: TypeAlias = tuple[Tensor, Tensor, tuple[int, int, float], tuple[Tensor, Tensor]]
 
 
 class NoisyKFAC(NoisyOptimizer):
@@ -31,9 +19,9 @@ class NoisyKFAC(NoisyOptimizer):
     Layers that multiply their inputs by a weight get Kronecker factors, bias included; other parameters get a
     diagonal, from B times the square of the batch's mean gradient.
 
-    The factors' averages start at 0 as printed, so that the first draws are the means, and those of the next 1/β
-    steps up to 1/β times too wide. With `initial_std` they start at c √(tr Ψ^xx / tr Ψ^gg) I and its inverse times
-    c² I, in mean traces of the first step and with c so that weights have this standard deviation.
+    The factors' averages start at c π I and c / π I, with the π of the first step and c so that weights have the
+    standard deviation `initial_std`. As printed (`initial_std=None`) they start at 0 without a correction: the first
+    draw is the mean, and those of the next 1/β steps are up to 1/β times too wide.
 
     Args:
         params: parameters, or groups of them; a layer's weight and bias belong in one group.
@@ -59,18 +47,24 @@ class NoisyKFAC(NoisyOptimizer):
         beta: float = 0.05,
         prior_std: float = 1.0,
         kl_weight: float = 1.0,
-        initial_std: float | None = None,
+        initial_std: float | None = 0.05,
         seed: int = 0,
     ) -> None:
-        defaults = {
+        settings = {
+            "num_data": num_data,
+            "seed": seed,
             "lr": lr,
-            "beta": beta,
             "prior_std": prior_std,
-            "kl_weight": kl_weight,
             "initial_std": initial_std,
         }
-        super().__init__(params, defaults, num_data=num_data, seed=seed)
+        super().__init__(params, **settings, beta=beta, kl_weight=kl_weight)
         self._known: dict[int, KnownRoots] = {}
+
+    @classmethod
+    def check(cls, settings: dict[str, Any]) -> None:
+        given = {name: value for name, value in settings.items() if (name, value) != ("initial_std", None)}
+        super().check(given)
+        require_fraction(zero=False, one=True, beta=settings["beta"])
 
     @property
     def _all(self) -> list[Tensor]:
@@ -92,17 +86,12 @@ class NoisyKFAC(NoisyOptimizer):
         return {id(parameters[place]) for place in places if place >= 0}
 
     def initial_fisher(self, group: dict[str, Any]) -> float:
-        if group["initial_std"] is None:
-            return 0.0
-        return group["kl_weight"] / (group["num_data"] * group["initial_std"] ** 2) - damping(group)
+        return 0.0 if group["initial_std"] is None else super().initial_fisher(group)
 
     def std(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         if "fisher" in self.state[p] or group["initial_std"] is None:
             return super().std(p, group)
         return torch.full_like(p, min(group["initial_std"], group["prior_std"]))  # before any step
-
-    def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        return (self.fisher(p, group) + damping(group)) * (group["num_data"] / group["kl_weight"])
 
     # -- the factors ---------------------------------------------------------------------------------------------
 
@@ -133,20 +122,16 @@ class NoisyKFAC(NoisyOptimizer):
 
         They are computed once until the factors move; a matrix without a root gives NaN.
         """
-        state, root = self.state[p], damping(group) ** 0.5
-        inputs, outputs = state["inputs"], state["outputs"]
-        known = self._known.get(id(p))
-        if known is None or not known.of(inputs, outputs, root):
-            versions = inputs._version, outputs._version
-            known = KnownRoots(inputs, outputs, *versions, root, self._roots(inputs, outputs, root))
-            self._known[id(p)] = known
-        return known.roots
+        inputs, outputs, root = self.state[p]["inputs"], self.state[p]["outputs"], damping(group) ** 0.5
+        known, facts = self._known.get(id(p)), (inputs._version, outputs._version, root)
+        if known is None or known[0] is not inputs or known[1] is not outputs or known[2] != facts:
+            known = self._known[id(p)] = inputs, outputs, facts, self._roots(inputs, outputs, root)
+        return known[3]
 
     def _first_factors(self, means: tuple[Tensor, Tensor], group: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Averages to start from, whose draws have the standard deviation `initial_std`; 0 without one."""
-        scale = (self.initial_fisher(group) + damping(group)) ** 0.5 - damping(group) ** 0.5  # c
-        if group["initial_std"] is None or scale <= 0:
-            return torch.zeros_like(means[0]), torch.zeros_like(means[1])
+        gamma = damping(group)
+        scale = (max(0.0, self.initial_fisher(group)) + gamma) ** 0.5 - gamma**0.5  # c
         balance = _balance(*means)[:, None, None]
         eyes = [torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) for mean in means]
         return scale * balance * eyes[0], scale / balance * eyes[1]
@@ -184,9 +169,6 @@ class NoisyKFAC(NoisyOptimizer):
         p.add_(weight[0].mT if self._turned(p) else weight.reshape(p.shape))
         if bias is not None:
             bias.add_(last.reshape(bias.shape))
-
-    def needs_rows(self, p: Tensor, group: dict[str, Any]) -> bool:
-        return "seen_rows" not in self.state[p]
 
     def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
         if "seen_rows" in self.state[p]:

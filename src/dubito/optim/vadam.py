@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .noisy import NoisyOptimizer
+from .noisy import NoisyOptimizer, damping
 
 
 class Vadam(NoisyOptimizer):
-    """Algorithm 3 of BALI's appendix with the rows of a batch counted; its λ is the prior's precision, 1 / prior_std².
+    """Algorithm 3 of BALI's appendix with the rows of a batch counted; its λ is our 1 / prior_std².
 
-    f_t = β₂ᵗ f_0 + (1 − β₂) Σ_s β₂^(t−s) B ḡ_s² is a mean whose weights add up to 1, since f_0 is not 0: there is no
-    bias to correct, and a step is divided by the root of the f that draws have.
+    f_t = β₂ᵗ f_0 + s_t with s_t = β₂ s_(t−1) + (1 − β₂) B ḡ_t² and s_0 = 0. Draws have f_t. Steps have the mean of what
+    was seen, s_t / (1 − β₂ᵗ): the correction is for the part that started at 0, where the paper's f_t / (1 − β₂ᵗ)
+    multiplies f_0 too, by 1 / (1 − β₂) at first.
 
     Args:
         params: parameters, or groups of them.
@@ -23,7 +24,7 @@ class Vadam(NoisyOptimizer):
         prior_std: of the Normal prior around 0.
         initial_std: standard deviations to start from.
         count_rows: take in B ḡ² instead of the square of the batch's mean gradient ḡ, which is B times too small.
-        bias_correction: divide f by 1 − β₂ᵗ in steps, as printed for a start at 0.
+        correct_start: have f_t / (1 − β₂ᵗ) in steps, as printed for f_0 = 0.
         seed: of the draws.
     """
 
@@ -39,39 +40,32 @@ class Vadam(NoisyOptimizer):
         prior_std: float = 1.0,
         initial_std: float = 0.05,
         count_rows: bool = True,
-        bias_correction: bool = False,
+        correct_start: bool = False,
         seed: int = 0,
     ) -> None:
-        defaults = {
+        settings = {
+            "num_data": num_data,
+            "seed": seed,
             "lr": lr,
-            "betas": tuple(betas),
             "prior_std": prior_std,
-            "kl_weight": 1.0,
             "initial_std": initial_std,
-            "count_rows": count_rows,
-            "bias_correction": bias_correction,
         }
-        super().__init__(params, defaults, num_data=num_data, seed=seed)
+        more = {"betas": tuple(betas), "count_rows": count_rows, "correct_start": correct_start}
+        super().__init__(params, **settings, **more, kl_weight=1.0)
 
-    def initial_fisher(self, group: dict[str, Any]) -> float:
-        return 1 / (group["num_data"] * group["initial_std"] ** 2) - prior_share(group)
-
-    def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
-        # w ~ N(μ, 1/N diag(f + γ_in)⁻¹)   [Alg. 3, line 5]
-        return (self.fisher(p, group) + prior_share(group)) * group["num_data"]
+    def fisher(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        """β₂ᵗ f_0 + s_t."""
+        state = self.state[p]
+        start = max(0.0, self.initial_fisher(group)) * group["betas"][1] ** state.get("step", 0)
+        return state["squares"] + start if "squares" in state else torch.full_like(p, start)
 
     def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
-        state, (beta1, beta2), gamma = self.state[p], group["betas"], prior_share(group)
-        fisher = self.fisher(p, group)
+        state, (beta1, beta2), gamma = self.state[p], group["betas"], damping(group)
         momentum = state.setdefault("momentum", torch.zeros_like(p))
+        squares = state.setdefault("squares", torch.zeros_like(p))
         state["step"] = state.get("step", 0) + 1
         momentum.lerp_(slope - gamma * p, 1 - beta1)  # lines 6 and 7, the prior at the mean
-        fisher.lerp_(slope.square() * rows, 1 - beta2)  # line 8, with B
-        weight = 1 - beta2 ** state["step"] if group["bias_correction"] else 1.0  # line 10, for f_0 = 0
-        root = (fisher / weight + gamma).sqrt_()  # line 11
+        squares.lerp_(slope.square() * rows, 1 - beta2)  # line 8, with B
+        seen = self.fisher(p, group) if group["correct_start"] else squares
+        root = (seen / (1 - beta2 ** state["step"]) + gamma).sqrt_()  # lines 10 and 11
         p.addcdiv_(momentum, root, value=group["lr"] / (1 - beta1 ** state["step"]))  # lines 9 and 11
-
-
-def prior_share(group: dict[str, Any]) -> float:
-    """γ_in = λ / N, with λ the prior's precision."""
-    return 1 / (group["num_data"] * group["prior_std"] ** 2)

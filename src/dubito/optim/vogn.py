@@ -50,22 +50,24 @@ class VOGN(NoisyOptimizer):
         initial_std: float = 0.05,
         seed: int = 0,
     ) -> None:
-        require_count(0, kl_steps=kl_steps)
         start = kl_weight if kl_start is None else kl_start
-        require_positive(kl_start=start)
-        defaults = {
+        settings = {
+            "num_data": num_data,
+            "seed": seed,
             "lr": lr,
-            "betas": tuple(betas),
             "prior_std": prior_std,
-            "kl_weight": kl_weight,
-            "kl_start": start,
-            "kl_steps": kl_steps,
-            "kl_now": start if kl_steps else kl_weight,
-            "extrinsic_damping": extrinsic_damping,
             "initial_std": initial_std,
-            "steps": 0,
         }
-        super().__init__(params, defaults, num_data=num_data, seed=seed)
+        more = {"betas": tuple(betas), "kl_weight": kl_weight, "extrinsic_damping": extrinsic_damping}
+        now = start if kl_steps else kl_weight
+        super().__init__(params, **settings, **more, kl_start=start, kl_steps=kl_steps, kl_now=now, steps=0)
+
+    @classmethod
+    def check(cls, settings: dict[str, Any]) -> None:
+        super().check(settings)
+        require_count(0, kl_steps=settings["kl_steps"])
+        if settings["kl_start"] is not None:
+            require_positive(kl_start=settings["kl_start"])
 
     def initial_fisher(self, group: dict[str, Any]) -> float:
         return 1 / (group["num_data"] * group["initial_std"] ** 2) - self.shift(group)
@@ -84,18 +86,12 @@ class VOGN(NoisyOptimizer):
             if squares is not None:
                 self.add(p, squares=squares, rows=squares.new_full((), float(self.watch.rows)))
 
-    def needs_rows(self, p: Tensor, group: dict[str, Any]) -> bool:
-        return "squares" not in self.state[p]
-
     def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
         state, (beta1, beta2) = self.state[p], group["betas"]
         fisher = self.fisher(p, group)
         momentum = state.setdefault("momentum", torch.zeros_like(p))
         # Sums of (g_i / B)² over B rows, so that B times them is the mean of squares.
-        if "squares" in state:
-            squares = state.pop("squares") * state.pop("rows")
-        else:
-            squares = slope.square() * rows
+        squares = state.pop("squares") * state.pop("rows") if "squares" in state else slope.square() * rows
         momentum.mul_(beta1).add_(slope - prior_share(group) * p)  # lines 6 and 7
         fisher.mul_(1 - group["kl_now"] * beta2).add_(squares, alpha=beta2)  # line 8, a mean over rows
         p.addcdiv_(momentum, fisher + self.shift(group), value=group["lr"])  # line 9

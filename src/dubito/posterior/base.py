@@ -142,6 +142,10 @@ class Posterior(nn.Module, ABC):
                     )
         return self._survey
 
+    def standard_deviations(self) -> Sequence[Tensor]:
+        """Those that are learned, tensor by tensor, where they are kept as such."""
+        return ()
+
     @property
     def scale(self) -> float:
         """The factor by which `scaled` multiplied all standard deviations."""

@@ -147,6 +147,10 @@ class RealPrediction(Prediction):
         shift, scale = self._per_output("shift", shift), self._per_output("scale", scale)
         if not (scale > 0).all():
             raise ConfigError(f"scale must be above 0, got {scale.tolist()}")
+        return self.mapped(shift, scale)
+
+    def mapped(self, shift: Tensor, scale: Tensor) -> Self:
+        """As `rescaled`, for tensors that are known to fit and never looked at."""
         per_output = scale.expand(self.means.shape[2:]).reshape(-1)  # [E]
         full, mean_covariances = (
             None if matrices is None else matrices * per_output[:, None] * per_output

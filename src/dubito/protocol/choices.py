@@ -1,25 +1,66 @@
-"""What validation rows choose of a fitted posterior: the noise of real targets."""
+"""What validation rows choose of a fitted posterior: its scale, and the noise of reals or the temperature of classes."""
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..calibration import temperature_scaled
+from ..calibration.scale import SCALES, preferred_scale, wins
 from ..fitting import Prepared
+from ..inference.laplace import LaplacePosterior
 from ..likelihoods import Gaussian
-from ..posterior import Posterior
+from ..posterior import MAX_ROWS, Posterior
+from ..prediction import PredictionOptions
+from ..sources import Source
+
+#: Draws by which choices are made.
+NUM_SAMPLES = 32
 
 
 def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> Posterior:
     """The posterior with what validation rows choose, and the protocol's facts among its details.
+
+    Real targets always have their noise fitted; a scale other than 1 and a temperature other than 1 must gain one
+    paired standard error. A Laplace posterior has chosen its precision already, which is its scale.
 
     Args:
         posterior: as fitted.
         prepared: the fit's ingredients, validation rows among them.
         facts: of the fit.
     """
-    validation, history = prepared.run.validation, posterior.history
-    if isinstance(posterior.likelihood.settings, Gaussian):
-        posterior = temperature_scaled(posterior, validation, seed=prepared.seed)
-    steps = history[-1]["step"] if history else 0
-    facts = {**facts, "steps": steps, "best_step": history[-1].get("best_step", steps) if history else 0}
-    posterior.details = {**posterior.details, "protocol": facts}
-    return posterior
+    validation, seed, history = prepared.run.validation, prepared.seed, posterior.history
+    assert validation is not None
+    scales = SCALES if posterior.scalable and not isinstance(posterior, LaplacePosterior) else (1.0,)
+    candidates, losses = {}, {}
+    for scale in scales:
+        plain = posterior if scale == 1 else posterior.scaled(scale)
+        candidates[scale] = fitted = temperature_scaled(plain, validation, num_samples=NUM_SAMPLES, seed=seed)
+        losses[scale] = row_losses(fitted, validation, seed)
+    scale = preferred_scale(losses)
+    chosen, loss = candidates[scale], losses[scale]
+    if not isinstance(posterior.likelihood.settings, Gaussian):
+        plain = posterior if scale == 1 else posterior.scaled(scale)
+        untempered = row_losses(plain, validation, seed)
+        if not wins(loss, untempered):
+            chosen, loss = plain, untempered
+    steps = int(history[-1]["step"]) if history else 0
+    chosen.details = {
+        **chosen.details,
+        "protocol": {
+            **facts,
+            "steps": steps,
+            "best_step": int(history[-1].get("best_step", steps)) if history else 0,
+            "scale": scale,
+            "validation_nll": float(loss.mean()),
+        },
+    }
+    return chosen
+
+
+@torch.no_grad()
+def row_losses(posterior: Posterior, rows: Source, seed: int) -> Tensor:
+    """The negative log-likelihood of every row, [B]."""
+    options = PredictionOptions(num_samples=NUM_SAMPLES, seed=seed, max_rows=MAX_ROWS)
+    prediction, targets = posterior.predicted(rows, options, "validation")
+    return -prediction.log_prob(targets)

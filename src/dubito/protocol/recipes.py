@@ -106,7 +106,9 @@ def _dropout(method: MCDropout, pilot: Pilot, auto: AutoTraining) -> Recipe:
 @recipe.register(MeanField)
 @recipe.register(KTied)
 def _normals(method: MeanField | KTied, pilot: Pilot, auto: AutoTraining) -> Recipe:
-    return _warm(_with_defaults(method, prior_std=pilot.prior_std), pilot, auto, variational_lr=1e-2)
+    # Warmer posteriors of networks as wide as these predict worse, colder ones hardly learn a deviation.
+    method = _with_defaults(method, prior_std=pilot.prior_std)
+    return _warm(method, pilot, auto, variational_lr=1e-2, kl=0.1, stopping=False)
 
 
 @recipe.register(NoisyAdam)
@@ -150,7 +152,7 @@ def _bali(method: BALI, pilot: Pilot, auto: AutoTraining) -> Recipe:
 def _warm(method: Method, pilot: Pilot, auto: AutoTraining, **changes: Any) -> Recipe:
     """A start from the MAP fit: half as many steps at a quarter of the rate, and the start itself may be the best."""
     steps = max(1, auto.steps(pilot.rows) // 2)
-    training = auto.training(steps, start=True, **{"lr": auto.lr / 4, **changes})
+    training = auto.training(steps, **{"lr": auto.lr / 4, "start": True, **changes})
     return Recipe(method=method, training=training, warm=True)
 
 

@@ -1,7 +1,6 @@
 """How to train: frozen settings that check themselves."""
 
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigError, require_count, require_flag, require_positive
@@ -11,14 +10,6 @@ from .schedules import Constant, Schedule
 
 if TYPE_CHECKING:
     from .auto import AutoTraining
-
-
-def _require_not_negative(**values: float) -> None:
-    """Refuse settings that are not finite numbers of at least zero."""
-    for name, value in values.items():
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and 0 <= value < float("inf")):
-            raise ConfigError(f"{name} must be a finite number that is not negative, got {value!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +27,7 @@ class KL:
     every: Literal["step", "epoch"] | int = "step"
 
     def __post_init__(self) -> None:
-        _require_not_negative(weight=self.weight, warmup=self.warmup)
+        require_positive(zero=True, weight=self.weight, warmup=self.warmup)
         if self.every not in ("step", "epoch"):
             require_count(every=self.every)
 
@@ -74,9 +65,8 @@ class EarlyStopping:
         for name in ("steps", "every"):
             if (value := getattr(self, name)) is not None:
                 require_count(**{name: value})
-        if not isinstance(self.start, bool):
-            raise ConfigError(f"start must be True or False, got {self.start!r}")
-        _require_not_negative(margin=self.margin)
+        require_flag(start=self.start)
+        require_positive(zero=True, margin=self.margin)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,8 +128,8 @@ class Training:
         for name in ("variational_lr", "clip_norm"):
             if (value := getattr(self, name)) is not None:
                 require_positive(**{name: value})
-        for name in ("warmup", "weight_decay", "checkpoint_minutes"):
-            _require_not_negative(**{name: getattr(self, name)})
+        require_positive(zero=True, warmup=self.warmup, weight_decay=self.weight_decay)
+        require_positive(zero=True, checkpoint_minutes=self.checkpoint_minutes)
         require_flag(compile=self.compile, channels_last=self.channels_last)
         if isinstance(self.kl, int | float) and not isinstance(self.kl, bool):
             object.__setattr__(self, "kl", KL(weight=float(self.kl)))

@@ -1,7 +1,6 @@
 """Variational inference with independent Normals: how they start, and the loss that trains them."""
 
 from collections.abc import Mapping
-from numbers import Real
 from typing import Any
 
 import torch
@@ -135,8 +134,7 @@ class NormalObjective(Objective):
 def check_stds(initial_std: float, initial_spread: float, max_std: float | None) -> None:
     """Refuse standard deviations that are none, and a start above the largest allowed."""
     require_positive(initial_std=initial_std)
-    if not (isinstance(initial_spread, Real) and 0 <= initial_spread < float("inf")):
-        raise ConfigError(f"initial_spread must be a number of at least 0, got {initial_spread!r}")
+    require_positive(zero=True, initial_spread=initial_spread)
     if max_std is None:
         return
     require_positive(max_std=max_std)

@@ -67,6 +67,9 @@ class NormalPosterior(BlockPosterior):
         u, v, floor = self.group("u")[name], self.group("v")[name], self.details["floors"][name]
         return TruncatedScale(u, v, floor, shape)
 
+    def standard_deviations(self) -> list[Tensor]:
+        return [self.weight_scale(name).std for name in self.random]
+
     def drawn_blocks(self) -> list[Block]:
         weights = self.weights()
         return [diagonal_block(name, tuple(weights[name].shape)) for name in self.random]

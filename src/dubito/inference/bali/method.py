@@ -11,12 +11,13 @@ from ...fitting import Prepared
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import Method
 from ...networks import Subset
+from ...noise_check import check_noise
 from ...sources import OrderedSource, Source, TensorSource
 from ...training import Step, Training, train
 from ...training.schedules import Schedule
 from .choose import LEAST_ROWS, Choice, WithheldRows, started
 from .layer import Layer
-from .objective import BALIObjective, prior_of
+from .objective import BALIObjective, prior_of, put_noise
 from .posterior import BALIPosterior
 from .setup import Topology, check_training, find_layers, initial_weights
 
@@ -92,7 +93,9 @@ class BALI(Method):
         check_training(training)
         topology = find_layers(prepared.network, prepared.example.inputs, self.subset)
         objective, source = self.begun(prepared, topology)
-        return fitted(objective, train(objective, source, training, prepared.run))
+        posterior = fitted(objective, train(objective, source, training, prepared.run))
+        check_noise(posterior, None, prepared)  # its standard deviations are solved for, from any start
+        return posterior
 
     def begun(self, prepared: Prepared, topology: Topology) -> tuple[BALIObjective, Source]:
         """The objective of a run, which chooses the settings that are open, and the rows it sees."""
@@ -167,7 +170,7 @@ def fitted(objective: BALIObjective, history: list[dict[str, float]]) -> BALIPos
 
 
 def target_std(likelihood: BuiltLikelihood, topology: Topology, source: Source) -> Tensor | None:
-    """The targets' standard deviation per output where the last layer learns from them; else None."""
+    """Of targets in the outputs' units, per output, where the last layer learns from them; else None."""
     if not isinstance(likelihood, GaussianLikelihood) or topology.last is None:
         return None
     if isinstance(source, TensorSource):
@@ -180,7 +183,7 @@ def target_std(likelihood: BuiltLikelihood, topology: Topology, source: Source) 
             if rows >= TOLD_ROWS:
                 break
         targets = torch.cat(parts)
-    flat = targets.reshape(len(targets), -1)
+    flat = likelihood.standardised(targets).reshape(len(targets), -1)
     std = flat.std(0, unbiased=False)
     return torch.where(std > 0, std, torch.ones_like(std))
 
@@ -192,9 +195,12 @@ def with_inferred_noise(
     if target_std is None or not isinstance(likelihood, GaussianLikelihood) or likelihood.raw_std is None:
         return likelihood, False
     std = likelihood.std().detach()
-    if target_std.numel() == 1:
-        return likelihood.with_noise(std=target_std.clone().reshape(std.shape).to(std)), True
-    return likelihood.with_noise(covariance=target_std.to(std).square().diag()), True
+    single = target_std.numel() == 1
+    built = (
+        likelihood.with_noise(std=std) if single else likelihood.with_noise(covariance=std.square().diag())
+    )
+    put_noise(built, target_std.to(std).diag())
+    return built, True
 
 
 @torch.no_grad()

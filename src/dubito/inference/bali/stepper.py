@@ -366,13 +366,14 @@ class BALIStepper(LayerwiseStepper):
                 training=self.objective.modes,
             ) as shell,
         ):
-            total = self.draft.likelihood.log_prob(call(shell, batch.inputs), batch.targets).sum()
+            likelihood = self.draft.likelihood
+            total = likelihood.log_prob(call(shell, batch.inputs), batch.targets).sum()
             total.backward()
         with torch.no_grad():
             seen.nll -= total
             seen.drawn = {name: few.seen[self.dense[name].weight] for name in units}
             for block in self.topology.blocks:
-                targets = batch.targets if block.name == self.last else None
+                targets = likelihood.standardised(batch.targets) if block.name == self.last else None
                 added = noise.added(block.weight) if noise is not None and block.name in self.local else None
                 if targets is not None:
                     added = None  # true targets need no forward pass of their own layer

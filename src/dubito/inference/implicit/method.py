@@ -66,9 +66,7 @@ class Implicit(TrainedMethod):
     def __post_init__(self) -> None:
         require_count(components=self.components, noise_samples=self.noise_samples)
         require_positive(prior_std=self.prior_std, initial_std=self.initial_std)
-        for name in ("mean_std", "initial_spread"):
-            if getattr(self, name) != 0:
-                require_positive(**{name: getattr(self, name)})
+        require_positive(zero=True, mean_std=self.mean_std, initial_spread=self.initial_spread)
         if self.kl not in ("mixture-mean", "components"):
             raise ConfigError(f'kl must be "mixture-mean" or "components", got {self.kl!r}')
         require_flag(bias_factors=self.bias_factors)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...distributions.linalg import float64_device
 from ...errors import DubitoWarning
 from ...likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
+from ...likelihoods.moments import per_output
 from ...networks import run
 from ...processes import Processes
 from ...sources import Source
@@ -105,7 +106,7 @@ class DataFitSums:
             terms["counts"] = _counts(self.likelihood, outputs, targets)
         else:  # per output: positions after the output axis count as more rows
             truth = per_output(targets)
-            terms["errors"] = (truth - per_output(outputs)).square().sum(1)
+            terms["errors"] = (truth - per_output(self.likelihood.restored(outputs))).square().sum(1)
             terms["sums"] = (truth - self.shift).sum(1)
             terms["squares"] = (truth - self.shift).square().sum(1)
             terms["count"] = torch.full((), truth.shape[1], device=outputs.device)
@@ -168,11 +169,6 @@ def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Te
     assert isinstance(likelihood, BernoulliLikelihood)
     yes = targets.sum(0)
     return torch.stack([len(targets) - yes, yes], -1)
-
-
-def per_output(values: Tensor) -> Tensor:
-    """[B, C, ...] as [C, values], [B] as [1, B]."""
-    return values.transpose(0, 1).flatten(1) if values.ndim > 1 else values.unsqueeze(0)
 
 
 def wide(values: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from ...layers.form import Product
 from ...layers.record import recorded
 from ...layers.shell import seeded
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood, at_least_float
-from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
+from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction
 from .covariance import slices
 from .output_gradients import OutputGradients, Reading
 from .shares import BlockNormals, BlockShares
@@ -226,9 +226,9 @@ def predictive(likelihood: BuiltLikelihood, outputs: Tensor, covariance: Tensor)
         covariance: of a row's outputs, [B, E, E], or, where `needs_pairs` does not ask for it, variances [B, E].
     """
     outputs = at_least_float(outputs)
+    if isinstance(likelihood, GaussianLikelihood):
+        return likelihood.predictive([outputs], covariance.unsqueeze(0))
     point = likelihood.predictive([outputs])
-    if isinstance(point, RealPrediction):
-        return dataclasses.replace(point, mean_covariances=covariance.unsqueeze(0))
     variance = covariance.reshape(outputs.shape)
     # E[Φ(λ f)] = Φ(λ μ / √(1 + λ² v)), with λ² = π/8 for the sigmoid  [MacKay 1992]
     shrunk = likelihood.predictive([outputs / (1 + math.pi / 8 * variance).sqrt()])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from ...curvature import Block, Cover, Curvature, Fisher, Statistics, cover, statistics
+from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
 from ...fitting import Prepared, probe
@@ -21,7 +21,7 @@ from ...training import Training, current
 from ..map import MAP
 from .data_fit import DataFit, DataFitSums
 from .posterior import LaplacePosterior, by_kind
-from .structures import INF, Diagonal, Structure
+from .structures import INF, KFAC, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
 
 
@@ -52,25 +52,28 @@ class Laplace(Method):
 
     Args:
         structure: how much of the curvature is kept: `Diagonal()`, `KFAC()`, `EFB()` or `INF(rank=100)`.
-        prior_precision: τ, of the Normal prior around 0, also of the MAP fit; None takes the precision of the
-            trained weights themselves, one over their mean square, after a MAP fit under a standard Normal.
-            `posterior.tuned()` chooses it by marginal likelihood.
-        curvature: which curvature: `Fisher(draws=...)`, `GGN()` or `Empirical()`.
+        prior_precision: τ, of the Normal prior around 0, also of the MAP fit. None: where `fit` is given validation
+            rows, the least τ, from the precision of the trained weights themselves (one over their mean square)
+            upwards, that costs these rows no more than .01 nats (reals .03) against the network itself, with one
+            standard error; else that precision of the weights. The MAP fit is then under a standard Normal.
+        curvature: `GGN()`, `Fisher(draws=...)` or `Empirical()`; None takes the exact `GGN()` up to 32 outputs, beyond
+            them, and for outputs at many positions, `Fisher(draws=10)`. The posterior's method names which.
         subset: the parameters that get a distribution: `last_layer`, names of parameters or modules, or a
             predicate of (name, tensor); the rest are point estimates.
         batch_size: rows per pass; None takes the loader's own, or 128.
         linearised: what `predict` does unless told otherwise: take the network as linear in its weights, in closed
-            form, in place of draws. Around a network that fits its data well this is the better prediction.
+            form, where `num_samples` means nothing. `predict(x, linearised=False)` draws weights; around a network
+            that fits its data well that is the worse prediction.
         precision: of passes through the network in the fit: "full", or autocast with "bf16" or "fp16", whose
             gradients below 6e-8 are lost. Sums over rows are in full precision.
     """
 
-    structure: Structure = Diagonal()
+    structure: Structure = KFAC()
     prior_precision: float | None = None
-    curvature: Curvature = Fisher()
+    curvature: Curvature | None = None
     subset: Subset | Callable[[nn.Module, Inputs], tuple[str, ...]] = None
     batch_size: int | None = None
-    linearised: bool = False
+    linearised: bool = True
     precision: Precision = "full"
 
     posterior_type = LaplacePosterior
@@ -83,7 +86,7 @@ class Laplace(Method):
             raise ConfigError(
                 f"structure must be one such as Diagonal() or INF(rank=100), got {self.structure!r}"
             )
-        if not isinstance(self.curvature, Curvature):
+        if self.curvature is not None and not isinstance(self.curvature, Curvature):
             raise ConfigError(f"curvature must be Fisher(), GGN() or Empirical(), got {self.curvature!r}")
         if self.batch_size is not None:
             require_count(batch_size=self.batch_size)
@@ -93,7 +96,10 @@ class Laplace(Method):
         surveyed = survey(prepared.network, inputs)
         names = self._names(prepared.network, surveyed, inputs)
         covered = cover(prepared.network, surveyed, names)
-        outputs, targets = self._checked_example(prepared)
+        outputs, targets = probe(prepared.network, take(inputs, slice(1))), prepared.example.targets[:1]
+        curvature = self.curvature or usual_curvature(prepared.likelihood, outputs)
+        # One that cannot treat such outputs says so before work starts.
+        next(curvature.seeds(prepared.likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
         self._warn(covered)
         if training is not None:
             trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5).fit_prepared(prepared, training)
@@ -105,19 +111,19 @@ class Laplace(Method):
         blocks = list(covered.blocks.values())
         fit_sums = DataFitSums(prepared.likelihood, outputs, targets)
         with passes_in(self.precision, *TensorOptions.of(prepared.network)):
-            curvatures, data_fit = self._measured(prepared, covered, fit_sums, training)
+            measured, data_fit = self._measured(prepared, covered, curvature, fit_sums, training)
         data_fit.warn_if_constant()
         structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
         facts, stored = {}, {}
         for block in blocks:
-            structure, curvature = structures[block.name], curvatures.pop(block.name)
-            chosen = structure.chosen(block, curvature)
-            stored[block.weight] = structure.keep(block, curvature)
+            structure, sums = structures[block.name], measured.pop(block.name)
+            chosen = structure.chosen(block, sums)
+            stored[block.weight] = structure.keep(block, sums)
             facts[block.name] = {**chosen, **structure.facts(block, stored[block.weight])}
-        return LaplacePosterior(
+        posterior = LaplacePosterior(
             prepared.network,
             data_fit.likelihood,
-            method=self if self.subset is None else replace(self, subset=names),
+            method=replace(self, curvature=curvature, subset=None if self.subset is None else names),
             tensors=by_kind(stored),
             details={
                 "survey": surveyed.to_json(),
@@ -132,16 +138,16 @@ class Laplace(Method):
             },
             history=history,
         ).finished()
-
-    def _checked_example(self, prepared: Prepared) -> tuple[Tensor, Tensor]:
-        """Outputs and targets of one row; a curvature that cannot treat such outputs says so here."""
-        outputs = probe(prepared.network, take(prepared.example.inputs, slice(1)))
-        targets = prepared.example.targets[:1]
-        next(self.curvature.seeds(prepared.likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
-        return outputs, targets
+        validation = prepared.run.validation if self.prior_precision is None else None
+        return posterior.with_chosen_precision(validation, prepared.seed) if validation else posterior
 
     def _measured(
-        self, prepared: Prepared, covered: Cover, fit_sums: DataFitSums, training: Training | None
+        self,
+        prepared: Prepared,
+        covered: Cover,
+        curvature: Curvature,
+        fit_sums: DataFitSums,
+        training: Training | None,
     ) -> tuple[dict[str, Statistics], DataFit]:
         """The curvature of all blocks, and what the network says about the data."""
         network, likelihood, source = prepared.network, prepared.likelihood, prepared.source
@@ -159,7 +165,7 @@ class Laplace(Method):
             covered,
             source,
             likelihood,
-            self.curvature,
+            curvature,
             **self.structure.needs,
             batch_size=batch_size,
             seed=prepared.seed,

@@ -1,6 +1,7 @@
 """The Laplace posterior: a Gaussian around the network's weights, block by block."""
 
 import copy
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,11 +21,14 @@ from ...likelihoods import GaussianLikelihood, at_least_float
 from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors
 from ...prediction import Prediction, PredictionOptions
+from ...sources import Source
+from ...summary import Summary
 from .joint import Joint, joint_outputs
 from .linearised import Linearised, needs_pairs, predictive
 from .structures import BlockTensors, Diagonal, Structure, one_group
-from .tuning import Evidence, best_prior, best_scale
+from .tuning import Evidence, best_prior
 from .update import updated
+from .validation import best_scale, chosen_precision, described
 
 #: Data scales that validation chooses from, over the number of data: half decades.
 SCALES = tuple(10 ** (power / 2) for power in range(-6, 9))
@@ -36,7 +40,9 @@ class LaplacePosterior(BlockPosterior):
     `details` holds the plain facts: the blocks, the number of data N, the data scale N_s, the prior precision τ
     (one number, or one per block), the log-likelihood of the data at w*, and for real targets their squared
     errors; `noise_factor` is the factor of the noise's variance since the curvature was taken, by which the
-    curvature has shrunk.
+    curvature has shrunk; `precision_choice`, where validation rows chose τ, holds what was tried (`grid`, with the
+    mean `losses` of a row against the network itself, their `standard_errors` and the epistemic `shares`), what was
+    `taken`, and whether that is `no_uncertainty`.
     """
 
     scalable = True
@@ -180,6 +186,11 @@ class LaplacePosterior(BlockPosterior):
             f"trace, {facts['negative']:.0%} of D negative"
         )
 
+    def summary(self) -> Summary:
+        """Which layer holds what, and how validation rows chose the prior precision."""
+        choice = self.details.get("precision_choice")
+        return dataclasses.replace(super().summary(), notes=(described(choice),) if choice else ())
+
     # -- predictions ---------------------------------------------------------------------------------------
 
     @property
@@ -199,8 +210,8 @@ class LaplacePosterior(BlockPosterior):
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
 
-        They are the network's outputs, before the likelihood's noise. Where inputs require gradients, mean and
-        covariance are differentiable in them, as acquisition functions ask.
+        They are the network's outputs, before the likelihood's noise, in the targets' units. Where inputs require
+        gradients, mean and covariance are differentiable in them, as acquisition functions ask.
 
         Args:
             inputs: what the network reads.
@@ -211,7 +222,11 @@ class LaplacePosterior(BlockPosterior):
             rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
             mean, covariance = joint_outputs(self.linearised(rows), rows, normals)
-            return Joint(mean, covariance * self.scale**2)
+            covariance = covariance * self.scale**2
+            if isinstance(self.likelihood, GaussianLikelihood) and self.likelihood.scale is not None:
+                scale = self.likelihood.scale.expand_as(mean).flatten()
+                mean, covariance = self.likelihood.restored(mean), covariance * scale.unsqueeze(1) * scale
+            return Joint(mean, covariance)
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
@@ -301,10 +316,16 @@ class LaplacePosterior(BlockPosterior):
             raise ConfigError("tuned(prior=False) leaves nothing to choose; give noise=True or validation=")
         with torch.inference_mode(False):
             changes = best_prior(self, prior=prior, per_layer=per_layer, noise=noise)
+            if prior:
+                changes["precision_choice"] = None
             tuned = self._with(data_scale=self.num_data, **changes)
             if validation is None:
                 return tuned
             return tuned._with(data_scale=best_scale(tuned, self, validation, scales, max_rows))
+
+    def with_chosen_precision(self, validation: Source, seed: int) -> "LaplacePosterior":
+        """The posterior under the prior precision that checked validation rows choose; `details` say how."""
+        return self._with(**chosen_precision(self, validation, seed))
 
     def update(self, data: Any, *, num_data: int | None = None, seed: int = 0) -> "LaplacePosterior":
         """The posterior after more data, around the same weights and under the same prior.
@@ -336,7 +357,7 @@ class LaplacePosterior(BlockPosterior):
         other.details = {**self.details, **details}
         if noise != 1:
             assert isinstance(other.likelihood, GaussianLikelihood)
-            other.likelihood = other.likelihood.with_noise(std=other.likelihood.std().detach() * noise**0.5)
+            other.likelihood = other.likelihood.with_noise_times(noise**0.5)
         return other
 
 

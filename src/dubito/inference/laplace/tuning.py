@@ -13,11 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...curvature import Empirical
-from ...distributions import SparseInformationNormal, StructuredNormal
+from ...distributions import StructuredNormal
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning
-from ...fitting import checked_rows
-from .linearised import needs_pairs, predictive
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -201,68 +199,3 @@ def safe_log(value: float) -> float:
 def squared_norm(normal: StructuredNormal) -> float:
     """|w|² of the mean."""
     return float(total(normal.mean.square()))
-
-
-def best_scale(
-    posterior: "LaplacePosterior",
-    before: "LaplacePosterior",
-    validation: Any,
-    scales: Sequence[float],
-    max_rows: int,
-) -> float:
-    """The data scale whose linearised predictions of the validation rows are likeliest; the rows are read once.
-
-    Args:
-        posterior: with its prior chosen.
-        before: the posterior before that: a warning says if the rows speak for it.
-        validation: rows with targets.
-        scales: data scales to choose from, over the number of data.
-        max_rows: rows that go through the network at once.
-    """
-    network, likelihood = posterior.network, posterior.likelihood
-    batches = checked_rows(
-        network, likelihood, validation, seed=0, max_rows=max_rows, whole=False, name="validation"
-    )
-    candidates = [_Rescaled(posterior, scale * posterior.num_data) for scale in scales]
-    judges = [likelihood] * len(scales) + [before.likelihood]
-    nll, read, rows = [0.0 for _ in judges], None, 0
-    for batch in batches:
-        inputs = posterior.readable(batch.inputs)
-        read = read or posterior.linearised(inputs)
-        posteriors = [*candidates, before.normals]
-        outputs, covariances = read(inputs, posteriors, max_rows, pairs=needs_pairs(likelihood))
-        rows += len(batch.targets)
-        for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):
-            nll[index] -= float(total(predictive(judge, outputs, covariance).log_prob(batch.targets)))
-    *scores, present = nll
-    if present < min(scores):
-        warnings.warn(
-            f"the validation rows speak against the prior precision of the marginal likelihood: their negative "
-            f"log-likelihood is {min(scores) / rows:.4g} a row at the best data scale, and {present / rows:.4g} "
-            "without tuning; of a network that fits its data too well it asks too wide a prior, and tuned(prior=False, "
-            "validation=...) keeps the present one",
-            DubitoWarning,
-            stacklevel=3,
-        )
-    return candidates[scores.index(min(scores))].data_scale
-
-
-class _Rescaled:
-    """A posterior's distributions at another data scale; what is costly to build is kept."""
-
-    def __init__(self, posterior: "LaplacePosterior", data_scale: float) -> None:
-        self.posterior, self.data_scale = posterior, data_scale
-        self._kept: dict[str, tuple[StructuredNormal, ...]] = {}
-
-    def __call__(self, name: str) -> tuple[StructuredNormal, ...]:
-        if name in self._kept:
-            return self._kept[name]
-        num_data = self.data_scale / self.posterior.details["noise_factor"]
-        prior_precision = self.posterior.prior_precisions[name]
-        unscaled = self.posterior.normals(name)
-        normals = tuple(
-            normal.rescaled(num_data=num_data, prior_precision=prior_precision) for normal in unscaled
-        )
-        if isinstance(normals[0], SparseInformationNormal):
-            self._kept[name] = normals
-        return normals

@@ -81,4 +81,4 @@ def at_fit(posterior: "LaplacePosterior") -> BuiltLikelihood:
     if factor == 1:
         return likelihood
     assert isinstance(likelihood, GaussianLikelihood)
-    return likelihood.with_noise(std=likelihood.std().detach() / factor**0.5)
+    return likelihood.with_noise_times(factor**-0.5)

@@ -2,18 +2,18 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ... import optim
 from ...curvature import Block, cover
-from ...errors import require_count, require_flag, require_fraction, require_positive
 from ...fitting import Prepared
 from ...layers import Layout, Survey, reasons, survey
 from ...method import Method
 from ...networks import resolve, trainable
+from ...noise_check import check_noise, logarithms
 from ...training import Training, train
 from .objective import NaturalObjective
 from .posterior import NaturalPosterior
@@ -28,9 +28,13 @@ class NaturalGradient(Method):
     optimizer_type: ClassVar[type[optim.NoisyOptimizer]]
 
     prior_std: float = 1.0
+    initial_std: float | None = 0.05
 
     def __post_init__(self) -> None:
-        require_positive(prior_std=self.prior_std)
+        type(self).optimizer_type.check(self._settings())
+
+    def _settings(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
     @property
     def recommended_lr(self) -> float:
@@ -39,8 +43,7 @@ class NaturalGradient(Method):
 
     def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyOptimizer:
         """The optimiser with the method's settings."""
-        settings = {item.name: getattr(self, item.name) for item in fields(self)}
-        return type(self).optimizer_type(params, num_data=num_data, **settings)  # pyright: ignore[reportCallIssue]
+        return type(self).optimizer_type(params, num_data=num_data, **self._settings())
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
         network = prepared.network
@@ -56,7 +59,7 @@ class NaturalGradient(Method):
             network,
             prepared.likelihood,
             method=self,
-            tensors=initial_tensors(trainable(network), blocks),
+            tensors=initial_tensors(trainable(network), blocks, self.initial_std or 0.0),
             details=details,
         )
         objective = NaturalObjective(
@@ -66,9 +69,11 @@ class NaturalGradient(Method):
             num_data=prepared.num_data,
             modes=prepared.modes,
         )
+        noise = logarithms(draft)
         history = train(objective, prepared.source, training or Training(), prepared.run)
         posterior = objective.posterior()
         posterior.history = history
+        check_noise(posterior, noise, prepared)
         assert isinstance(posterior, NaturalPosterior)
         return posterior
 
@@ -82,13 +87,10 @@ class DiagonalGradient(NaturalGradient):
     """What the three with a diagonal Gaussian share."""
 
     betas: tuple[float, float] = (0.9, 0.999)
-    initial_std: float = 0.05
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         object.__setattr__(self, "betas", tuple(self.betas))
-        require_fraction(beta1=self.betas[0], beta2=self.betas[1])
-        require_positive(initial_std=self.initial_std)
+        super().__post_init__()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,7 @@ class NoisyAdam(DiagonalGradient):
         kl_weight: λ; below 1 the posterior is colder.
         extrinsic_damping: added to the denominator of a step.
         initial_std: standard deviations to start from.
-        count_rows: multiply the square of a batch's mean gradient by its rows, without which standard deviations are
-            the root of the batch size too wide.
+        count_rows: multiply the square of a batch's mean gradient by its rows; else draws are up to √B too wide.
     """
 
     optimizer_type = optim.NoisyAdam
@@ -110,12 +111,6 @@ class NoisyAdam(DiagonalGradient):
     kl_weight: float = 1.0
     extrinsic_damping: float = 0.0
     count_rows: bool = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(kl_weight=self.kl_weight)
-        require_damping(self.extrinsic_damping)
-        require_flag(count_rows=self.count_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,19 +121,14 @@ class Vadam(DiagonalGradient):
         betas: decay rates of the momentum and of the mean squared gradient.
         prior_std: of the Normal prior around 0.
         initial_std: standard deviations to start from.
-        count_rows: multiply the square of a batch's mean gradient by its rows, without which standard deviations are
-            the root of the batch size too wide.
-        bias_correction: divide mean squared gradients in steps as if they had started at 0.
+        count_rows: multiply the square of a batch's mean gradient by its rows; else draws are up to √B too wide.
+        correct_start: divide mean squared gradients in steps as if they had started at 0.
     """
 
     optimizer_type = optim.Vadam
 
     count_rows: bool = True
-    bias_correction: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_flag(count_rows=self.count_rows, bias_correction=self.bias_correction)
+    correct_start: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,14 +153,6 @@ class VOGN(DiagonalGradient):
     kl_steps: int = 0
     extrinsic_damping: float = 0.0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive(kl_weight=self.kl_weight)
-        require_damping(self.extrinsic_damping)
-        if self.kl_start is not None:
-            require_positive(kl_start=self.kl_start)
-        require_count(0, kl_steps=self.kl_steps)
-
 
 @dataclass(frozen=True, kw_only=True)
 class NoisyKFAC(NaturalGradient):
@@ -187,24 +169,18 @@ class NoisyKFAC(NaturalGradient):
 
     beta: float = 0.05
     kl_weight: float = 1.0
-    initial_std: float | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.initial_std is not None:
-            require_positive(initial_std=self.initial_std)
-        require_fraction(zero=False, one=True, beta=self.beta)
-        require_positive(kl_weight=self.kl_weight)
 
     def _blocks(self, network: nn.Module, surveyed: Survey) -> list[Block]:
         names = list(row_layouts(surveyed, trainable(network)))
         return [block for block in cover(network, surveyed, names).blocks.values() if block.kronecker]
 
 
-def initial_tensors(named: Mapping[str, Tensor], blocks: Sequence[Block]) -> dict[str, dict[str, Tensor]]:
-    """Tensors for the roots of the factors of blocks, and for the standard deviations of all other parameters."""
+def initial_tensors(
+    named: Mapping[str, Tensor], blocks: Sequence[Block], std: float
+) -> dict[str, dict[str, Tensor]]:
+    """Tensors for the roots of blocks' factors, and for the standard deviations of all others, which start at `std`."""
     covered = {name for block in blocks for name in block.parameters}
-    tensors = {"std": {name: torch.zeros_like(p) for name, p in named.items() if name not in covered}}
+    tensors = {"std": {name: torch.full_like(p, std) for name, p in named.items() if name not in covered}}
     if blocks:
         for key, side in (("input_tril", "columns"), ("output_tril", "rows")):
             tensors[key] = {
@@ -226,17 +202,7 @@ def row_layouts(surveyed: Survey, names: Collection[str]) -> dict[str, Layout]:
         uses = surveyed.of(name)
         whole = all(use.parts == use.bias_parts == 1 for use in uses)
         recurrent = any(use.function in reasons.RECURRENT for use in uses)
-        if (
-            name not in surveyed.reasons
-            and whole
-            and not recurrent
-            and len({use.layout for use in uses}) == 1
-        ):
+        alike = len({use.layout for use in uses}) == 1
+        if whole and alike and not recurrent and name not in surveyed.reasons:
             layouts[name] = uses[0].layout
     return layouts
-
-
-def require_damping(value: float) -> None:
-    """Refuse a damping below 0."""
-    if value != 0:
-        require_positive(extrinsic_damping=value)

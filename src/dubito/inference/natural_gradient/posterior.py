@@ -52,6 +52,9 @@ class NaturalPosterior(Posterior):
         unit = torch.randn(*shape, generator=generator, dtype=like.dtype, device=like.device)
         return unit.mul_(self.scale)
 
+    def standard_deviations(self) -> list[Tensor]:
+        return [std for _, std in self.group("std").items()]
+
     def holds(self, name: str) -> str:
         if name in self.group("std"):
             return "Normal, own std"
