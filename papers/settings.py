@@ -166,6 +166,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "prior_std": 1.0,
         "betas": (0.9, 0.999),
         "initial_std": 0.05,
+        "kl_weight": 1.0,
         "count_rows": False,
         "correct_start": True,
     },
@@ -236,6 +237,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "steps": None,
         "every": None,
         "start": False,
+        "last": False,
     },
     Training: {
         "epochs": None,
@@ -264,10 +266,10 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 #: are no part of a checksum. Class and fields by name: {"Rank1": {"new_field": None}}.
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "BALI": {"refactor_every": 1},
-    "EarlyStopping": {"steps": None, "every": None, "start": False},
+    "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},
     "Laplace": {"precision": "full"},
     "NoisyAdam": {"count_rows": False},
-    "Vadam": {"count_rows": False, "correct_start": True},
+    "Vadam": {"kl_weight": 1.0, "count_rows": False, "correct_start": True},
     "NoisyKFAC": {"initial_std": None},
     "Gaussian": {"standardise": False},
 }

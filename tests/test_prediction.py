@@ -46,6 +46,12 @@ def mixture(components) -> MixtureSameFamily:
     return MixtureSameFamily(CategoricalTruth(logits=torch.zeros(components.batch_shape)), components)
 
 
+def centred_variance(values: Tensor, class_axis: int) -> Tensor:
+    """Of stacked draws: the variance of logits less their mean over classes, the mean over classes."""
+    centred = values.double() - values.double().mean(class_axis + 1, keepdim=True)
+    return centred.var(0, correction=0).mean(class_axis)
+
+
 @pytest.mark.parametrize("at_once", [1, 7, 10**6])  # one by one, in unequal stacks, all together
 @pytest.mark.parametrize("shape", [(20, 3, 4), (20, 3, 4, 5)])
 def test_draws_are_judged_together_or_one_by_one(monkeypatch, at_once: int, shape: tuple[int, ...]):
@@ -56,12 +62,14 @@ def test_draws_are_judged_together_or_one_by_one(monkeypatch, at_once: int, shap
         probs = values.softmax(2)
         torch.testing.assert_close(some.probs, probs.mean(0))
         torch.testing.assert_close(some.aleatoric, torch.special.entr(probs).sum(2).mean(0))
+        torch.testing.assert_close(some.function_variance, centred_variance(values, 1))
         both = Bernoulli().build(None).predictive(iter(values) if draws is not values else draws)  # pyright: ignore
         yes = values.sigmoid()
         torch.testing.assert_close(both.probs, yes.mean(0))
         torch.testing.assert_close(both.log_complements.exp(), (1 - yes).mean(0))
         entropies = torch.special.entr(yes) + torch.special.entr(1 - yes)
         torch.testing.assert_close(both.aleatoric, entropies.mean(0))
+        torch.testing.assert_close(both.function_variance, values.var(0, correction=0))
         assert both.sample_logits is not None and both.sample_logits.equal(values)
 
 
@@ -115,6 +123,38 @@ def test_doubt_about_yes_and_no_is_that_of_two_classes(values: Tensor):
     assert (ours.probs <= 1).all() and (ours.confidence <= 1).all()
     apart = (truth.probs[:, 1] - 0.5).abs() > atol
     assert torch.equal(ours.labels[apart], truth.labels[apart])
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 10**6])
+@pytest.mark.parametrize("size", [1.0, 1e3])
+@pytest.mark.parametrize("common", [0.0, 300.0])
+def test_the_variance_of_large_logits_has_its_digits(monkeypatch, at_once: int, size: float, common: float):
+    """A thousand draws apart by a thousandth, float32: neither the logits' size nor what they share is in the way."""
+    monkeypatch.setattr("dubito.likelihoods.base.STACKED", at_once * 12)
+    apart = 1e-3 * torch.arange(-4, 5).repeat(112)[:1000]
+    values = (size * normal(1, 3, 4) + apart[:, None, None] * normal(1, 3, 4, seed=1)).float()
+    values = values + (common * normal(1000, 3, 1, seed=2)).float()
+    # A thousand sums one after the other round as often; centring rounds at the size of what is taken away.
+    rtol = 2e-3 if common else 2e-4
+    truth = centred_variance(values, 1)
+    torch.testing.assert_close(classes(values).function_variance.double(), truth, rtol=rtol, atol=0)
+    plain = values.double().var(0, correction=0)
+    torch.testing.assert_close(binary(values).function_variance.double(), plain, rtol=2e-4, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equal_draws_have_no_function_variance(dtype: torch.dtype):
+    values = (1e3 * normal(1, 5, 4)).to(dtype)
+    for draws in (1, 2, 37, 1000):
+        for prediction in (classes(values.expand(draws, 5, 4)), binary(values.expand(draws, 5, 4))):
+            assert prediction.function_variance.equal(torch.zeros_like(prediction.aleatoric))
+
+
+def test_an_outlying_first_draw_costs_few_digits():
+    values = 1e-3 * normal(1000, 5, 4).float()
+    values[0] += 1e3 * normal(5, 4).float()
+    truth = centred_variance(values, 1)
+    torch.testing.assert_close(classes(values).function_variance.double(), truth, rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("draws", [1, 7, 32, 37, 40, 1000])
@@ -592,12 +632,13 @@ def test_predictions_become_arrays(kind: str):
 def test_predictions_become_tables():
     table = EXAMPLES["classes"].to_pandas()
     assert list(table) == [
-        "labels", "confidence", "total", "aleatoric", "epistemic", "probs_0", "probs_1", "probs_2",
+        "labels", "confidence", "total", "aleatoric", "epistemic", "function_variance",
+        "probs_0", "probs_1", "probs_2",
     ]  # fmt: skip
     np.testing.assert_array_equal(table["probs_2"], EXAMPLES["classes"].probs[:, 2].numpy())
     assert list(real(normal(4, 6, 1)).to_pandas()) == ["mean", "std", "aleatoric_std", "epistemic_std"]
     assert list(EXAMPLES["reals"].to_pandas())[:3] == ["mean_0", "mean_1", "std_0"]
-    assert EXAMPLES["many labels"].to_pandas().shape == (6, 6 * 3)
+    assert EXAMPLES["many labels"].to_pandas().shape == (6, 7 * 3)
     with pytest.raises(DataError, match=r"at most one axis of outputs, but .* use to_numpy"):
         EXAMPLES["one class axis last"].to_pandas()
 

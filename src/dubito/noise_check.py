@@ -80,15 +80,13 @@ def drowned(posterior: Posterior, source: Source) -> str | None:
 def logarithms(posterior: Posterior) -> Tensor | None:
     """Logarithms of some standard deviations of every tensor; None where a posterior lists none."""
     stds = [std.detach().flatten() for std in posterior.standard_deviations()]
-    parts = [std[:: max(1, len(std) // COMPARED)] for std in stds]
-    return torch.cat(parts).log() if parts else None
+    return torch.cat([std[:: max(1, len(std) // COMPARED)] for std in stds]).log() if stds else None
 
 
 def mean_nll(posterior: Posterior, batch: Batch) -> float:
     """The NLL of rows under a draw, on average over draws: the evidence bound's first term, not the mixture's NLL."""
-    judge, targets = posterior.likelihood, batch.targets
-    draws = posterior.sample_outputs(batch.inputs, DRAWS)
-    return -float(torch.stack([judge.predictive([draw]).log_prob(targets).mean() for draw in draws]).mean())
+    predictions = map(posterior.likelihood.predictive, posterior.sample_outputs(batch.inputs, DRAWS).split(1))
+    return -float(torch.stack([judged.log_prob(batch.targets).mean() for judged in predictions]).mean())
 
 
 def constant_nll(likelihood: BuiltLikelihood, targets: Tensor) -> float:

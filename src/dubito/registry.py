@@ -30,9 +30,7 @@ MAKERS: dict[str, Callable[[], "Method"]] = {
     "batch-ensemble": lambda: dubito.BatchEnsemble(),
     "rank1": lambda: dubito.Rank1(),
     "implicit": lambda: dubito.Implicit(),
-    # The paper's for a table of classes (its Table 5, Spam): the defaults, its regression tables', want the
-    # large batches they were found with.
-    "bali": lambda: dubito.BALI(step_size=0.1, update_rate=0.1, prior_scale=10.0),
+    "bali": lambda: dubito.BALI(),
     "noisy-adam": lambda: dubito.NoisyAdam(),
     "vadam": lambda: dubito.Vadam(),
     "vogn": lambda: dubito.VOGN(),

@@ -25,6 +25,7 @@ from dubito.active import (
     Curve,
     CurvePoint,
     Entropy,
+    LogitVariance,
     Margin,
     OutputVariance,
     Random,
@@ -74,6 +75,9 @@ def test_class_scores_follow_their_definition(members):
     logits = members.sample_outputs(pool, 32)  # the members in turn, so that 32 draws are no multiple of 5
     expected = logits.var(0, unbiased=False).mean(1)
     torch.testing.assert_close(OutputVariance().scores(members, pool), expected)
+    logits = members.sample_outputs(pool, 5)
+    expected = (logits - logits.mean(2, keepdim=True)).var(0, unbiased=False).mean(1)
+    torch.testing.assert_close(LogitVariance().scores(members, pool), expected)
     random = Random().scores(members, pool, seed=4)
     assert random.shape == (30,) and torch.equal(random, Random().scores(members, pool, seed=4))
     assert not torch.equal(random, Random().scores(members, pool, seed=5))
@@ -90,7 +94,7 @@ def test_two_classes_and_reals():
     variance = means.var(0, unbiased=False)
     torch.testing.assert_close(BALD().scores(real, x), (0.5 * (1 + variance / 0.09).log()).mean(1))
     torch.testing.assert_close(Entropy().scores(real, x), (0.5 * (variance + 0.09).log()).mean(1))
-    for wrong in (Margin(), VariationRatio()):
+    for wrong in (Margin(), VariationRatio(), LogitVariance()):
         with pytest.raises(DataError, match="is for classes"):
             wrong.scores(real, x)
 

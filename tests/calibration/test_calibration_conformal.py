@@ -15,7 +15,8 @@ TRIALS, CALIBRATION, NEW = 150, 39, 60
 
 
 def categorical(logits: torch.Tensor) -> CategoricalPrediction:
-    return CategoricalPrediction(logits.log_softmax(1), torch.zeros(len(logits)))
+    none = torch.zeros(len(logits))
+    return CategoricalPrediction(logits.log_softmax(1), none, function_variance=none)
 
 
 def simulated(stream: torch.Generator, count: int, classes: int = 5):
@@ -29,7 +30,8 @@ def binary(stream: torch.Generator, count: int):
     logits = 2 * torch.randn(count, 1, generator=stream)
     labels = (torch.rand(count, 1, generator=stream) < logits.sigmoid()).long()
     pair = torch.nn.functional.logsigmoid(torch.stack([3 * logits, -3 * logits]))
-    return BernoulliPrediction(pair[0], torch.zeros(count, 1), pair[1]), labels
+    none = torch.zeros(count, 1)
+    return BernoulliPrediction(pair[0], none, pair[1], function_variance=none), labels
 
 
 def check_coverage(shares: list[float], level: float, *, exact: bool) -> None:
@@ -140,7 +142,7 @@ def test_refusals():
     with pytest.raises(DataError, match="one class number"):
         APS(level=0.5).fit(prediction, labels[:5])
     with pytest.raises(DataError, match="one class per row"):
-        LAC().fit(CategoricalPrediction(torch.zeros(9, 3, 4), torch.zeros(9, 4)), labels)
+        LAC().fit(categorical(torch.zeros(9, 3, 4)), labels)
     with pytest.raises(DataError, match="classes have sets"):
         ScaledResiduals().fit(prediction, labels)
     with pytest.raises(ConfigError, match="level must be"):

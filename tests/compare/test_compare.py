@@ -112,8 +112,9 @@ def test_evidence_agrees_with_the_metrics(digits):
             assert abs(replicates.mean() - row.metrics[name]) <= error, name
         assert sum(found["reliability"]["count"]) == len(task.test.targets)
         assert found["rejection"]["kept"][0] == pytest.approx(row.metrics["accuracy"], rel=1e-3)
-        (name,) = found["roc"]
-        assert name == "held-out 8, 9"
+        name, by_logits = found["roc"]
+        assert (name, by_logits) == ("held-out 8, 9", "held-out 8, 9, by the variance of logits")
+        assert (found["roc"][by_logits]["area"] == 0.5) == (row.method == "map")
         assert found["roc"][name]["area"] == pytest.approx(row.metrics["ood_auroc"], abs=1e-4)
         assert found["shifts"]["noise"]["nll"][0] == pytest.approx(row.metrics["nll"], rel=1e-3)
         for shares in found["histograms"]["entropy"]["shares"].values():
@@ -122,6 +123,7 @@ def test_evidence_agrees_with_the_metrics(digits):
         assert len(found["training"]["validation_nll"]) == len(found["training"]["epoch"])
     map_kept = Folder(out).result("map")
     assert map_kept is not None and map_kept.evidence["usual_epistemic"] == 0  # one network has no such doubt
+    assert map_kept.evidence["usual_function_variance"] == 0
 
 
 def test_networks_trained_one_after_the_other_share_one_curve():

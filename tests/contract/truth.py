@@ -223,10 +223,10 @@ DECLARED: Mapping[str, Declared] = {
         spread=0.15,
     ),
     "vadam": Declared(
-        method=Vadam(prior_std=STD, initial_std=0.1),
+        method=Vadam(prior_std=STD, initial_std=0.1, betas=(0.9, 0.998)),
         expected=partial(forms.batch_squares, 1.0),
         why="squares of the batch's mean gradient, times its rows, in place of the Fisher information",
-        training=steps(4000, 0.01),
+        training=steps(4000, 0.05),
         bias=0.15,
         spread=0.15,
     ),

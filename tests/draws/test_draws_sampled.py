@@ -177,7 +177,7 @@ def test_factors_are_kept_and_not_weights() -> None:
     fixed = posterior.sampled(32)
     assert fixed.nbytes < 1.25 * posterior.nbytes
     drawn = 256 + 512 + 512 + 512 + 512 + 3 + (512 + 512 + 3)  # both sides of every weight, and biases
-    assert fixed.nbytes == weights + 32 * 4 * drawn
+    assert fixed.nbytes == weights + (32 + 4) * 4 * drawn  # and the means of 4 components, for `scaled`
     assert MeanField().fit(net, data, Categorical(), training=QUICK).sampled(32).nbytes == 33 * weights
     assert "32 input factors and output factors" in str(fixed.summary())
 

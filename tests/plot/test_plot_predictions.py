@@ -5,7 +5,7 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 
-from dubito import ConfigError, DataError, UnknownNameError, metrics, plot
+from dubito import Categorical, ConfigError, DataError, UnknownNameError, metrics, plot
 from dubito.active import Curve, CurvePoint
 from dubito.prediction import BernoulliPrediction, CategoricalPrediction, RealPrediction
 
@@ -13,9 +13,7 @@ from dubito.prediction import BernoulliPrediction, CategoricalPrediction, RealPr
 def classes(rows: int = 200, seed: int = 0, sharp: float = 2.0) -> CategoricalPrediction:
     """Predictions averaged over four draws."""
     stream = torch.Generator().manual_seed(seed)
-    draws = (sharp * torch.randn(4, rows, 3, generator=stream)).log_softmax(-1)
-    log_probs = draws.logsumexp(0) - torch.log(torch.tensor(4.0))
-    return CategoricalPrediction(log_probs, -(draws.exp() * draws).sum(-1).mean(0))
+    return Categorical().build(None).predictive(sharp * torch.randn(4, rows, 3, generator=stream))  # pyright: ignore
 
 
 def reals(rows: int = 50, outputs: int = 1) -> RealPrediction:
@@ -42,7 +40,8 @@ def test_reliability_draws_the_curve_of_each_prediction():
 def test_reliability_of_two_classes():
     logits = torch.linspace(-3, 3, 40)[:, None]
     log_yes, log_no = (torch.nn.functional.logsigmoid(sign * logits) for sign in (1, -1))
-    prediction = BernoulliPrediction(log_yes, torch.zeros(40, 1), log_no)
+    none = torch.zeros(40, 1)
+    prediction = BernoulliPrediction(log_yes, none, log_no, function_variance=none)
     targets = (torch.arange(40) % 2).long()
     axis = plot.reliability(prediction, targets, num_bins=5)
     yes = log_yes.exp().flatten()

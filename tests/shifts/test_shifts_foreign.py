@@ -229,7 +229,7 @@ def classes(count: int, sharpness: float, seed: int) -> CategoricalPrediction:
 def test_detection_is_sklearns():
     inside, outside = classes(150, 4.0, 0), classes(90, 1.5, 1)
     found = detection(inside, outside)
-    assert set(found) == {"total", "epistemic", "confidence"}
+    assert set(found) == {"total", "epistemic", "function_variance", "confidence"}
     truth = np.r_[np.zeros(150), np.ones(90)]
     for name, own in found.items():
         both = torch.cat([scores(inside)[name], scores(outside)[name]]).double().numpy()

@@ -3,6 +3,7 @@
 from .acquisition import BALD as BALD
 from .acquisition import Acquisition as Acquisition
 from .acquisition import Entropy as Entropy
+from .acquisition import LogitVariance as LogitVariance
 from .acquisition import Margin as Margin
 from .acquisition import OutputVariance as OutputVariance
 from .acquisition import Random as Random

@@ -6,6 +6,7 @@ Rows with several outputs or positions take the mean over them.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,14 +17,7 @@ from ..inference.laplace import LaplacePosterior
 from ..inputs import Inputs, TensorOptions, checked_inputs, rows_of
 from ..likelihoods import Gaussian, Likelihood
 from ..posterior import MAX_ROWS, Posterior
-from ..prediction import (
-    BernoulliPrediction,
-    CategoricalPrediction,
-    ClassPrediction,
-    Prediction,
-    RealPrediction,
-    per_row,
-)
+from ..prediction import BernoulliPrediction, CategoricalPrediction, ClassPrediction, RealPrediction, per_row
 
 
 class Acquisition(ABC):
@@ -76,56 +70,75 @@ class OutputVariance(Acquisition):
         return per_row(variance)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Entropy(Acquisition):
-    """The entropy of the predicted classes, or of a Normal with a real prediction's variance, up to a constant."""
+class PredictionScore(Acquisition):
+    """Base of those that judge a row by its prediction."""
 
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
-        prediction = _predicted(posterior, inputs, num_samples, seed)
-        if isinstance(prediction, ClassPrediction):
-            return per_row(prediction.total)
-        assert isinstance(prediction, RealPrediction)
-        return per_row(prediction.std.log())  # ½ log 2πe σ², without its constant
+        prediction = posterior.predict(inputs, num_samples, seed=seed)
+        known = ClassPrediction if self.classes_only else ClassPrediction | RealPrediction
+        if not isinstance(prediction, known):
+            raise self._refusal(type(prediction).__name__)
+        return per_row(self.score(prediction))
+
+    @abstractmethod
+    def score(self, prediction: Any) -> Tensor:
+        """Scores of outputs or positions, [B, ...]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BALD(Acquisition):
+class Entropy(PredictionScore):
+    """The entropy of the predicted classes, or of a Normal with a real prediction's variance, up to a constant."""
+
+    def score(self, prediction: Any) -> Tensor:
+        # ½ log 2πe σ², without its constant
+        return prediction.std.log() if isinstance(prediction, RealPrediction) else prediction.total
+
+
+@dataclass(frozen=True, kw_only=True)
+class BALD(PredictionScore):
     """The mutual information of label and weights [Houlsby et al. 2011].
 
     Of reals, that of Normals with the prediction's variances: ½ log((noise + doubt) / noise).
     """
 
-    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
-        prediction = _predicted(posterior, inputs, num_samples, seed)
-        if isinstance(prediction, ClassPrediction):
-            return per_row(prediction.epistemic)
-        assert isinstance(prediction, RealPrediction)
-        return per_row(0.5 * (prediction.epistemic / prediction.aleatoric).log1p())
+    def score(self, prediction: Any) -> Tensor:
+        if isinstance(prediction, RealPrediction):
+            return 0.5 * (prediction.epistemic / prediction.aleatoric).log1p()
+        return prediction.epistemic
 
 
 @dataclass(frozen=True, kw_only=True)
-class VariationRatio(Acquisition):
+class LogitVariance(PredictionScore):
+    """The variance of the centred logits, `function_variance`: it also grows where all draws are sure, far away."""
+
+    classes_only = True
+
+    def score(self, prediction: ClassPrediction) -> Tensor:
+        return prediction.function_variance
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariationRatio(PredictionScore):
     """One minus the probability of the likeliest class."""
 
     classes_only = True
 
-    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
-        return per_row(1 - _classes(self, posterior, inputs, num_samples, seed).confidence)
+    def score(self, prediction: ClassPrediction) -> Tensor:
+        return 1 - prediction.confidence
 
 
 @dataclass(frozen=True, kw_only=True)
-class Margin(Acquisition):
+class Margin(PredictionScore):
     """Minus the distance between the two likeliest classes' probabilities."""
 
     classes_only = True
 
-    def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
-        prediction = _classes(self, posterior, inputs, num_samples, seed)
+    def score(self, prediction: ClassPrediction) -> Tensor:
         if isinstance(prediction, BernoulliPrediction):
-            return per_row(1 - 2 * prediction.confidence)  # p − (1 − p)
+            return 1 - 2 * prediction.confidence  # p − (1 − p)
         assert isinstance(prediction, CategoricalPrediction)
         first, second = prediction.probs.topk(2, prediction.class_axis).values.unbind(prediction.class_axis)
-        return per_row(second - first)
+        return second - first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,19 +191,3 @@ class Selection:
             # the largest of score + Gumbel noise is a draw from the softmax, the next largest one from the rest
             values = values - torch.empty_like(values).exponential_(generator=stream).log()
         return order[values.argsort(descending=True, stable=True)[: self.size]]
-
-
-def _predicted(posterior: Posterior, inputs: Inputs, num_samples: int, seed: int) -> Prediction:
-    prediction = posterior.predict(inputs, num_samples, seed=seed)
-    if not isinstance(prediction, ClassPrediction | RealPrediction):
-        raise DataError(f"acquisition needs predictions of classes or reals, got {type(prediction).__name__}")
-    return prediction
-
-
-def _classes(
-    acquisition: Acquisition, posterior: Posterior, inputs: Inputs, num_samples: int, seed: int
-) -> ClassPrediction:
-    prediction = _predicted(posterior, inputs, num_samples, seed)
-    if not isinstance(prediction, ClassPrediction):
-        raise acquisition._refusal(type(prediction).__name__)
-    return prediction

@@ -1,5 +1,6 @@
 """Calibration after the fact: temperatures, scales, sets and intervals with a guarantee, when to abstain."""
 
+from ..metrics.paired import paired_gain as paired_gain
 from .abstention import Abstention as Abstention
 from .abstention import SelectiveRisk as SelectiveRisk
 from .conformal import APS as APS
@@ -9,7 +10,6 @@ from .intervals import ConformalIntervals as ConformalIntervals
 from .intervals import QuantileResiduals as QuantileResiduals
 from .intervals import ScaledResiduals as ScaledResiduals
 from .scale import chosen_scale as chosen_scale
-from .scale import paired_gain as paired_gain
 from .scale import posterior_scaled as posterior_scaled
 from .temperature import temperature_scaled as temperature_scaled
 from .tempered import TemperedBernoulli as TemperedBernoulli

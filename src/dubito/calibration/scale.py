@@ -1,14 +1,13 @@
 """The scale of a posterior, chosen on validation rows: changed only for a gain of one paired standard error."""
 
 from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import DataError
 from ..fitting import checked_rows
+from ..metrics.paired import wins
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from .temperature import FittedPosterior
@@ -54,41 +53,17 @@ def chosen_scale(
     return preferred_scale({scale: torch.cat(parts) for scale, parts in losses.items()})
 
 
-def preferred_scale(losses: dict[float, Tensor]) -> float:
+def preferred_scale(losses: dict[float, Tensor], margin: float = 0.0) -> float:
     """1, or of the scales that gain more than one paired standard error on it the one of the least mean loss.
 
     0, no uncertainty, is the last resort: taken where every other scale loses to it by more than a standard error.
 
     Args:
         losses: of the same rows, [B], by scale; 1 is among them.
+        margin: a gain that nobody would act on: it must be larger than this too.
     """
     above = {scale: values for scale, values in losses.items() if scale > 0}
-    if 0 in losses and all(wins(losses[0], values) for values in above.values()):
+    if 0 in losses and all(wins(losses[0], values, margin) for values in above.values()):
         return 0.0
-    better = [scale for scale, values in above.items() if wins(values, losses[1])]
+    better = [scale for scale, values in above.items() if wins(values, losses[1], margin)]
     return min(better, key=lambda scale: float(above[scale].mean()), default=1.0)
-
-
-def wins(losses: Tensor, reference: Tensor) -> bool:
-    """Whether losses are lower than others of the same rows by more than one paired standard error."""
-    gain, error = paired_gain(losses, reference)
-    return gain > error
-
-
-def paired_gain(losses: Tensor, reference: Tensor) -> tuple[float, float]:
-    """By how much losses are lower than others of the same rows: the mean difference and its standard error.
-
-    One row has no standard error: it is infinite. Losses that are not all finite lose for sure to those that are.
-
-    Args:
-        losses: one per row, [B].
-        reference: of the same rows.
-    """
-    if losses.ndim != 1 or losses.shape != reference.shape or not len(losses):
-        shapes = f"{tuple(losses.shape)} and {tuple(reference.shape)}"
-        raise DataError(f"losses must be one number for each of the same rows, [B], got {shapes}")
-    finite, finite_before = (bool(values.isfinite().all()) for values in (losses, reference))
-    if not (finite and finite_before):
-        return 0.0 if finite == finite_before else inf if finite else -inf, 0.0
-    gains = reference.double() - losses.double()
-    return float(gains.mean()), float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else inf

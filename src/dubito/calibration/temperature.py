@@ -15,7 +15,14 @@ from ..inputs import rows_of
 from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, GaussianLikelihood
 from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
-from ..prediction import Prediction, PredictionOptions, RealPrediction
+from ..prediction import (
+    BernoulliPrediction,
+    CategoricalPrediction,
+    Prediction,
+    PredictionOptions,
+    RealPrediction,
+    sum_events,
+)
 from .tempered import (
     TemperedBernoulli,
     TemperedBernoulliLikelihood,
@@ -42,6 +49,7 @@ def temperature_scaled(
     linearised: bool | None = None,
     marginal: bool = False,
     per_example: bool = False,
+    smoothed: bool = False,
 ) -> FittedPosterior:
     """The posterior at the temperature of the least negative log-likelihood of validation data.
 
@@ -59,6 +67,8 @@ def temperature_scaled(
         linearised: as in `predict`.
         marginal: as in `predict`.
         per_example: as in `predict`.
+        smoothed: take each label of n rows for one that is right with probability 1 − 1/(n + 2) only [Platt 1999], so
+            that few rows which are all classified rightly do not ask for certainty, T → 0. Reals have no use for it.
     """
     options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example)
     posterior.predictor(options)  # refuses a form that it lacks
@@ -84,8 +94,12 @@ def temperature_scaled(
     draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
     labels = torch.cat(targets)
 
+    doubted = 1 / (len(labels) + 2) if smoothed else 0.0
+
     def score(temperature: float) -> float:
-        return mean_nll(tempered(settings, temperature).predictive(draws), labels)
+        prediction = tempered(settings, temperature).predictive(draws)
+        loss = mean_nll(prediction, labels)
+        return loss if not doubted else (1 - doubted) * loss + doubted * mean_nll_of_any(prediction)
 
     result.likelihood = tempered(settings, best(score))
     return result.finished()
@@ -117,6 +131,16 @@ def tempered(settings: Categorical | Bernoulli, temperature: float) -> BuiltLike
 def mean_nll(prediction: Prediction, targets: Tensor) -> float:
     """Mean negative log-likelihood in nats."""
     return -float(prediction.log_prob(targets).double().mean())
+
+
+def mean_nll_of_any(prediction: Prediction) -> float:
+    """Mean negative log-likelihood of labels drawn evenly from all classes, in nats."""
+    if isinstance(prediction, BernoulliPrediction):
+        logs = (prediction.log_probs + prediction.log_complements) / 2
+    else:
+        assert isinstance(prediction, CategoricalPrediction)
+        logs = prediction.log_probs.mean(prediction.class_axis)
+    return -float(sum_events(logs, 1).double().mean())
 
 
 def best(score: Callable[[float], float]) -> float:

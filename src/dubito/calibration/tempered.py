@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from ..likelihoods import (
     Categorical,
     CategoricalLikelihood,
 )
-from ..prediction import BernoulliPrediction, CategoricalPrediction
+from ..prediction import ClassPrediction
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,7 @@ class TemperedCategorical(Categorical):
         super().__post_init__()
         require_positive(temperature=self.temperature)
 
-    def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
-    ) -> "BuiltLikelihood":
+    def build(self, example_outputs: Any, example_targets: Any = None) -> BuiltLikelihood:
         return TemperedCategoricalLikelihood(self)
 
 
@@ -51,16 +50,14 @@ class TemperedBernoulli(Bernoulli):
     def __post_init__(self) -> None:
         require_positive(temperature=self.temperature)
 
-    def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
-    ) -> "BuiltLikelihood":
+    def build(self, example_outputs: Any, example_targets: Any = None) -> BuiltLikelihood:
         return TemperedBernoulliLikelihood(self)
 
 
-class TemperedCategoricalLikelihood(CategoricalLikelihood):
-    """See `TemperedCategorical`."""
+class Tempered(BuiltLikelihood):
+    """What both share, before the likelihood whose logits are divided."""
 
-    settings: TemperedCategorical  # pyright: ignore[reportIncompatibleVariableOverride]
+    settings: Any
 
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         return super().log_prob(outputs / self.settings.temperature, targets, draw)
@@ -73,27 +70,16 @@ class TemperedCategoricalLikelihood(CategoricalLikelihood):
         temperature = self.settings.temperature
         return super().hessian_root(outputs / temperature, draw) / temperature
 
-    def predictive(self, draws: Iterable[Tensor]) -> CategoricalPrediction:
+    def predictive(self, draws: Iterable[Tensor]) -> Any:
         return super().predictive(over(draws, self.settings.temperature))
 
 
-class TemperedBernoulliLikelihood(BernoulliLikelihood):
+class TemperedCategoricalLikelihood(Tempered, CategoricalLikelihood):
+    """See `TemperedCategorical`."""
+
+
+class TemperedBernoulliLikelihood(Tempered, BernoulliLikelihood):
     """See `TemperedBernoulli`."""
-
-    settings: TemperedBernoulli
-
-    def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
-        return super().log_prob(outputs / self.settings.temperature, targets, draw)
-
-    def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
-        return super().sample_with(outputs / self.settings.temperature, noise, draw)
-
-    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
-        temperature = self.settings.temperature
-        return super().hessian_root(outputs / temperature, draw) / temperature
-
-    def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
-        return super().predictive(over(draws, self.settings.temperature))
 
 
 def over(draws: Iterable[Tensor], temperature: float) -> Iterable[Tensor]:
@@ -122,20 +108,14 @@ class Recording:
 
 def recording(likelihood: BuiltLikelihood) -> tuple[BuiltLikelihood, Recording]:
     """The likelihood of classes without a temperature, and where it keeps what it predicts from."""
-    record = Recording()
-    settings = likelihood.settings
-    if isinstance(settings, Categorical):
+    record, settings = Recording(), likelihood.settings
+    categorical = isinstance(settings, Categorical)
+    base: Any = CategoricalLikelihood if categorical else BernoulliLikelihood
 
-        class RecordingCategorical(CategoricalLikelihood):
-            def predictive(self, draws: Iterable[Tensor]) -> CategoricalPrediction:
-                record.calls.append(list(draws))
-                return super().predictive(record.calls[-1])
-
-        return RecordingCategorical(Categorical(class_axis=settings.class_axis)), record
-
-    class RecordingBernoulli(BernoulliLikelihood):
-        def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
+    class RecordingLikelihood(base):
+        def predictive(self, draws: Iterable[Tensor]) -> ClassPrediction:
             record.calls.append(list(draws))
             return super().predictive(record.calls[-1])
 
-    return RecordingBernoulli(Bernoulli()), record
+    plain = Categorical(class_axis=settings.class_axis) if categorical else Bernoulli()
+    return RecordingLikelihood(plain), record

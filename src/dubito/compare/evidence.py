@@ -63,12 +63,7 @@ def metrics_of(seen: JudgedPredictions) -> dict[str, float]:
     if areas:
         values["ood_auroc"] = sum(areas) / len(areas)
     if seen.shifts:
-        losses = [
-            evaluate(prediction, seen.targets[: len(prediction)])["nll"]
-            for severities in seen.shifts.values()
-            for prediction in severities
-        ]
-        values["shift_nll"] = sum(losses) / len(losses)
+        values["shift_nll"] = float(replicates.shifted_losses(seen).mean())
     return values
 
 
@@ -80,23 +75,38 @@ def doubt(prediction: Prediction) -> Tensor:
     return per_row(prediction.total)
 
 
-def epistemic(prediction: Prediction) -> Tensor:
-    """The epistemic uncertainty of each row, [B]: nats for classes; for reals `epistemic_std`, in the target's units.
+def epistemic(prediction: Prediction) -> dict[str, Tensor]:
+    """The epistemic uncertainty of each row, [B]: of classes in nats, and as the variance of their centred logits.
 
-    Of several targets, whose units may differ, it is the geometric mean: a score that ranks rows alike in any units.
+    Of reals it is `epistemic_std`, in the target's units; of several targets, whose units may differ, the geometric
+    mean: a score that ranks rows alike in any units.
     """
     if isinstance(prediction, RealPrediction):
-        return std_per_row(prediction.epistemic_std)
+        return {"epistemic_std": std_per_row(prediction.epistemic_std)}
     assert isinstance(prediction, ClassPrediction)
-    return per_row(prediction.epistemic)
+    return {name: per_row(getattr(prediction, name)) for name in ("epistemic", "function_variance")}
 
 
-def usual_epistemic(prediction: Prediction) -> float:
-    """The epistemic uncertainty that 99 % of the rows stay below; 0 where all of it is rounding."""
-    usual = float(epistemic(prediction).quantile(0.99))
-    # of reals one thousandth of the standard deviation, in whatever units; of classes a millionth of a nat
-    rounding = 1e-3 * float(doubt(prediction).median()) if isinstance(prediction, RealPrediction) else 1e-6
-    return usual if usual > rounding else 0.0
+def usual_epistemic(prediction: Prediction) -> dict[str, float]:
+    """The epistemic uncertainty that 99 % of the rows stay below, `usual_...`; 0 where all of it is rounding.
+
+    That is of reals a thousandth of the standard deviation, in whatever units; of classes a millionth of a nat, and a
+    standard deviation of 1e-4 of their logits.
+    """
+    rounding = {"epistemic_std": 1e-3 * float(doubt(prediction).median())}
+    rounding |= {"epistemic": 1e-6, "function_variance": 1e-8}
+    usual = {name: float(scores.quantile(0.99)) for name, scores in epistemic(prediction).items()}
+    return {f"usual_{name}": value if value > rounding[name] else 0.0 for name, value in usual.items()}
+
+
+def unlike(prediction: Prediction, limits: Mapping[str, float]) -> Tensor:
+    """Rows with an epistemic uncertainty above its limit, where that is above 0, booleans [B].
+
+    Entropies of classes vanish far from the data, where all draws are sure; the variance of logits grows there, unless
+    the network saturates.
+    """
+    flags = [scores > limits[name] for name, scores in epistemic(prediction).items() if limits.get(name)]
+    return torch.stack(flags).any(0) if flags else torch.zeros(len(prediction), dtype=torch.bool)
 
 
 def area(inside: Tensor, outside: Tensor) -> float:
@@ -135,8 +145,9 @@ def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
     rejection = metrics.rejection_curve(1 - confidence, predicted == labels)
     places = evenly(len(rejection.rejected), MOST_POINTS)
     places = places[rejection.rejected[places] <= 0.95]  # the last few rows say nothing
+    by_variance = ", by the variance of logits", lambda seen: epistemic(seen)["function_variance"]
     return {
-        "usual_epistemic": usual_epistemic(seen.validation),
+        **usual_epistemic(seen.validation),
         "decomposition": {
             name: class_parts(prediction) for name, prediction in {"test": seen.test, **seen.foreign}.items()
         },
@@ -153,7 +164,11 @@ def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
             "confidence": histograms(seen, confidence_of, 0.0, 1.0),
             "entropy": histograms(seen, doubt, 0.0, most),
         },
-        "roc": {name: roc(doubt(seen.test), doubt(other)) for name, other in seen.foreign.items()},
+        "roc": {
+            f"{name}{by}": roc(score(seen.test), score(other))
+            for name, other in seen.foreign.items()
+            for by, score in (("", doubt), by_variance)
+        },
     }
 
 

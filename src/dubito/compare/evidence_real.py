@@ -33,7 +33,7 @@ def real_evidence(
     assert isinstance(prediction, RealPrediction)
     targets = aligned(seen.targets, prediction.mean)
     drawn: dict[str, Any] = {
-        "usual_epistemic_std": usual_epistemic(seen.validation),
+        **usual_epistemic(seen.validation),
         "decomposition_std": decomposition_std(seen, task.data.target_name),
         "coverage": {"levels": list(LEVELS), "observed": _coverage(prediction, targets)},
         "rejection": _rejection(prediction, targets),

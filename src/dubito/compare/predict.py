@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import ConfigError, DataError, StorageError
 from ..loading import load
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
-from .evidence import epistemic
+from .evidence import unlike
 from .evidence_real import target_names
 from .folder import Folder
 from .network import Network
@@ -25,7 +25,8 @@ class Predictions:
     Attributes:
         columns: by name, one value per row.
         differences: what the rows have otherwise than those trained on, in words.
-        num_unlike: rows whose epistemic uncertainty is above what 99 % of the validation rows had.
+        num_unlike: rows whose epistemic uncertainty, of classes by either score, is above what 99 % of the validation
+            rows had.
         note: why no row can be unlike training, else None.
     """
 
@@ -55,7 +56,7 @@ def predict(
         seed: of the draws; None takes the comparison's.
     """
     path = Path(posterior)
-    facts, limit = saved(path)
+    facts, limits = saved(path)
     network = _network(facts["network"], model, path)
     reader = RowReader.from_json(facts["reader"])
     inputs, differences = reader.read(rows)
@@ -69,32 +70,32 @@ def predict(
     if facts["target_scaling"] is not None:
         prediction = prediction.rescaled(*(torch.tensor(value) for value in facts["target_scaling"].values()))
     columns = columns_of(prediction, facts["class_names"], level, facts["target"])
-    unlike = epistemic(prediction) > limit
-    note = None
-    if limit == 0:
+    flags, note = unlike(prediction, limits).tolist(), None
+    if not any(limits.values()):
         note = f"{path.stem} holds no epistemic uncertainty, so no row can be told to be unlike training"
-        unlike = torch.zeros(len(inputs), dtype=torch.bool)
-    columns["unlike_training"] = unlike.tolist()
-    return Predictions(
-        columns=columns, differences=tuple(differences), num_unlike=int(unlike.sum()), note=note
-    )
+    columns["unlike_training"] = flags
+    return Predictions(columns=columns, differences=tuple(differences), num_unlike=sum(flags), note=note)
 
 
-def saved(path: Path) -> tuple[dict[str, Any], float]:
-    """What the folder of a saved posterior says of its task, and the limit that 99 % of validation rows stay below."""
+def saved(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """What the folder of a saved posterior says of its task, and the limits that 99 % of validation rows stay below.
+
+    Folders of earlier versions hold no limit on the variance of logits.
+    """
     if not path.is_file() or path.suffix != ".safetensors":
         wrong = "is no .safetensors file" if path.exists() else "does not exist"
         raise StorageError(f"{path} {wrong}; give a posterior that `dubito compare` saved")
     folder = Folder(path.parent)
     facts, result = folder.read("task"), folder.result(path.stem)
-    limits = {} if result is None else result.evidence
-    limit = limits.get("usual_epistemic_std", limits.get("usual_epistemic"))
-    if facts is None or limit is None:
+    stored = {} if result is None else result.evidence
+    names = ("epistemic_std", "epistemic", "function_variance")
+    limits = {name: float(stored[f"usual_{name}"]) for name in names if f"usual_{name}" in stored}
+    if facts is None or not limits:
         raise StorageError(
             f"{path} must lie in the folder that `dubito compare` wrote, beside task.json and {path.stem}.json; "
             "posteriors of your own are read with dubito.load"
         )
-    return facts, float(limit)
+    return facts, limits
 
 
 def _network(stored: dict[str, Any], model: str | None, path: Path) -> Network:
@@ -152,6 +153,7 @@ def columns_of(
         "total": _single(prediction.total).tolist(),
         "aleatoric": _single(prediction.aleatoric).tolist(),
         "epistemic": _single(prediction.epistemic).tolist(),
+        "function_variance": _single(prediction.function_variance).tolist(),
         f"set_{100 * level:g}": chosen,
         **{f"prob_{name}": probs[:, place].tolist() for place, name in enumerate(names)},
     }

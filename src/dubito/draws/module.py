@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from ..errors import NetworkError
 from ..inputs import call
 from ..likelihoods import BuiltLikelihood
-from ..prediction import ClassPrediction, Prediction, RealPrediction, function_variance
+from ..prediction import ClassPrediction, Prediction, RealPrediction
 from .base import Draws
 
 #: What the module answers, by the kind of prediction.
-CLASSES = ("probs", "total", "aleatoric", "epistemic")
+CLASSES = ("probs", "total", "aleatoric", "epistemic", "function_variance")
 LEVEL = 0.95
 REALS = ("mean", "std", "aleatoric_std", "epistemic_std")
 
@@ -56,8 +56,7 @@ def summarised(likelihood: BuiltLikelihood, outputs: Tensor) -> dict[str, Tensor
     """What a prediction from outputs [S, B, ...] says."""
     prediction = likelihood.predictive(outputs)
     if isinstance(prediction, ClassPrediction):
-        axis = getattr(prediction, "class_axis", None)
-        return {**_named(prediction, CLASSES), "function_variance": function_variance(outputs, axis)}
+        return _named(prediction, CLASSES)
     assert isinstance(prediction, RealPrediction)
     # As `prediction.interval()`, but with steps that no number of a device decides: eight beyond the dtype's bits.
     steps = 8 - math.ceil(math.log2(torch.finfo(outputs.dtype).eps))

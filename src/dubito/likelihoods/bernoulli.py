@@ -11,6 +11,7 @@ from ..errors import DataError, NetworkError
 from ..inputs import RowNumbers, row_number
 from ..prediction import (
     BernoulliPrediction,
+    FunctionVariance,
     aligned,
     entropy,
     log_sum_exp,
@@ -63,8 +64,9 @@ class BernoulliLikelihood(BuiltLikelihood):
     def predictive(self, draws: Iterable[Tensor]) -> BernoulliPrediction:
         sums = aleatoric = torch.empty(())
         stored: list[Tensor] = []
-        count = 0
+        count, variance = 0, FunctionVariance()
         for logits in stacks(draws):  # [s, B, ...]
+            variance.add(logits)
             pair = torch.stack([F.logsigmoid(-logits), F.logsigmoid(logits)], 1)  # [s, 2, B, ...]
             log_sum = log_sum_exp(pair)
             sums = log_sum if count == 0 else torch.logaddexp(sums, log_sum)
@@ -75,4 +77,6 @@ class BernoulliLikelihood(BuiltLikelihood):
         if count > 1:
             sums = sums.log_softmax(0)  # Σ_s p_s + Σ_s (1 − p_s) = S: this divides by S
         samples = torch.cat(stored) if stored else None
-        return BernoulliPrediction(sums[1], aleatoric / count, sums[0], samples)
+        return BernoulliPrediction(
+            sums[1], aleatoric / count, sums[0], samples, function_variance=variance.value()
+        )

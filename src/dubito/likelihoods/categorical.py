@@ -13,6 +13,7 @@ from ..errors import ConfigError, DataError, DubitoWarning, NetworkError
 from ..inputs import RowNumbers, row_number
 from ..prediction import (
     CategoricalPrediction,
+    FunctionVariance,
     entropy,
     log_sum_exp,
     sum_events,
@@ -113,9 +114,10 @@ class CategoricalLikelihood(BuiltLikelihood):
     def predictive(self, draws: Iterable[Tensor]) -> CategoricalPrediction:
         log_probs = aleatoric = torch.empty(())
         stored: list[Tensor] = []
-        count, axis = 0, 1
+        count, axis, variance = 0, 1, FunctionVariance()
         for outputs in stacks(draws):  # [s, B, ...]
-            axis = self._axis(outputs[0])
+            axis = variance.class_axis = self._axis(outputs[0])
+            variance.add(outputs)
             some_log_probs = outputs.log_softmax(axis + 1)
             log_sum = log_sum_exp(some_log_probs)
             log_probs = log_sum if count == 0 else torch.logaddexp(log_probs, log_sum)
@@ -126,7 +128,9 @@ class CategoricalLikelihood(BuiltLikelihood):
         samples = torch.cat(stored) if stored else None
         if count > 1:
             log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
-        return CategoricalPrediction(log_probs, aleatoric / count, axis, samples)
+        return CategoricalPrediction(
+            log_probs, aleatoric / count, axis, samples, function_variance=variance.value()
+        )
 
     def _axis(self, outputs: Tensor) -> int:
         return self.settings.class_axis % outputs.ndim

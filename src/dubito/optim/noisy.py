@@ -144,6 +144,7 @@ class NoisyOptimizer(Optimizer, ABC):
         for state, p in ((self.state[p], p) for _, p in self.parameters()):
             state["drawn"] = state["drawn"] / first["passes"] if "drawn" in state else p.clone()
         for group, p in moved:
+            assert p.grad is not None
             self.move(p, -p.grad, group, told if counted(group) else 1)
         for _, p in self.parameters():
             del self.state[p]["drawn"]

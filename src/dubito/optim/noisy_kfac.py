@@ -62,8 +62,9 @@ class NoisyKFAC(NoisyOptimizer):
 
     @classmethod
     def check(cls, settings: dict[str, Any]) -> None:
-        given = {name: value for name, value in settings.items() if (name, value) != ("initial_std", None)}
-        super().check(given)
+        super().check(
+            {name: value for name, value in settings.items() if (name, value) != ("initial_std", None)}
+        )
         require_fraction(zero=False, one=True, beta=settings["beta"])
 
     @property

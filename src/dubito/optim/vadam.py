@@ -22,6 +22,7 @@ class Vadam(NoisyOptimizer):
         lr: α.
         betas: decay rates of the momentum and of the mean squared gradient f.
         prior_std: of the Normal prior around 0.
+        kl_weight: below 1 the posterior is colder; 1 is the paper's.
         initial_std: standard deviations to start from.
         count_rows: take in B ḡ² instead of the square of the batch's mean gradient ḡ, which is B times too small.
         correct_start: have f_t / (1 − β₂ᵗ) in steps, as printed for f_0 = 0.
@@ -38,6 +39,7 @@ class Vadam(NoisyOptimizer):
         lr: float = recommended_lr,
         betas: tuple[float, float] = (0.9, 0.999),
         prior_std: float = 1.0,
+        kl_weight: float = 1.0,
         initial_std: float = 0.05,
         count_rows: bool = True,
         correct_start: bool = False,
@@ -51,7 +53,7 @@ class Vadam(NoisyOptimizer):
             "initial_std": initial_std,
         }
         more = {"betas": tuple(betas), "count_rows": count_rows, "correct_start": correct_start}
-        super().__init__(params, **settings, **more, kl_weight=1.0)
+        super().__init__(params, **settings, **more, kl_weight=kl_weight)
 
     def fisher(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         """β₂ᵗ f_0 + s_t."""

@@ -12,7 +12,7 @@ from .axes import axis_of, colour
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Score = Literal["total", "aleatoric", "epistemic", "confidence"]
+Score = Literal["total", "aleatoric", "epistemic", "function_variance", "confidence"]
 
 
 def ood_histogram(
@@ -28,7 +28,7 @@ def ood_histogram(
     Args:
         inside: of rows like those trained on.
         outside: of foreign rows.
-        score: which doubt; of reals as a standard deviation, and "confidence" of classes alone.
+        score: which doubt; of reals as a standard deviation, "function_variance" and "confidence" of classes alone.
         num_bins: bars.
         axis: to draw on.
     """
@@ -97,7 +97,7 @@ def decomposition(
 def scored(prediction: Prediction, score: str) -> Tensor:
     """One number per row: the mean over its outputs, of reals the root of that."""
     known = ("total", "aleatoric", "epistemic") + (
-        ("confidence",) if isinstance(prediction, ClassPrediction) else ()
+        ("function_variance", "confidence") if isinstance(prediction, ClassPrediction) else ()
     )
     if score not in known:
         raise unknown_name("score", score, known)
@@ -112,6 +112,6 @@ def scored(prediction: Prediction, score: str) -> Tensor:
 
 
 def _title(prediction: Prediction, score: str) -> str:
-    if score == "confidence":
-        return score
+    if score in ("function_variance", "confidence"):
+        return score.replace("_", " ")
     return f"{score}, {'standard deviation' if isinstance(prediction, RealPrediction) else 'nats'}"

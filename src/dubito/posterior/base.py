@@ -164,8 +164,8 @@ class Posterior(nn.Module, ABC):
         return duplicate(self._view(scale)).finished()
 
     def _view(self, scale: float) -> Self:
-        """What `scaled` copies: the same tensors and caches, for predictions of this process alone."""
-        require_positive(zero=True, scale=scale)
+        """What `scaled` copies: it shares tensors and caches with this posterior."""
+        require_positive(zero=True, scale=scale)  # or 0
         if not self.scalable:
             fixed = "" if self.num_atoms is None else f" ({self.num_atoms} fixed draws)"
             raise ConfigError(
@@ -193,7 +193,7 @@ class Posterior(nn.Module, ABC):
         keep_graph: bool = False,
         linearised: bool | None = None,
     ) -> Tensor:
-        """Outputs of `num_samples` draws, each one function over all rows, [S, B, ...].
+        """Outputs of `num_samples` draws, each one function over all rows, [S, B, ...]; see `likelihood.restored`.
 
         Args:
             inputs: what the network reads.

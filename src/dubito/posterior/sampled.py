@@ -39,11 +39,10 @@ class SampledPosterior(Posterior):
         latest, scale = self._together, self.scale  # read once: other threads may replace it
         if latest is None or latest[0] != scale:
             facts = self.details["sampled"]
-            if scale != 1 and facts["kind"] == MaskDraws.kind:
+            kind = Draws.kinds[facts["kind"]]
+            if scale != 1 and kind is MaskDraws:
                 facts = {**facts, "scale": scale * facts.get("scale", 1.0)}
-            draws = Draws.kinds[facts["kind"]](
-                self.network, self._moved(scale), facts, self.survey, self._ways
-            )
+            draws = kind(self.network, self._moved(scale), facts, self.survey, self._ways)
             self._together = latest = scale, draws
         return latest[1]
 

@@ -4,9 +4,9 @@ from .base import Prediction as Prediction
 from .classes import BernoulliPrediction as BernoulliPrediction
 from .classes import CategoricalPrediction as CategoricalPrediction
 from .classes import ClassPrediction as ClassPrediction
+from .formulas import FunctionVariance as FunctionVariance
 from .formulas import aligned as aligned
 from .formulas import entropy as entropy
-from .formulas import function_variance as function_variance
 from .formulas import log_sum_exp as log_sum_exp
 from .formulas import normal_log_prob as normal_log_prob
 from .formulas import not_binary as not_binary

@@ -19,12 +19,17 @@ class ClassPrediction(Prediction):
     Attributes:
         log_probs: log of the mean probability over draws, laid out like the network's outputs.
         aleatoric: mean entropy of the single draws, in nats: uncertainty that more data would not remove.
+        function_variance: variance over draws of the logits, centred over the classes of a position, their mean; of
+            yes or no that of each logit. Far from the data, where all draws are sure, entropies vanish, and it grows.
     """
 
     log_probs: Tensor = rows_on(0)
     aleatoric: Tensor = rows_on(0)
+    function_variance: Tensor = field(kw_only=True, metadata={"rows": 0})
 
-    columns: ClassVar[tuple[str, ...]] = ("labels", "confidence", "total", "aleatoric", "epistemic", "probs")
+    columns: ClassVar[tuple[str, ...]] = (
+        "labels", "confidence", "total", "aleatoric", "epistemic", "function_variance", "probs",
+    )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.log_probs)

@@ -19,15 +19,34 @@ def entropy(log_probs: Tensor, axis: int) -> Tensor:
     return torch.special.entr(log_probs.exp()).sum(axis)
 
 
-def function_variance(outputs: Tensor, class_axis: int | None = None) -> Tensor:
-    """The variance over draws of outputs [S, B, ...]; of classes that of centred logits, its mean over the classes.
+class FunctionVariance:
+    """The variance over draws of logits that come some draws at a time; of classes that of centred logits, their mean.
 
-    A constant on all logits of a row changes no probability, and so is taken away first.
+    A constant on all logits of a row changes no probability, and so is taken away. What is summed are differences to
+    the first draw: of S draws, none is farther than √(S − 1) standard deviations from their mean, so that little
+    cancels, however large the logits are; equal draws have a variance of exactly 0.
+
+    Args:
+        class_axis: of the classes in the logits of one draw, [B, ...]; None where each logit stands for itself.
     """
-    if class_axis is None:
-        return outputs.var(0, unbiased=False)
-    centred = outputs - outputs.mean(class_axis + 1, keepdim=True)
-    return centred.var(0, unbiased=False).mean(class_axis)
+
+    def __init__(self, class_axis: int | None = None) -> None:
+        self.class_axis, self.count = class_axis, 0
+        self.first = self.sums = self.squares = torch.zeros(())
+
+    def add(self, logits: Tensor) -> None:
+        """Take some more draws, [s, B, ...]."""
+        self.first = self.first if self.count else logits[0]
+        change = logits - self.first
+        if self.class_axis is not None:
+            change -= change.mean(self.class_axis + 1, keepdim=True)
+        self.sums, self.count = self.sums + change.sum(0), self.count + len(logits)
+        self.squares = self.squares + change.square_().sum(0)
+
+    def value(self) -> Tensor:
+        """The variance over all draws so far, laid out like the logits of a draw without their classes."""
+        variance = (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
+        return variance if self.class_axis is None else variance.mean(self.class_axis)
 
 
 def sum_events(values: Tensor, start: int) -> Tensor:

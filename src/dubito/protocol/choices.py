@@ -1,21 +1,24 @@
-"""What validation rows choose of a fitted posterior: its scale, and the noise of reals or the temperature of classes."""
+"""What validation rows choose of a fitted posterior: its scale, the noise of reals, the temperature of classes."""
 
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..calibration import temperature_scaled
-from ..calibration.scale import SCALES, preferred_scale, wins
+from ..calibration.scale import SCALES, preferred_scale
+from ..errors import DubitoWarning
 from ..fitting import Prepared
 from ..inference.laplace import LaplacePosterior
 from ..likelihoods import Gaussian
+from ..metrics.paired import wins
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from ..sources import Source
 
-#: Draws by which choices are made.
-NUM_SAMPLES = 32
+#: Draws by which choices are made, and the gain in nats below which none is.
+NUM_SAMPLES, LEAST_GAIN = 32, 0.005
 
 
 def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> Posterior:
@@ -35,14 +38,14 @@ def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> 
     candidates, losses = {}, {}
     for scale in scales:
         plain = posterior if scale == 1 else posterior.scaled(scale)
-        candidates[scale] = fitted = temperature_scaled(plain, validation, num_samples=NUM_SAMPLES, seed=seed)
+        candidates[scale] = fitted = calibrated(plain, validation, seed)
         losses[scale] = row_losses(fitted, validation, seed)
-    scale = preferred_scale(losses)
+    scale = preferred_scale(losses, LEAST_GAIN)
     chosen, loss = candidates[scale], losses[scale]
     if not isinstance(posterior.likelihood.settings, Gaussian):
         plain = posterior if scale == 1 else posterior.scaled(scale)
         untempered = row_losses(plain, validation, seed)
-        if not wins(loss, untempered):
+        if not wins(loss, untempered, LEAST_GAIN):
             chosen, loss = plain, untempered
     steps = int(history[-1]["step"]) if history else 0
     chosen.details = {
@@ -56,6 +59,13 @@ def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> 
         },
     }
     return chosen
+
+
+def calibrated(posterior: Posterior, rows: Source, seed: int) -> Posterior:
+    """The posterior with noise, or a temperature, fitted on rows."""
+    with warnings.catch_warnings():  # temperatures at the ends of the search belong to scales that lose
+        warnings.simplefilter("ignore", DubitoWarning)
+        return temperature_scaled(posterior, rows, num_samples=NUM_SAMPLES, seed=seed, smoothed=True)
 
 
 @torch.no_grad()

@@ -153,7 +153,8 @@ def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[
         trust = [multiples.fans(items, task["target"]), charts.coverage(items), rejected]
     else:
         trust = [charts.reliability(items), rejected]
-    trust += [charts.roc(items, name) for name in task["foreign"]]
+    told = dict.fromkeys(name for item in items for name in item.evidence.get("roc", {}))
+    trust += [charts.roc(items, name) for name in told]
     title = "In and out of distribution" if task["foreign"] else "How sure it is"
     return [
         _section("quality", "Cost against quality", quality),

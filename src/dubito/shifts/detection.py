@@ -48,14 +48,16 @@ class Histogram:
 def scores(prediction: Prediction) -> dict[str, Tensor]:
     """Scores by name, one number per row, [B]; higher means more foreign.
 
-    Classes: "total" (entropy), "epistemic" (mutual information) and "confidence" (1 − the likeliest class's
-    probability), means over a row's positions. Reals: "total" (`std`) and "epistemic" (`epistemic_std`), in the
-    target's units; of several outputs, whose units may differ, geometric means.
+    Classes: "total" (entropy), "epistemic" (mutual information), "function_variance" (of centred logits, which alone
+    grows far from the data) and "confidence" (1 − the likeliest class's probability), means over a row's positions.
+    Reals: "total" (`std`) and "epistemic" (`epistemic_std`), in the target's units; of several outputs, whose units may
+    differ, geometric means.
     """
     if isinstance(prediction, ClassPrediction):
         return {
             "total": per_row(prediction.total),
             "epistemic": per_row(prediction.epistemic),
+            "function_variance": per_row(prediction.function_variance),
             "confidence": per_row(1 - prediction.confidence),
         }
     if isinstance(prediction, RealPrediction):

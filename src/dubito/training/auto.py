@@ -58,6 +58,7 @@ class AutoTraining:
         steps: int,
         *,
         start: bool = False,
+        last: bool = False,
         falling: bool = True,
         stopping: bool = True,
         **changes: object,
@@ -67,11 +68,13 @@ class AutoTraining:
         Args:
             steps: at most.
             start: whether the state it starts from may be the best.
+            last: whether it runs to its end, and goes back only where an earlier state is better beyond chance.
             falling: whether the rate falls along half a cosine.
             stopping: whether validation rows may end it.
             changes: to the settings.
         """
-        early = EarlyStopping(steps=min(self.patience, steps), every=min(self.every, steps), start=start)
+        patience = steps + 1 if last else min(self.patience, steps)
+        early = EarlyStopping(steps=patience, every=min(self.every, steps), start=start, last=last)
         settings = {
             "iterations": steps,
             "batch_size": self.batch_size,

@@ -21,6 +21,7 @@ from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..fitting import Run
 from ..inputs import Batch, TensorOptions, map_tensors
 from ..layers.shell import seeded
+from ..metrics.paired import wins
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
@@ -32,6 +33,8 @@ from .settings import Training
 
 #: A gradient norm this many times the usual one is reported.
 EXPLOSION = 1e3
+#: A difference in validation loss that nobody would act on, in nats a row.
+NEGLIGIBLE = 0.005
 
 
 @dataclass
@@ -93,6 +96,8 @@ class Loop:
         self.stepper = objective.stepper(training, self.plan, self.processes, run.seed)
         self.progress = RunProgress()
         self.best_state: dict[str, Tensor] = {}
+        #: Losses of the validation rows at the best state and at the last one judged; kept by the first process.
+        self.row_losses: dict[str, Tensor] = {}
         self.pending: tuple[StepRecord, HostCopy, HostCopy | None] | None = None
         self.norms: list[float] = []
         self.warned = self.interrupted = False
@@ -147,7 +152,7 @@ class Loop:
                     yield from self._epoch()
             if self.account:
                 self.account.endings.append(self.progress.ended)
-        if self.best_state:
+        if self.best_state and not self._last_is_preferred():
             checkpoint.put(self.objective.draft.stored(), self.best_state)
         self.processes.broadcast(list(self.objective.draft.stored().values()))
         return self.progress.history
@@ -299,8 +304,19 @@ class Loop:
             raise TrainingError(self._diagnosis("validation_nll", score, state.step))
         if stopping and (state.best is None or score < state.best - stopping.margin):
             state.best, state.best_step = score, state.step
+            self.row_losses["best"] = self.row_losses.get("last", torch.empty(0))
             stored = self.objective.draft.stored()
             self.best_state = {name: tensor.detach().clone() for name, tensor in stored.items()}
+
+    def _last_is_preferred(self) -> bool:
+        """Whether the last state stays, since the best one is not better by more than chance."""
+        state, stopping = self.progress, self.training.early_stopping
+        if not (stopping and stopping.last and state.judged == state.step):
+            return False
+        best, last = (self.row_losses.get(name, torch.empty(0)) for name in ("best", "last"))
+        # the best of many states is favoured by chance: two standard errors
+        lost = self.processes.first and wins(best, last, NEGLIGIBLE, errors=2.0)
+        return not self.processes.broadcast_json(lost, self.device)
 
     def _patience_is_over(self) -> bool:
         state, stopping = self.progress, self.training.early_stopping
@@ -318,15 +334,17 @@ class Loop:
         """
         assert self.run.validation is not None
         draft, rows = self.objective.draft, 0
-        sums: list[Tensor] = []
+        losses: list[Tensor] = []
         with reading(
             self.run.validation, self.run.seed, "validation", self.progress.epoch, device=self.device
         ):
             for batch in self.run.validation.batches(1024) if self.processes.first else ():
                 prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
-                sums.append(prediction.log_prob(batch.targets).sum())
+                losses.append(-prediction.log_prob(batch.targets))
                 rows += len(batch.targets)
-        total = -sum(torch.stack(sums).tolist()) if sums else 0.0
+        total = sum(torch.stack([part.sum() for part in losses]).tolist()) if losses else 0.0
+        if losses:
+            self.row_losses["last"] = torch.cat(losses)
         return self.processes.broadcast_json(total / max(rows, 1), self.device)
 
     # -- what may go wrong ---------------------------------------------------------------------------------
@@ -392,6 +410,7 @@ class Loop:
             **{f"draft/{name}": tensor for name, tensor in self.objective.draft.stored().items()},
             **{f"stepper/{name}": tensor for name, tensor in tensors.items()},
             **{f"best/{name}": tensor for name, tensor in self.best_state.items()},
+            **{f"losses/{name}": tensor for name, tensor in self.row_losses.items()},
         }
         content = {"fingerprint": self.expected, "progress": vars(self.progress), "stepper": facts}
         checkpoint.save(self.run.checkpoint, everything, content)
@@ -423,6 +442,7 @@ class Loop:
         checkpoint.put(self.objective.draft.stored(), checkpoint.part(tensors, "draft"))
         self.stepper.restore(checkpoint.part(tensors, "stepper"), content["stepper"])
         self.best_state = checkpoint.part(tensors, "best")
+        self.row_losses = checkpoint.part(tensors, "losses")
 
     def _planned(self) -> Plan:
         source, training = self.source, self.training

@@ -51,6 +51,8 @@ class EarlyStopping:
         steps: steps without a better loss before the run ends, in place of `patience`.
         every: steps between validations; None validates at the end of each epoch.
         start: validate the state that the run starts from, too: it may be the best.
+        last: prefer the last state: go back only where the best one's loss is lower by more than two paired standard
+            errors over the validation rows, and by .005 nats.
     """
 
     patience: int = 10
@@ -59,13 +61,14 @@ class EarlyStopping:
     steps: int | None = None
     every: int | None = None
     start: bool = False
+    last: bool = False
 
     def __post_init__(self) -> None:
         require_count(patience=self.patience, num_samples=self.num_samples)
         for name in ("steps", "every"):
             if (value := getattr(self, name)) is not None:
                 require_count(**{name: value})
-        require_flag(start=self.start)
+        require_flag(start=self.start, last=self.last)
         require_positive(zero=True, margin=self.margin)
 
 

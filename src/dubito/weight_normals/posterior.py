@@ -120,11 +120,11 @@ class NormalPosterior(BlockPosterior):
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         moments: Moments = {}
         means, rows = {name: normals.means[name] for name in placement.names}, rows_of(inputs)
-        seed = options.seed
+        seed, scales = options.seed, {name: self._stored(name) for name in placement.names}
         for index in range(options.num_samples):
             weights = normals.draw(tuple(placement.drawn), self.generator(seed, index))
-            streams = RowStreams(derived(seed, "marginal", index), first, rows, total)
-            noise = LocalNoise(placement, normals.scale, streams, moments)
+            streams = RowStreams(derived(seed, "marginal", index), first, rows, total, self.scale)
+            noise = LocalNoise(placement, scales.__getitem__, streams, moments)
             with (
                 torch.no_grad(),
                 seeded(self.network, seed, "network", index),  # noise of the network's own

@@ -24,18 +24,19 @@ class RowStreams:
         first: the number of the first row.
         rows: how many.
         total: the rows of the larger batch; None where these are all.
+        std: of Normal noise.
     """
 
-    def __init__(self, seed: int, first: int, rows: int, total: int | None = None) -> None:
-        self.seed, self.first, self.rows, self.total = seed, first, rows, total or first + rows
+    def __init__(self, seed: int, first: int, rows: int, total: int | None = None, std: float = 1.0) -> None:
+        self.seed, self.first, self.rows, self.total, self.std = seed, first, rows, total or first + rows, std
 
     def normal(self, path: tuple[int | str, ...], shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Standard Normal noise [rows, *shape] with the dtype and device of `like`."""
+        """Normal noise [rows, *shape] with the dtype and device of `like`."""
         size = prod(shape)
         block = block_rows(self.total, size)
         noise = torch.empty(self._count(block) * block, size, dtype=like.dtype, device=like.device)
         for part, generator in zip(noise.split(block), self._generators(path, block, like), strict=True):
-            part.normal_(generator=generator)
+            part.normal_(0.0, self.std, generator=generator)
         return self._own(noise, block).view(self.rows, *shape)
 
     def signs(self, path: tuple[int | str, ...], size: int, like: Tensor) -> Tensor:

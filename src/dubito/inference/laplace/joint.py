@@ -11,7 +11,7 @@ from torch.distributions import MultivariateNormal
 from ... import seeds
 from ...fitting import read
 from ...inputs import Inputs, map_tensors, named_tensors, rows_of
-from .covariance import contracted, joint_covariance
+from .covariance import Contraction, contracted, joint_covariance
 from .linearised import Linearised, repeated
 from .output_gradients import OutputGradients
 from .shares import BlockNormals, BlockShares
@@ -96,8 +96,6 @@ def joint_outputs(linearised: Linearised, inputs: Inputs, posterior: BlockNormal
                         total = total + joint_covariance(normal, a, torch.cat(gradients, 1))
                     continue
                 variance = posterior(name)[0].variance.flatten()
-                jacobian = done.jacobians(shares.cover.parts[name], slice(0, rows), variance.dtype).flatten(
-                    0, 1
-                )
-                total = total + contracted(jacobian * variance, jacobian, True)
+                jacobian = done.jacobians(shares.cover.parts[name], slice(0, rows), variance.dtype)
+                total = total + contracted(jacobian.flatten(0, 1), variance, Contraction(pairs=True))
     return done.outputs if graph else done.outputs.detach(), total

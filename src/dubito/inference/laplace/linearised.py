@@ -22,7 +22,7 @@ from ...inputs import Inputs, call, map_tensors, named_tensors, rows_of, take
 from ...layers.form import Product
 from ...layers.record import recorded
 from ...layers.shell import seeded
-from ...likelihoods import BuiltLikelihood, GaussianLikelihood, at_least_float
+from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood, at_least_float
 from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction
 from .covariance import slices
 from .output_gradients import OutputGradients, Reading
@@ -92,7 +92,13 @@ class Linearised:
         self._sizes: dict[Any, Sizes] = {}  # by the shapes of a row
 
     def __call__(
-        self, inputs: Inputs, posteriors: Sequence[BlockNormals], max_rows: int, *, pairs: bool
+        self,
+        inputs: Inputs,
+        posteriors: Sequence[BlockNormals],
+        max_rows: int,
+        *,
+        pairs: bool,
+        class_axis: int | None = None,
     ) -> tuple[Tensor, list[Tensor]]:
         """Outputs [B, ...] and, under each of some posteriors, their variances [B, E] or covariances [B, E, E].
 
@@ -101,20 +107,22 @@ class Linearised:
             posteriors: the same information at several scales or under several priors.
             max_rows: rows that go through the network at once.
             pairs: covariances between all outputs of a row, not variances alone.
+            class_axis: of logits: variances come set by set of classes, as `Contraction` has them.
         """
-        shares = BlockShares(self.cover, posteriors, pairs=pairs)
+        shares = BlockShares(self.cover, posteriors, pairs=pairs, class_axis=class_axis)
         outputs, values = self._read(inputs, shares, max_rows)
         if shares.differences:
             # The only numbers that a prediction reads, one for each posterior, after all its work
             lost = values.isnan().flatten(2).any(2)
-            for number in (number for number, some in enumerate(lost.any(1).tolist()) if some):
+            for number in (number for number, lacks in enumerate(lost.any(1).tolist()) if lacks):
                 rows = lost[number]
-                precise = BlockShares(self.cover, [posteriors[number]], pairs=pairs, precise=True)
+                some = [posteriors[number]]
+                precise = BlockShares(self.cover, some, pairs=pairs, class_axis=class_axis, precise=True)
                 values[number, rows] = self._read(take(inputs, rows), precise, max_rows)[1][0]
         return outputs, list(values)
 
     def _read(self, inputs: Inputs, shares: BlockShares, max_rows: int) -> tuple[Tensor, Tensor]:
-        sizes, count = self.measured(inputs), rows_of(inputs)
+        sizes, count = self.measured(inputs, shares.class_axis), rows_of(inputs)
         variances = not (shares.pairs or shares.precise)
         rows, together, copies = sizes.plan(count, max_rows, pairs=shares.pairs, units=not variances)
         outputs, pieces = [], []
@@ -124,7 +132,7 @@ class Linearised:
                 with torch.set_grad_enabled(not (sizes.closed and variances)):
                     answers = read(function, part)
                 tail = record.tail(answers)
-                closed = shares.closed(tail)
+                closed = shares.closed(tail, answers)
                 done = OutputGradients(record, answers, tail, copies, unit_gradients=not closed)
                 with torch.no_grad():
                     add = _covariances if shares.pairs else _variances
@@ -143,9 +151,10 @@ class Linearised:
         ):
             yield partial(call, shell), record
 
-    def measured(self, inputs: Inputs) -> Sizes:
+    def measured(self, inputs: Inputs, class_axis: int | None = None) -> Sizes:
         """How large the layers are for rows like these."""
-        key = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named_tensors(inputs))
+        rows = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named_tensors(inputs))
+        key = rows, class_axis
         if key not in self._sizes:
             with self.reading() as (function, record), torch.no_grad():
                 outputs = read(function, take(inputs, slice(1)))
@@ -157,7 +166,7 @@ class Linearised:
                 for seen, size in answered.items()
             )
             tail, blocks = record.tail(outputs), self.cover.blocks
-            closed = BlockShares(self.cover, [], pairs=False).closed(tail)
+            closed = BlockShares(self.cover, [], pairs=False, class_axis=class_axis).closed(tail, outputs)
             self._sizes[key] = Sizes(
                 outputs=outputs.numel(),
                 inputs=sum(matrices),
@@ -175,15 +184,22 @@ class Linearised:
 
 
 def _variances(shares: BlockShares, done: OutputGradients, together: int, closed: Sequence[str]) -> Tensor:
-    """Diagonals of J P⁻¹ Jᵀ of some rows, [P, b, E], as many outputs at a time as `together`."""
+    """Diagonals of J P⁻¹ Jᵀ of some rows, [P, b, E], as many outputs at a time as `together`; of classes by sets."""
     total: Any = sum(shares.of_last(name, done) for name in closed)
     others = [name for name in shares.cover.blocks if name not in closed]
     if not others:
         return total
-    groups, stored, parts = [], {}, done.numbers.split(together)
+    numbers, classes, groups, stored = done.numbers, 0, [], {}
+    if shares.class_axis is not None:
+        classes = done.outputs.shape[shares.class_axis]
+        numbers = numbers.view(1, *done.outputs.shape[1:]).movedim(shares.class_axis, -1).flatten()
+    if together < classes:
+        sets = [some.split(together) for some in numbers.split(classes)]
+        return total + torch.cat([shares.merged(others, done, stored, some) for some in sets], 2)
+    parts = numbers.split(together - together % max(1, classes))
     for some in parts:
         done.backward(some, last=some is parts[-1])
-        groups.append(shares.of(others, done, stored))
+        groups.append(shares.of(others, done, stored, classes))
     return total + torch.cat(groups, 2)
 
 
@@ -213,7 +229,9 @@ def repeated(inputs: Inputs, copies: int) -> Inputs:
 # -- from Normal outputs to predictions -------------------------------------------------------------------------
 
 
-def predictive(likelihood: BuiltLikelihood, outputs: Tensor, covariance: Tensor) -> Prediction:
+def predictive(
+    likelihood: BuiltLikelihood, outputs: Tensor, covariance: Tensor, centred: Tensor | None = None
+) -> Prediction:
     """The prediction from outputs that are Normal around `outputs` [B, ...].
 
     Reals are Normal. Classes come from MacKay's probit approximation: each logit is shrunk by its own variance,
@@ -224,6 +242,8 @@ def predictive(likelihood: BuiltLikelihood, outputs: Tensor, covariance: Tensor)
         likelihood: that reads the outputs.
         outputs: of the network at the centre.
         covariance: of a row's outputs, [B, E, E], or, where `needs_pairs` does not ask for it, variances [B, E].
+        centred: variances of the centred logits of classes; without them, as where only probabilities count, they are
+            those of one draw, 0.
     """
     outputs = at_least_float(outputs)
     if isinstance(likelihood, GaussianLikelihood):
@@ -234,7 +254,31 @@ def predictive(likelihood: BuiltLikelihood, outputs: Tensor, covariance: Tensor)
     shrunk = likelihood.predictive([outputs / (1 + math.pi / 8 * variance).sqrt()])
     assert isinstance(shrunk, CategoricalPrediction | BernoulliPrediction)
     assert isinstance(point, CategoricalPrediction | BernoulliPrediction)
-    return dataclasses.replace(shrunk, aleatoric=torch.minimum(point.aleatoric, shrunk.total))
+    if centred is None:
+        centred = variance if isinstance(shrunk, BernoulliPrediction) else shrunk.function_variance
+    centred = centred / getattr(likelihood.settings, "temperature", 1.0) ** 2  # of calibrated likelihoods
+    return dataclasses.replace(
+        shrunk, aleatoric=torch.minimum(point.aleatoric, shrunk.total), function_variance=centred
+    )
+
+
+def closed_prediction(
+    read: Linearised,
+    likelihood: BuiltLikelihood,
+    inputs: Inputs,
+    normals: BlockNormals,
+    max_rows: int,
+    scale: float = 1.0,
+) -> Prediction:
+    """The prediction of checked rows in closed form, of a posterior whose standard deviations are times `scale`."""
+    axis = likelihood.settings.class_axis if isinstance(likelihood, CategoricalLikelihood) else None
+    outputs, (values,) = read(inputs, [normals], max_rows, pairs=needs_pairs(likelihood), class_axis=axis)
+    values = values * scale**2
+    if axis is None:
+        return predictive(likelihood, outputs, values)
+    sets = outputs.movedim(axis, -1)
+    values = values.reshape(*sets.shape[:-1], sets.shape[-1] + 1)
+    return predictive(likelihood, outputs, values[..., :-1].movedim(-1, axis), values[..., -1])
 
 
 def needs_pairs(likelihood: BuiltLikelihood) -> bool:

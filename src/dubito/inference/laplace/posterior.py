@@ -24,7 +24,7 @@ from ...prediction import Prediction, PredictionOptions
 from ...sources import Source
 from ...summary import Summary
 from .joint import Joint, joint_outputs
-from .linearised import Linearised, needs_pairs, predictive
+from .linearised import Linearised, closed_prediction
 from .structures import BlockTensors, Diagonal, Structure, one_group
 from .tuning import Evidence, best_prior
 from .update import updated
@@ -69,8 +69,7 @@ class LaplacePosterior(BlockPosterior):
             parts = self.normals(block.name, centre)
             matrices = [part.rsample(generator=generator) for part in parts]
             if self.scale != 1:
-                pairs = zip(parts, matrices, strict=True)
-                matrices = [torch.lerp(part.mean, matrix, self.scale) for part, matrix in pairs]
+                matrices = [torch.lerp(p.mean, m, self.scale) for p, m in zip(parts, matrices, strict=True)]
             stacked = matrices[0] if len(matrices) == 1 else torch.stack(matrices)
             shape = (block.groups, block.rows, block.columns)
             return block.tensors(stacked.reshape(shape).to(centre[block.weight].dtype))
@@ -99,7 +98,7 @@ class LaplacePosterior(BlockPosterior):
         return parts[0] if len(parts) == 1 else GroupedNormal(parts)
 
     def normals(self, name: str, weights: Mapping[str, Tensor] | None = None) -> tuple[StructuredNormal, ...]:
-        """The distributions of one block's matrices at scale 1, built on first use and after the posterior was moved."""
+        """The distributions of one block's matrices at scale 1, built on first use and anew after a move."""
         block = self.blocks[name]
         centre = self.weights() if weights is None else weights
         state = tuple(
@@ -202,10 +201,8 @@ class LaplacePosterior(BlockPosterior):
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             inputs = self.readable(inputs)
             normals = partial(self.normals, weights=self.weights())
-            outputs, (covariance,) = self.linearised(inputs)(
-                inputs, [normals], options.max_rows, pairs=needs_pairs(self.likelihood)
-            )
-            return predictive(self.likelihood, outputs, covariance * self.scale**2)
+            read, likelihood = self.linearised(inputs), self.likelihood
+            return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale)
 
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.

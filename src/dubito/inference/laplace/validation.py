@@ -90,7 +90,7 @@ def described(choice: dict[str, Any]) -> str:
 def row_losses(
     posterior: "LaplacePosterior", batches: Iterable[Batch], precisions: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihoods [P + 1, rows] at some prior precisions, the last at the centre, and epistemic shares [P].
+    """Negative log-likelihoods [P + 1, rows] at prior precisions, the last at the centre, and epistemic shares [P].
 
     Args:
         posterior: whose curvature is taken.

@@ -120,6 +120,7 @@ class Vadam(DiagonalGradient):
     Args:
         betas: decay rates of the momentum and of the mean squared gradient.
         prior_std: of the Normal prior around 0.
+        kl_weight: below 1 the posterior is colder.
         initial_std: standard deviations to start from.
         count_rows: multiply the square of a batch's mean gradient by its rows; else draws are up to √B too wide.
         correct_start: divide mean squared gradients in steps as if they had started at 0.
@@ -127,6 +128,7 @@ class Vadam(DiagonalGradient):
 
     optimizer_type = optim.Vadam
 
+    kl_weight: float = 1.0
     count_rows: bool = True
     correct_start: bool = False
 

@@ -49,8 +49,7 @@ class NaturalPosterior(Posterior):
         return weights | drawn
 
     def _noise(self, shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-        unit = torch.randn(*shape, generator=generator, dtype=like.dtype, device=like.device)
-        return unit.mul_(self.scale)
+        return self.scale * torch.randn(*shape, generator=generator, dtype=like.dtype, device=like.device)
 
     def standard_deviations(self) -> list[Tensor]:
         return [std for _, std in self.group("std").items()]
