@@ -69,6 +69,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compare, print the table and the sentences, write the page."""
     from ..compare import Settings, compare
+    from ..compare.baselines import offered
     from ..compare.folder import MethodRow
     from ..compare.settings import DEFAULT_TRAINING, seconds_of
     from ..compare.table import table
@@ -101,7 +102,8 @@ def run(options: argparse.Namespace) -> int:
         rows = f"{len(task.train.targets):,} training and {len(task.test.targets):,} test rows"
         console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}", highlight=False)
         console.print(f"network: {escape(task.network.title)}", highlight=False)
-        for note in task.data.notes:
+        left_out = offered(task)[1] if options.methods is None else None
+        for note in (*task.data.notes, *filter(None, [left_out])):
             console.print(escape(note), style="yellow", highlight=False)
 
     def say(row: MethodRow) -> None:

@@ -13,15 +13,15 @@ import torch
 from rich.console import Console
 
 from .. import jobs as shared
-from ..errors import Interrupted, require_count
+from ..errors import ConfigError, Interrupted, require_count
 from ..fitting import prepare
 from ..jobs import Backend
 from ..method import require_training
 from ..registry import methods as known_methods
 from ..storage import encode
 from ..version import __version__
-from . import words
-from .folder import Folder, MethodRow, StoredResult
+from . import baselines, words
+from .folder import BASELINES, Folder, MethodRow, StoredResult
 from .live import Board
 from .new_rows import RowReader
 from .settings import Settings, compared_method
@@ -86,8 +86,8 @@ def compare(
         settings = Settings(data=settings)
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
-    chosen = {name: compared_method(name) for name in (methods or known_methods())}
     task = task_of(settings)
+    chosen = chosen_methods(methods, task)
     check(task, settings)
     begin(task)
     if out is None:
@@ -96,6 +96,19 @@ def compare(
             return _compared(chosen, settings, task, Folder(Path(scratch)), *options)
     folder = Folder(out.resolve())
     return _compared(chosen, settings, task, folder, jobs, backend, scheduler, threads, console, report)
+
+
+def chosen_methods(names: Sequence[str] | None, task: Task) -> dict[str, Any]:
+    """Methods by name, and the models beside them by name alone; None takes all that suit the task."""
+    models, reason = baselines.offered(task)
+    if names is None:
+        names = (*known_methods(), *models)
+    for name in names:
+        if name in BASELINES and name not in models:
+            raise ConfigError(
+                reason or f"{name} does not suit {task.data.task}; choose {' or '.join(models)}"
+            )
+    return {name: name if name in BASELINES else compared_method(name) for name in names}
 
 
 def check(task: Task, settings: Settings) -> None:

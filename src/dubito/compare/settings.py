@@ -66,7 +66,7 @@ class Settings:
         if not isinstance(self.training, Training):
             raise ConfigError(f"training must be a Training(...), got {self.training!r}")
 
-    def digest(self, method: Method) -> str:
+    def digest(self, method: Method | str) -> str:
         """A checksum of all that decides a method's numbers, the contents of the user's own tables among them."""
         return json_checksum([REVISION, encode(self), encode(method), dict(self.tables())])
 

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,10 @@ from ..likelihoods import Gaussian
 from ..posterior import Posterior
 from ..prediction import Prediction
 from ..training import Training, listened
-from . import live
+from . import baselines, live
 from .budget import planned
 from .evidence import JudgedPredictions, evidence, metrics_of
-from .folder import Folder, MethodRow, StoredResult
+from .folder import BASELINES, Folder, MethodRow, StoredResult
 from .settings import Settings, compared_method
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
@@ -61,12 +62,14 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
         if threads != 1:
             torch.set_num_threads(threads)
         try:
-            result = _worked(name, settings, folder, checksum)
+            worked = _baseline if name in BASELINES else _worked
+            result = worked(name, settings, folder, checksum)
         except Interrupted:
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)))
+            title = name if name in BASELINES else repr(compared_method(name))
+            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title)
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
     folder.store(result)
     folder.tidy(name)
@@ -116,7 +119,21 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Sto
     return StoredResult(row, drawn, checksum)
 
 
-def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[JudgedPredictions, float]:
+def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
+    """As `_worked`, for a model that is no network."""
+    import_module("sklearn.ensemble")  # loading is no part of a fit
+    task, start = task_of(settings), time.process_time()
+    model = baselines.fit(name, task, settings.seed)
+    seconds = round(time.process_time() - start, 2)
+    seen, predict_seconds = observed(model, task, settings)
+    costs = {"nbytes": model.nbytes, "seconds": seconds, "predict_seconds": round(predict_seconds, 4)}
+    row = MethodRow(name, metrics_of(seen), **costs, notes=model.notes, settings=model.title)
+    return StoredResult(row, evidence(seen, task, model, settings), checksum)
+
+
+def observed(
+    posterior: Posterior | baselines.Baseline, task: Task, settings: Settings
+) -> tuple[JudgedPredictions, float]:
     """All predictions that are judged, in original units, and the seconds that 1000 rows take."""
     options: dict[str, Any] = {"num_samples": settings.num_samples, "seed": settings.seed}
 
