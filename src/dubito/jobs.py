@@ -1,5 +1,6 @@
 """Jobs in parallel, here or on a cluster, handed out as they end; one thread of PyTorch each."""
 
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -62,6 +63,38 @@ def each(
     count = jobs or (1 if backend == "local" else -1)
     with cluster(backend, scheduler):
         yield from as_they_end(joblib, tasks, count, backend)
+
+
+def surviving(
+    function: Callable[..., Any],
+    arguments: Sequence[tuple[Any, ...]],
+    died: Callable[[tuple[Any, ...], Exception], Any],
+    workers: "Workers",
+) -> Iterator[Any]:
+    """As `each`; for a job whose process dies there is what `died` makes of its arguments and the error."""
+    left = dict(enumerate(arguments))
+    numbered = [(number, function, *values) for number, values in left.items()]
+    try:
+        for number, result in workers.each(_numbered, numbered) if numbered else ():
+            del left[number]
+            yield result
+    except worker_deaths():
+        # Which one died is not told: those left are tried again, each in a pool of its own.
+        for values in left.values():
+            try:
+                yield from each(function, [values], jobs=2)
+            except worker_deaths() as error:
+                yield died(values, error)
+
+
+def _numbered(number: int, function: Callable[..., Any], *values: Any) -> tuple[int, Any]:
+    return number, function(*values)
+
+
+def death(error: Exception) -> str:
+    """A worker's death in one line, with the signal that joblib's paragraph about it names."""
+    codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
+    return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
 
 
 @dataclass(frozen=True)
@@ -129,11 +162,11 @@ def worker_deaths() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """One job at a time in this process, with one thread: small networks want no more, and jobs share the machine."""
+def alone(threads: int = 1) -> Iterator[None]:
+    """One job at a time in this process, by default with one thread: small networks want no more, and jobs share it."""
     with turn:
         before = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         try:
             yield
         finally:

@@ -42,6 +42,9 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--budget", help="time for each method's training, such as 90s, 10m or 1h")
     budget.add_argument("--epochs", type=int, help="passes over the data, the same for every method")
+    parser.add_argument(
+        "--tune", type=int, help="trials for each method that choose its settings on validation rows"
+    )
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--model", help="a network of your own, as package.module:factory")
     parser.add_argument(
@@ -95,8 +98,9 @@ def run(options: argparse.Namespace) -> int:
         training=training,
         seconds=None if options.budget is None else seconds_of(options.budget),
         seed=options.seed,
+        tune=options.tune,
     )
-    out = options.out or Path("runs") / Path(options.data).stem
+    out = options.out or Path("runs") / (Path(options.data).stem + "-tuned" * (options.tune is not None))
 
     def begin(task: Task) -> None:
         rows = f"{len(task.train.targets):,} training and {len(task.test.targets):,} test rows"
@@ -123,6 +127,7 @@ def run(options: argparse.Namespace) -> int:
         console=console if console.is_terminal else None,
         report=say,
         begin=begin,
+        say=lambda text: console.print(escape(text), highlight=False),
     )
     page = write_page(out)
     if options.json:

@@ -30,6 +30,7 @@ class MethodRow:
         failure: why there is no result, else None.
         notes: warnings the fit gave.
         settings: of the method.
+        tuned: trials that chose its settings; 0 for none.
     """
 
     method: str
@@ -41,6 +42,12 @@ class MethodRow:
     failure: str | None = None
     notes: tuple[str, ...] = ()
     settings: str = ""
+    tuned: int = 0
+
+    @property
+    def label(self) -> str:
+        """The name in tables."""
+        return f"{self.method} tuned" if self.tuned else self.method
 
 
 @dataclass(frozen=True)

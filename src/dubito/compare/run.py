@@ -1,7 +1,6 @@
 """Compare methods: those that are not finished are run, all are ranked; what is finished is kept at once."""
 
 import platform
-import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -20,7 +19,7 @@ from ..method import require_training
 from ..registry import methods as known_methods
 from ..storage import encode
 from ..version import __version__
-from . import baselines, words
+from . import baselines, tune, words
 from .folder import BASELINES, Folder, MethodRow, StoredResult
 from .live import Board
 from .new_rows import RowReader
@@ -67,6 +66,7 @@ def compare(
     console: Console | None = None,
     report: Callable[[MethodRow], None] = lambda row: None,
     begin: Callable[[Task], None] = lambda task: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Compare methods on one data set.
 
@@ -81,6 +81,7 @@ def compare(
         console: a terminal that shows all jobs live; None shows nothing.
         report: called with each row as soon as it is there.
         begin: called with the task before work starts.
+        say: called with lines about trials, where settings are tuned.
     """
     if isinstance(settings, str):
         settings = Settings(data=settings)
@@ -88,14 +89,15 @@ def compare(
     shared.check(jobs, backend, scheduler)
     task = task_of(settings)
     chosen = chosen_methods(methods, task)
+    if settings.tune is not None:
+        tune.load_optuna()
     check(task, settings)
     begin(task)
+    options = (jobs, backend, scheduler, threads, console, report, say)
     if out is None:
         with tempfile.TemporaryDirectory() as scratch:
-            options = (jobs, backend, scheduler, threads, console, report)
             return _compared(chosen, settings, task, Folder(Path(scratch)), *options)
-    folder = Folder(out.resolve())
-    return _compared(chosen, settings, task, folder, jobs, backend, scheduler, threads, console, report)
+    return _compared(chosen, settings, task, Folder(out.resolve()), *options)
 
 
 def chosen_methods(names: Sequence[str] | None, task: Task) -> dict[str, Any]:
@@ -129,21 +131,29 @@ def _compared(
     threads: int,
     console: Console | None,
     report: Callable[[MethodRow], None],
+    say: Callable[[str], None],
 ) -> Comparison:
     folder.write("task", facts(task, settings))
-    digests = {name: settings.digest(method) for name, method in chosen.items()}
+    workers, by_method = shared.Workers(jobs, backend, scheduler), dict.fromkeys(chosen, settings)
+    if settings.tune is not None:
+        searched = [name for name in chosen if name not in BASELINES]
+        searches = [(name, settings, folder.path) for name in searched]
+        by_method |= dict(
+            zip(searched, tune.search(searches, workers, threads=threads, say=say), strict=True)
+        )
+    digests = {name: by_method[name].digest(method) for name, method in chosen.items()}
     results = {name: result for name in chosen if (result := folder.result(name, digests[name])) is not None}
     for result in results.values():
         report(result.row)
     waiting = [
-        (name, settings, folder.path, digests[name], threads) for name in chosen if name not in results
+        (name, by_method[name], folder.path, digests[name], threads) for name in chosen if name not in results
     ]
     for name, *_ in waiting:
         folder.work(name, "progress").unlink(missing_ok=True)
     board = Board(folder, [name for name, *_ in waiting], console) if console and waiting else None
     try:
         with board.open() if board else nullcontext():
-            for result in _results(waiting, jobs, backend, scheduler):
+            for result in shared.surviving(work, waiting, _died, workers):
                 results[result.row.method] = result
                 if board:
                     board.ended(result.row.method, result.row.failure is not None)
@@ -157,28 +167,8 @@ def _compared(
     return _summed(folder, task, settings, [results[name] for name in chosen])
 
 
-def _results(waiting: list[Any], jobs: int | None, backend: Backend, scheduler: str | None) -> Any:
-    """What each job left, as they end; a job whose process dies is a failure like any other."""
-    if not waiting:
-        return
-    ended = set()
-    try:
-        for result in shared.each(work, waiting, jobs=jobs, backend=backend, scheduler=scheduler):
-            ended.add(result.row.method)
-            yield result
-    except shared.worker_deaths():
-        # Which one died is not told: those left are tried again, each in a pool of its own.
-        for arguments in (arguments for arguments in waiting if arguments[0] not in ended):
-            try:
-                yield from shared.each(work, [arguments], jobs=2)
-            except shared.worker_deaths() as error:
-                yield StoredResult(MethodRow(arguments[0], {}, failure=_death(error)), {}, arguments[3])
-
-
-def _death(error: Exception) -> str:
-    """A worker's death in one line, with the signal that joblib's paragraph about it names."""
-    codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
-    return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
+def _died(arguments: tuple[Any, ...], error: Exception) -> StoredResult:
+    return StoredResult(MethodRow(arguments[0], {}, failure=shared.death(error)), {}, arguments[3])
 
 
 def _summed(folder: Folder, task: Task, settings: Settings, results: Sequence[StoredResult]) -> Comparison:

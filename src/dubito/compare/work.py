@@ -32,7 +32,7 @@ from .task import MOST_WATCHED, Task, make_task
 
 def task_of(settings: Settings) -> Task:
     """The task, made once for jobs that follow each other in one process."""
-    return _task_of(settings, settings.tables())
+    return _task_of(replace(settings, overrides=()), settings.tables())
 
 
 @lru_cache(maxsize=1)
@@ -58,9 +58,7 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
         threads: of PyTorch.
     """
     folder = Folder(path)
-    with jobs.alone():
-        if threads != 1:
-            torch.set_num_threads(threads)
+    with jobs.alone(threads):
         try:
             worked = _baseline if name in BASELINES else _worked
             result = worked(name, settings, folder, checksum)
@@ -71,13 +69,18 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
             title = name if name in BASELINES else repr(compared_method(name))
             row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title)
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
+    if settings.tune is not None and name not in BASELINES:
+        text = f"{settings.tuning}; {result.row.settings}"
+        result = replace(result, row=replace(result.row, tuned=settings.tune, settings=text))
     folder.store(result)
     folder.tidy(name)
     return result
 
 
 def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
-    method, task = compared_method(name), task_of(settings)
+    task = task_of(settings)
+    method, training = settings.applied(compared_method(name))
+    settings = replace(settings, training=training)
     warmed()
     training = planned(method, task, settings, folder.work(name, "steps", checksum))
     network = task.network.build(settings.seed)
