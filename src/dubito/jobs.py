@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from .errors import ConfigError, require_count, unknown_name
+from .errors import ConfigError, Interrupted, require_count, unknown_name
 
 Backend = Literal["local", "dask", "ray"]
 
@@ -66,32 +66,35 @@ def each(
 
 
 def surviving(
-    function: Callable[..., Any],
-    arguments: Sequence[tuple[Any, ...]],
-    died: Callable[[tuple[Any, ...], Exception], Any],
-    workers: "Workers",
-) -> Iterator[Any]:
-    """As `each`; for a job whose process dies there is what `died` makes of its arguments and the error."""
+    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], workers: "Workers"
+) -> Iterator[tuple[int, Any, str | None]]:
+    """As `each`, with the number of each job; where one raises or its process dies there is no result but the reason."""
     left = dict(enumerate(arguments))
-    numbered = [(number, function, *values) for number, values in left.items()]
     try:
-        for number, result in workers.each(_numbered, numbered) if numbered else ():
+        for number, *outcome in workers.each(
+            _guarded, [(number, function, *left[number]) for number in left]
+        ):
             del left[number]
-            yield result
+            yield number, *outcome
     except worker_deaths():
         # Which one died is not told: those left are tried again, each in a pool of its own.
-        for values in left.values():
+        for number, values in left.items():
             try:
-                yield from each(function, [values], jobs=2)
+                yield from each(_guarded, [(number, function, *values)], jobs=2)
             except worker_deaths() as error:
-                yield died(values, error)
+                yield number, None, _death(error)
 
 
-def _numbered(number: int, function: Callable[..., Any], *values: Any) -> tuple[int, Any]:
-    return number, function(*values)
+def _guarded(number: int, function: Callable[..., Any], *values: Any) -> tuple[int, Any, str | None]:
+    try:
+        return number, function(*values), None
+    except Interrupted:
+        raise
+    except Exception as error:  # whatever it is, the other jobs go on
+        return number, None, " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def death(error: Exception) -> str:
+def _death(error: Exception) -> str:
     """A worker's death in one line, with the signal that joblib's paragraph about it names."""
     codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
     return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
@@ -112,8 +115,7 @@ class Workers:
 
     def each(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """As `each`."""
-        options = {"jobs": self.jobs, "backend": self.backend, "scheduler": self.scheduler}
-        return each(function, arguments, **options)
+        return each(function, arguments, jobs=self.jobs, backend=self.backend, scheduler=self.scheduler)
 
 
 _workers: ContextVar[Workers | None] = ContextVar("workers", default=None)

@@ -42,9 +42,6 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     budget = parser.add_mutually_exclusive_group()
     budget.add_argument("--budget", help="time for each method's training, such as 90s, 10m or 1h")
     budget.add_argument("--epochs", type=int, help="passes over the data, the same for every method")
-    parser.add_argument(
-        "--tune", type=int, help="trials for each method that choose its settings on validation rows"
-    )
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--model", help="a network of your own, as package.module:factory")
     parser.add_argument(
@@ -72,7 +69,6 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Compare, print the table and the sentences, write the page."""
     from ..compare import Settings, compare
-    from ..compare.baselines import offered
     from ..compare.folder import MethodRow
     from ..compare.settings import DEFAULT_TRAINING, seconds_of
     from ..compare.table import table
@@ -98,16 +94,14 @@ def run(options: argparse.Namespace) -> int:
         training=training,
         seconds=None if options.budget is None else seconds_of(options.budget),
         seed=options.seed,
-        tune=options.tune,
     )
-    out = options.out or Path("runs") / (Path(options.data).stem + "-tuned" * (options.tune is not None))
+    out = options.out or Path("runs") / Path(options.data).stem
 
     def begin(task: Task) -> None:
         rows = f"{len(task.train.targets):,} training and {len(task.test.targets):,} test rows"
         console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}", highlight=False)
         console.print(f"network: {escape(task.network.title)}", highlight=False)
-        left_out = offered(task)[1] if options.methods is None else None
-        for note in (*task.data.notes, *filter(None, [left_out])):
+        for note in task.data.notes:
             console.print(escape(note), style="yellow", highlight=False)
 
     def say(row: MethodRow) -> None:
@@ -127,7 +121,6 @@ def run(options: argparse.Namespace) -> int:
         console=console if console.is_terminal else None,
         report=say,
         begin=begin,
-        say=lambda text: console.print(escape(text), highlight=False),
     )
     page = write_page(out)
     if options.json:

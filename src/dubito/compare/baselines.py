@@ -1,7 +1,7 @@
 """Rows of models that are no networks: a linear model and gradient boosting, by scikit-learn.
 
-They see the training, validation and test rows of the methods and are judged by the same code. The folder keeps their
-numbers, not the models: nothing is ever unpickled from there.
+They see the rows that the methods see and are judged by the same code. The folder keeps their numbers, not the models:
+nothing is ever unpickled from there.
 """
 
 import pickle
@@ -10,13 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .. import seeds
 from ..calibration.conformal import conformal_quantile
 from ..data import Part
 from ..errors import DataError
@@ -30,16 +29,14 @@ MOST_COLUMNS = 1000
 PENALTIES = tuple(10.0**power for power in range(4, -3, -1))
 #: Steps of logistic regression; trees of boosting, for each class; trees without a better validation loss that end it.
 MOST_STEPS, MOST_TREES, PATIENCE = 500, 1000, 20
-#: The least noise of reals, in standard deviations of the training targets.
-LEAST_NOISE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class ConformalPrediction(RealPrediction):
-    """Reals with Gaussian noise, and split-conformal intervals as far as there are rows for their level.
+    """Reals with Gaussian noise, and split-conformal intervals [Lei et al. 2018] where the scores are enough for them.
 
     Attributes:
-        scores: |y − mean| / std of validation rows [Lei et al. 2018], [V, T].
+        scores: |y − mean| / std of validation rows, [V, T].
     """
 
     scores: Tensor = field(kw_only=True)
@@ -58,51 +55,41 @@ class ConformalPrediction(RealPrediction):
 
 @dataclass(frozen=True)
 class Baseline:
-    """Fitted models that predict as a posterior does.
-
-    Attributes:
-        task: what was compared on.
-        models: of scikit-learn; boosting of reals has one for each target.
-        watched: the validation rows.
-        notes: warnings.
-        history: of no epochs.
-        network: says that everything runs on the CPU.
-    """
+    """Models of scikit-learn, for reals one per target where need be, with what a comparison asks of a posterior."""
 
     task: Task
     models: tuple[Any, ...]
     watched: Part
-    notes: tuple[str, ...] = ()
-    history: list[dict[str, float]] = field(default_factory=list)
-    network: nn.Module = field(default_factory=nn.Identity)
-
-    @property
-    def title(self) -> str:
-        """The models with the settings that validation rows chose."""
-        return ", ".join(" ".join(repr(model).split()) for model in self.models)
+    num_parameters: ClassVar[int] = 0
+    history: ClassVar[list[dict[str, float]]] = []
+    network: ClassVar[nn.Module] = nn.Identity()
 
     @property
     def nbytes(self) -> int:
-        """Of coefficients, or of pickled trees."""
-        if hasattr(model := self.models[0], "coef_"):
-            return model.coef_.nbytes + np.asarray(model.intercept_).nbytes
+        """Of the pickled models."""
         return len(pickle.dumps(self.models))
+
+    @cached_property
+    def noise(self) -> tuple[Tensor, Tensor]:
+        """The standard deviation [T] under which validation rows are likeliest, and their scores [V, T]."""
+        errors = self.watched.targets - self.outputs(self.watched.inputs)
+        least = 1e-3 * self.task.train.targets.std(0, unbiased=False)  # few rows may be met exactly
+        std = errors.square().mean(0).sqrt().maximum(least)
+        return std, errors.abs() / std
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """What a network would answer: means [B, T] of reals, the logit [B, 1] of yes, or logits [B, C]."""
-        rows = inputs.flatten(1).double().numpy()
         if self.task.data.task == "regression":
-            return torch.from_numpy(np.column_stack([model.predict(rows) for model in self.models]))
-        (model,) = self.models
-        scores = torch.from_numpy(model.decision_function(rows))
+            return torch.from_numpy(np.column_stack([model.predict(_rows(inputs)) for model in self.models]))
+        scores = torch.from_numpy(self.models[0].decision_function(_rows(inputs)))
         if self.task.data.task == "binary":
             return scores.unsqueeze(1)
         if scores.ndim == 1:  # two classes: the logit of the second
             scores = torch.stack([torch.zeros_like(scores), scores], 1)
         # A class without training rows has the chance of a first one, one in N + 1, before all add up to 1.
-        chance = -np.log(len(self.task.train.targets) + 1)
-        logits = scores.new_full((len(rows), len(self.task.class_names)), chance)
-        return logits.index_copy(1, torch.from_numpy(model.classes_), scores.log_softmax(1))
+        shape, chance = (len(scores), len(self.task.class_names)), -np.log(len(self.task.train.targets) + 1)
+        classes = torch.from_numpy(self.models[0].classes_)
+        return scores.new_full(shape, chance).index_copy(1, classes, scores.log_softmax(1))
 
     def predict(self, inputs: Tensor, **_: Any) -> Prediction:
         """The prediction; there is nothing to draw."""
@@ -112,23 +99,10 @@ class Baseline:
         std, scores = self.noise
         return ConformalPrediction(draws, std.square().reshape(1, 1, -1), scores=scores)
 
-    @cached_property
-    def noise(self) -> tuple[Tensor, Tensor]:
-        """The noise's standard deviation [T] of the greatest likelihood of the validation rows, and their scores."""
-        errors = self.watched.targets.double() - self.outputs(self.watched.inputs)  # [V, T]
-        least = LEAST_NOISE * self.task.train.targets.double().std(0, unbiased=False)
-        std = errors.square().mean(0).sqrt().maximum(least)
-        return std, errors.abs() / std
-
 
 def offered(task: Task) -> tuple[tuple[str, ...], str | None]:
-    """Names of the models for a task, or why there are none, in one line.
-
-    Args:
-        task: what is compared on.
-    """
-    logistic, ridge, boosting = BASELINES
-    names = (ridge if task.data.task == "regression" else logistic, boosting)
+    """Names of the models for a task, or why there are none, in one line."""
+    names = (BASELINES[task.data.task == "regression"], BASELINES[-1])
     inputs, reason = task.train.inputs, None
     if find_spec("sklearn") is None:
         reason = "they need scikit-learn: pip install 'dubito[cli]'"
@@ -139,23 +113,14 @@ def offered(task: Task) -> tuple[tuple[str, ...], str | None]:
     return (names, None) if reason is None else ((), f"{' and '.join(names)} are left out: {reason}")
 
 
-def fit(name: str, task: Task, seed: int = 0) -> Baseline:
-    """Fit a model on a task's training rows, its penalty or its number of trees chosen on validation rows.
-
-    Args:
-        name: of the model.
-        task: what is compared on.
-        seed: of the bins of boosting, which only tables of more than 200,000 rows draw.
-    """
+def fit(name: str, task: Task) -> Baseline:
+    """A model of a task's training rows, its penalty or its number of trees chosen on validation rows."""
     watched = Part(*(tensor[:MOST_WATCHED] for tensor in task.validation))
     if not len(watched.targets):
         raise DataError(f"{name} needs validation rows, got none; give a table with more rows")
-    # One thread, as for the methods.
     with import_module("threadpoolctl").threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that steps did not suffice is in the notes
-        if name == BASELINES[-1]:
-            return _boosted(task, watched, seeds.derived(seed, name) % 2**32)
-        return _linear(task, watched)
+        warnings.simplefilter("ignore")  # of steps that did not suffice: validation rows judge what they gave
+        return _boosted(task, watched) if name == BASELINES[-1] else _linear(task, watched)
 
 
 def _linear(task: Task, watched: Part) -> Baseline:
@@ -165,32 +130,32 @@ def _linear(task: Task, watched: Part) -> Baseline:
         model = linear.LogisticRegression(C=1 / penalty, max_iter=MOST_STEPS)
         if task.data.task == "regression":
             model = linear.Ridge(alpha=penalty)
-        fitted.append(Baseline(task, (model.fit(*_arrays(task.train)),), watched))
+        model.fit(_rows(task.train.inputs), task.train.targets.numpy())
+        fitted.append(Baseline(task, (model,), watched))
         losses.append(-float(fitted[-1].predict(watched.inputs).log_prob(watched.targets).mean()))
         if len(losses) - int(np.argmin(losses)) == 3:
             break
-    best = fitted[int(np.argmin(losses))]
-    late = np.max(best.models[0].n_iter_ or 0) == MOST_STEPS
-    return replace(best, notes=(f"had not converged after {MOST_STEPS} steps",) if late else ())
+    return fitted[int(np.argmin(losses))]
 
 
-def _boosted(task: Task, watched: Part, seed: int) -> Baseline:
+def _boosted(task: Task, watched: Part) -> Baseline:
     """As many trees as have the least validation loss, fitted once more."""
-    ensemble, real = import_module("sklearn.ensemble"), task.data.task == "regression"
-    make = ensemble.HistGradientBoostingRegressor if real else ensemble.HistGradientBoostingClassifier
-    (inputs, targets), (watched_inputs, watched_targets) = _arrays(task.train), _arrays(watched)
-    targets, watched_targets = (values.reshape(len(values), -1).T for values in (targets, watched_targets))
-    # Classes without training rows have no trees.
-    known = np.full(len(watched_inputs), True) if real else np.isin(watched_targets[0], targets)
-    models = []
-    for truth, watched_truth in zip(targets, watched_targets[:, known], strict=True):
-        stopped = make(max_iter=MOST_TREES, early_stopping=True, n_iter_no_change=PATIENCE, random_state=seed)
-        stopped.fit(inputs, truth, X_val=watched_inputs[known], y_val=watched_truth)
+    kind = "Regressor" if task.data.task == "regression" else "Classifier"
+    make = getattr(import_module("sklearn.ensemble"), f"HistGradientBoosting{kind}")
+    rows, models = _rows(task.train.inputs), []
+    for truth, seen in zip(_columns(task.train), _columns(watched), strict=True):
+        # Classes without training rows have no trees.
+        known = np.isin(seen, truth) if kind == "Classifier" else np.full(len(seen), True)
+        stopped = make(max_iter=MOST_TREES, early_stopping=True, n_iter_no_change=PATIENCE, random_state=0)
+        stopped.fit(rows, truth, X_val=_rows(watched.inputs)[known], y_val=seen[known])
         trees = max(1, int(np.argmax(stopped.validation_score_)))  # the first score is that of no tree
-        models.append(make(max_iter=trees, early_stopping=False, random_state=seed).fit(inputs, truth))
+        models.append(make(max_iter=trees, early_stopping=False, random_state=0).fit(rows, truth))
     return Baseline(task, tuple(models), watched)
 
 
-def _arrays(part: Part) -> tuple[np.ndarray, np.ndarray]:
-    targets = part.targets.double() if part.targets.is_floating_point() else part.targets
-    return part.inputs.flatten(1).double().numpy(), targets.numpy()
+def _columns(part: Part) -> np.ndarray:
+    return part.targets.reshape(len(part.targets), -1).T.numpy()
+
+
+def _rows(inputs: Tensor) -> np.ndarray:
+    return inputs.flatten(1).double().numpy()

@@ -21,7 +21,6 @@ from ..prediction import (
 )
 from ..storage import encode
 from . import pictures
-from .baselines import Baseline
 from .settings import Settings
 from .task import Task
 
@@ -98,9 +97,7 @@ def area(inside: Tensor, outside: Tensor) -> float:
     return metrics.auroc(torch.cat([inside, outside]), foreign)
 
 
-def evidence(
-    seen: JudgedPredictions, task: Task, posterior: Posterior | Baseline, settings: Settings
-) -> dict[str, Any]:
+def evidence(seen: JudgedPredictions, task: Task, posterior: Posterior, settings: Settings) -> dict[str, Any]:
     """Everything the page draws of a method."""
     if isinstance(seen.test, RealPrediction):
         from .evidence_real import real_evidence

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..posterior import Posterior
 from ..prediction import RealPrediction, aligned
-from .baselines import Baseline
 from .evidence import (
     MOST_DOTS,
     MOST_POINTS,
@@ -27,7 +26,7 @@ MOST_ROWS, MOST_TARGETS, LEVELS = 80, 8, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8
 
 
 def real_evidence(
-    seen: JudgedPredictions, task: Task, posterior: Posterior | Baseline, settings: Settings
+    seen: JudgedPredictions, task: Task, posterior: Posterior, settings: Settings
 ) -> dict[str, Any]:
     """Fan chart, interval coverage, rejection curve, and doubt in and out of distribution."""
     prediction = seen.test
@@ -99,11 +98,7 @@ def _rejection(prediction: RealPrediction, targets: Tensor) -> dict[str, Any]:
 
 
 def _fan(
-    prediction: RealPrediction,
-    targets: Tensor,
-    task: Task,
-    posterior: Posterior | Baseline,
-    settings: Settings,
+    prediction: RealPrediction, targets: Tensor, task: Task, posterior: Posterior, settings: Settings
 ) -> dict[str, Any]:
     """Bands of 50 % and 95 %: over the only input where there is one, else over the test rows in order."""
     scaling, target_scaling = task.data.input_scaling, task.data.target_scaling

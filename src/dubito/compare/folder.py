@@ -12,8 +12,6 @@ from . import earlier
 
 #: Of the files that are written, and of those that can be read.
 FORMAT, READABLE = 2, (1, 2)
-#: Rows that are no methods of the library and leave no posterior.
-BASELINES = ("logistic-regression", "ridge-regression", "gradient-boosting")
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,6 @@ class MethodRow:
         failure: why there is no result, else None.
         notes: warnings the fit gave.
         settings: of the method.
-        tuned: trials that chose its settings; 0 for none.
     """
 
     method: str
@@ -42,12 +39,6 @@ class MethodRow:
     failure: str | None = None
     notes: tuple[str, ...] = ()
     settings: str = ""
-    tuned: int = 0
-
-    @property
-    def label(self) -> str:
-        """The name in tables."""
-        return f"{self.method} tuned" if self.tuned else self.method
 
 
 @dataclass(frozen=True)
@@ -122,7 +113,7 @@ class Folder:
     def result(self, method: str, digest: str | None = None) -> StoredResult | None:
         """What a method left; None where it did not, failed, or had other settings than those of `digest`."""
         content = self.read(method)
-        if content is None or not (method in BASELINES or self.posterior(method).is_file()):
+        if content is None or not self.posterior(method).is_file():
             return None
         try:
             row = MethodRow(**{**content["row"], "notes": tuple(content["row"]["notes"])})

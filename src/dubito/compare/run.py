@@ -1,6 +1,7 @@
 """Compare methods: those that are not finished are run, all are ranked; what is finished is kept at once."""
 
 import platform
+import re
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -12,15 +13,15 @@ import torch
 from rich.console import Console
 
 from .. import jobs as shared
-from ..errors import ConfigError, Interrupted, require_count
+from ..errors import Interrupted, require_count
 from ..fitting import prepare
 from ..jobs import Backend
 from ..method import require_training
 from ..registry import methods as known_methods
 from ..storage import encode
 from ..version import __version__
-from . import baselines, tune, words
-from .folder import BASELINES, Folder, MethodRow, StoredResult
+from . import words
+from .folder import Folder, MethodRow, StoredResult
 from .live import Board
 from .new_rows import RowReader
 from .settings import Settings, compared_method
@@ -66,7 +67,6 @@ def compare(
     console: Console | None = None,
     report: Callable[[MethodRow], None] = lambda row: None,
     begin: Callable[[Task], None] = lambda task: None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Compare methods on one data set.
 
@@ -81,36 +81,21 @@ def compare(
         console: a terminal that shows all jobs live; None shows nothing.
         report: called with each row as soon as it is there.
         begin: called with the task before work starts.
-        say: called with lines about trials, where settings are tuned.
     """
     if isinstance(settings, str):
         settings = Settings(data=settings)
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
+    chosen = {name: compared_method(name) for name in (methods or known_methods())}
     task = task_of(settings)
-    chosen = chosen_methods(methods, task)
-    if settings.tune is not None:
-        tune.load_optuna()
     check(task, settings)
     begin(task)
-    options = (jobs, backend, scheduler, threads, console, report, say)
     if out is None:
         with tempfile.TemporaryDirectory() as scratch:
+            options = (jobs, backend, scheduler, threads, console, report)
             return _compared(chosen, settings, task, Folder(Path(scratch)), *options)
-    return _compared(chosen, settings, task, Folder(out.resolve()), *options)
-
-
-def chosen_methods(names: Sequence[str] | None, task: Task) -> dict[str, Any]:
-    """Methods by name, and the models beside them by name alone; None takes all that suit the task."""
-    models, reason = baselines.offered(task)
-    if names is None:
-        names = (*known_methods(), *models)
-    for name in names:
-        if name in BASELINES and name not in models:
-            raise ConfigError(
-                reason or f"{name} does not suit {task.data.task}; choose {' or '.join(models)}"
-            )
-    return {name: name if name in BASELINES else compared_method(name) for name in names}
+    folder = Folder(out.resolve())
+    return _compared(chosen, settings, task, folder, jobs, backend, scheduler, threads, console, report)
 
 
 def check(task: Task, settings: Settings) -> None:
@@ -131,29 +116,21 @@ def _compared(
     threads: int,
     console: Console | None,
     report: Callable[[MethodRow], None],
-    say: Callable[[str], None],
 ) -> Comparison:
     folder.write("task", facts(task, settings))
-    workers, by_method = shared.Workers(jobs, backend, scheduler), dict.fromkeys(chosen, settings)
-    if settings.tune is not None:
-        searched = [name for name in chosen if name not in BASELINES]
-        searches = [(name, settings, folder.path) for name in searched]
-        by_method |= dict(
-            zip(searched, tune.search(searches, workers, threads=threads, say=say), strict=True)
-        )
-    digests = {name: by_method[name].digest(method) for name, method in chosen.items()}
+    digests = {name: settings.digest(method) for name, method in chosen.items()}
     results = {name: result for name in chosen if (result := folder.result(name, digests[name])) is not None}
     for result in results.values():
         report(result.row)
     waiting = [
-        (name, by_method[name], folder.path, digests[name], threads) for name in chosen if name not in results
+        (name, settings, folder.path, digests[name], threads) for name in chosen if name not in results
     ]
     for name, *_ in waiting:
         folder.work(name, "progress").unlink(missing_ok=True)
     board = Board(folder, [name for name, *_ in waiting], console) if console and waiting else None
     try:
         with board.open() if board else nullcontext():
-            for result in shared.surviving(work, waiting, _died, workers):
+            for result in _results(waiting, jobs, backend, scheduler):
                 results[result.row.method] = result
                 if board:
                     board.ended(result.row.method, result.row.failure is not None)
@@ -167,8 +144,28 @@ def _compared(
     return _summed(folder, task, settings, [results[name] for name in chosen])
 
 
-def _died(arguments: tuple[Any, ...], error: Exception) -> StoredResult:
-    return StoredResult(MethodRow(arguments[0], {}, failure=shared.death(error)), {}, arguments[3])
+def _results(waiting: list[Any], jobs: int | None, backend: Backend, scheduler: str | None) -> Any:
+    """What each job left, as they end; a job whose process dies is a failure like any other."""
+    if not waiting:
+        return
+    ended = set()
+    try:
+        for result in shared.each(work, waiting, jobs=jobs, backend=backend, scheduler=scheduler):
+            ended.add(result.row.method)
+            yield result
+    except shared.worker_deaths():
+        # Which one died is not told: those left are tried again, each in a pool of its own.
+        for arguments in (arguments for arguments in waiting if arguments[0] not in ended):
+            try:
+                yield from shared.each(work, [arguments], jobs=2)
+            except shared.worker_deaths() as error:
+                yield StoredResult(MethodRow(arguments[0], {}, failure=_death(error)), {}, arguments[3])
+
+
+def _death(error: Exception) -> str:
+    """A worker's death in one line, with the signal that joblib's paragraph about it names."""
+    codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
+    return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
 
 
 def _summed(folder: Folder, task: Task, settings: Settings, results: Sequence[StoredResult]) -> Comparison:

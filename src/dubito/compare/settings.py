@@ -2,17 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ..data.registry import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
-from ..inference.laplace import Laplace, last_layer
+from ..inference.laplace import Laplace
 from ..method import Method
-from ..node_factors.laws import NearOne
 from ..registry import methods
 from ..storage import encode
 from ..storage.files import json_checksum
@@ -22,12 +19,6 @@ from ..training import Training
 DEFAULT_TRAINING = Training(iterations=2000, batch_size=64, lr=2e-3)
 #: Raised when a change of the code changes the numbers, so that old rows no longer count.
 REVISION = 2
-
-#: Settings that are objects, by what trials try in their place.
-OPTIONS: dict[str, Callable[[Any], Any]] = {
-    "subset": {"all": None, "last_layer": last_layer}.__getitem__,
-    "initial": lambda std: NearOne(std=std),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +39,6 @@ class Settings:
         seconds: time for each method's fit; as many steps are made as it allows.
         seed: of everything random.
         num_samples: draws per prediction.
-        tune: trials for each method that choose settings of its own on validation rows; None takes the defaults.
-        overrides: of one method, the names and values that its trials chose.
     """
 
     data: str
@@ -65,13 +54,9 @@ class Settings:
     seconds: float | None = None
     seed: int = 0
     num_samples: int = 32
-    tune: int | None = None
-    overrides: tuple[tuple[str, float | str], ...] = ()
 
     def __post_init__(self) -> None:
         require_count(num_samples=self.num_samples)
-        if self.tune is not None:
-            require_count(tune=self.tune)
         if self.rows is not None:
             require_count(8, rows=self.rows)
         if self.held_out is not None:
@@ -81,22 +66,7 @@ class Settings:
         if not isinstance(self.training, Training):
             raise ConfigError(f"training must be a Training(...), got {self.training!r}")
 
-    @property
-    def tuning(self) -> str:
-        """What trials chose, in words."""
-        values = (
-            f"{name}={value if isinstance(value, str) else f'{value:.3g}'}" for name, value in self.overrides
-        )
-        return f"tuned by {self.tune} trials: {', '.join(values) or 'the defaults'}"
-
-    def applied(self, method: Method) -> tuple[Method, Training]:
-        """A method and its training with the values that trials chose: each a setting of the one or of the other."""
-        values = {name: OPTIONS.get(name, lambda value: value)(value) for name, value in self.overrides}
-        names = {item.name for item in fields(method)}
-        ours = {name: values.pop(name) for name in names & values.keys()}
-        return replace(method, **ours), replace(self.training, **values)
-
-    def digest(self, method: Method | str) -> str:
+    def digest(self, method: Method) -> str:
         """A checksum of all that decides a method's numbers, the contents of the user's own tables among them."""
         return json_checksum([REVISION, encode(self), encode(method), dict(self.tables())])
 

@@ -54,7 +54,7 @@ def table(comparison: Comparison) -> Table:
         shown.add_column(heading, justify="right")
     for row in comparison.rows:
         if row.failure is not None:
-            shown.add_row(row.label, *[""] * (len(headings) - 1), "failed", "", "", style="red")
+            shown.add_row(row.method, *[""] * (len(headings) - 1), "failed", "", "", style="red")
             continue
         cells = []
         for metric, _, form, lower in headings:
@@ -64,5 +64,5 @@ def table(comparison: Comparison) -> Table:
             if metric == "nll" and level > 1:
                 text += " ≈" if comparison.as_good.get(row.method) else "  "
             cells.append(text)
-        shown.add_row(row.label, *cells, f"{row.nbytes:,}", f"{row.seconds:.1f}")
+        shown.add_row(row.method, *cells, f"{row.nbytes:,}", f"{row.seconds:.1f}")
     return shown

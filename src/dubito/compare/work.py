@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, lru_cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +20,10 @@ from ..likelihoods import Gaussian
 from ..posterior import Posterior
 from ..prediction import Prediction
 from ..training import Training, listened
-from . import baselines, live
+from . import live
 from .budget import planned
 from .evidence import JudgedPredictions, evidence, metrics_of
-from .folder import BASELINES, Folder, MethodRow, StoredResult
+from .folder import Folder, MethodRow, StoredResult
 from .settings import Settings, compared_method
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
@@ -32,7 +31,7 @@ from .task import MOST_WATCHED, Task, make_task
 
 def task_of(settings: Settings) -> Task:
     """The task, made once for jobs that follow each other in one process."""
-    return _task_of(replace(settings, overrides=()), settings.tables())
+    return _task_of(settings, settings.tables())
 
 
 @lru_cache(maxsize=1)
@@ -58,29 +57,24 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
         threads: of PyTorch.
     """
     folder = Folder(path)
-    with jobs.alone(threads):
+    with jobs.alone():
+        if threads != 1:
+            torch.set_num_threads(threads)
         try:
-            worked = _baseline if name in BASELINES else _worked
-            result = worked(name, settings, folder, checksum)
+            result = _worked(name, settings, folder, checksum)
         except Interrupted:
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            title = name if name in BASELINES else repr(compared_method(name))
-            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title)
+            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)))
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
-    if settings.tune is not None and name not in BASELINES:
-        text = f"{settings.tuning}; {result.row.settings}"
-        result = replace(result, row=replace(result.row, tuned=settings.tune, settings=text))
     folder.store(result)
     folder.tidy(name)
     return result
 
 
 def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
-    task = task_of(settings)
-    method, training = settings.applied(compared_method(name))
-    settings = replace(settings, training=training)
+    method, task = compared_method(name), task_of(settings)
     warmed()
     training = planned(method, task, settings, folder.work(name, "steps", checksum))
     network = task.network.build(settings.seed)
@@ -122,21 +116,7 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Sto
     return StoredResult(row, drawn, checksum)
 
 
-def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
-    """As `_worked`, for a model that is no network."""
-    import_module("sklearn.ensemble")  # loading is no part of a fit
-    task, start = task_of(settings), time.process_time()
-    model = baselines.fit(name, task, settings.seed)
-    seconds = round(time.process_time() - start, 2)
-    seen, predict_seconds = observed(model, task, settings)
-    costs = {"nbytes": model.nbytes, "seconds": seconds, "predict_seconds": round(predict_seconds, 4)}
-    row = MethodRow(name, metrics_of(seen), **costs, notes=model.notes, settings=model.title)
-    return StoredResult(row, evidence(seen, task, model, settings), checksum)
-
-
-def observed(
-    posterior: Posterior | baselines.Baseline, task: Task, settings: Settings
-) -> tuple[JudgedPredictions, float]:
+def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[JudgedPredictions, float]:
     """All predictions that are judged, in original units, and the seconds that 1000 rows take."""
     options: dict[str, Any] = {"num_samples": settings.num_samples, "seed": settings.seed}
 

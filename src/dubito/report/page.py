@@ -154,7 +154,7 @@ def _summary(results: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[
     body = []
     for row in rows:
         first = (
-            f'<th scope="row" class="m{styles[row.method]}"><i class="swatch"></i>{escape(row.label)}</th>'
+            f'<th scope="row" class="m{styles[row.method]}"><i class="swatch"></i>{escape(row.method)}</th>'
         )
         if row.failure is not None:
             body.append(
