@@ -3,31 +3,39 @@
 import platform
 import re
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from .. import jobs as shared
-from ..errors import Interrupted, require_count
+from ..data.catalogue import ENTRIES
+from ..data.loading import OWN_SPLITS
+from ..errors import ConfigError, Interrupted, require_count
 from ..fitting import prepare
 from ..jobs import Backend
-from ..method import require_training
+from ..method import Method, require_training
 from ..registry import methods as known_methods
 from ..storage import encode
 from ..version import __version__
-from . import words
-from .folder import Folder, MethodRow, StoredResult
+from .folder import FitRecord, Folder, MethodRow, StoredResult
 from .live import Board
 from .new_rows import RowReader
-from .settings import Settings, compared_method
+from .plan import plan
+from .replicates import Standing, pooled
+from .settings import Settings, compared_method, is_table
 from .shift import wanted
 from .task import Task
+from .verdict import Verdict, differences, rows_in_words
 from .work import task_of, work
+
+#: A fit: a method's name and a split's number.
+Fit = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -38,10 +46,13 @@ class Comparison:
         data: the data's name.
         task: what the targets are, and why.
         notes: what was done to a table of one's own.
-        held_out: the classes that were unknown to all methods.
-        rows: one per method.
-        sentences: each method in one plain sentence.
-        as_good: whether a method's likelihood is as good as the best one's, to chance.
+        held_out: the classes that were kept from training.
+        rows: one per method, means over splits.
+        verdict: which method to take, and why, in sentences.
+        where: on how many rows and splits the verdict stands, in words.
+        indistinguishable: whether a method cannot be distinguished from the best in NLL.
+        base: the method that NLLs are measured against.
+        half_widths: half the width of the 95 % interval of each method's difference to it in NLL.
         settings: all that decided the numbers.
     """
 
@@ -50,9 +61,52 @@ class Comparison:
     notes: tuple[str, ...]
     held_out: tuple[str, ...]
     rows: tuple[MethodRow, ...]
-    sentences: dict[str, str]
-    as_good: dict[str, bool]
+    verdict: tuple[str, ...]
+    where: str
+    indistinguishable: Mapping[str, bool]
+    base: str
+    half_widths: Mapping[str, float]
     settings: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """How jobs are run; the attributes are arguments of `compare`."""
+
+    jobs: int | None = None
+    backend: Backend = "local"
+    scheduler: str | None = None
+    threads: int = 1
+    console: Console | None = None
+
+    @property
+    def count(self) -> int:
+        """Fits at a time, as far as it is known: a cluster's are not."""
+        if self.jobs == -1 and self.backend == "local":
+            return shared.load_joblib().cpu_count()
+        return max(1, self.jobs or 1)
+
+    def each(self, fits: Sequence[tuple[Any, ...]]) -> Iterator[StoredResult]:
+        """What each job left, as they end; a job whose process dies is a failure like any other."""
+        if not fits:
+            return
+        ended = set()
+        try:
+            options = {"jobs": self.jobs, "backend": self.backend, "scheduler": self.scheduler}
+            for result in shared.each(work, fits, **options):  # pyright: ignore[reportArgumentType]
+                ended.add(fit_of(result))
+                yield result
+        except shared.worker_deaths():
+            # Which one died is not told: those left are tried again, each in a pool of its own.
+            for arguments in (
+                arguments for arguments in fits if (arguments[0], arguments[1].splits[0]) not in ended
+            ):
+                try:
+                    yield from shared.each(work, [arguments], jobs=2)
+                except shared.worker_deaths() as error:
+                    fit = FitRecord(split=arguments[1].splits[0])
+                    row = MethodRow(arguments[0], {}, failure=_death(error), fits=(fit,))
+                    yield StoredResult(row, {}, arguments[3])
 
 
 def compare(
@@ -66,7 +120,7 @@ def compare(
     threads: int = 1,
     console: Console | None = None,
     report: Callable[[MethodRow], None] = lambda row: None,
-    begin: Callable[[Task], None] = lambda task: None,
+    begin: Callable[[Task, tuple[str, ...]], None] = lambda task, plan: None,
 ) -> Comparison:
     """Compare methods on one data set.
 
@@ -74,28 +128,39 @@ def compare(
         settings: what decides the numbers, or the data's name alone.
         methods: command-line names; None takes all.
         out: the folder for results and posteriors, from which a second call goes on; None keeps nothing.
-        jobs: methods trained at a time; None for one here, and as many as a cluster takes there.
+        jobs: fits at a time; None for one here, and as many as a cluster takes there.
         backend: "local" processes, or joblib's "dask" or "ray", whose workers must see the folder too.
         scheduler: the cluster's address.
         threads: of PyTorch, for each job.
         console: a terminal that shows all jobs live; None shows nothing.
-        report: called with each row as soon as it is there.
-        begin: called with the task before work starts.
+        report: called with each fit's row as soon as it is there.
+        begin: called with the first split's task and the plan in sentences, before work starts.
     """
     if isinstance(settings, str):
         settings = Settings(data=settings)
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
+    check_splits(settings)
     chosen = {name: compared_method(name) for name in (methods or known_methods())}
-    task = task_of(settings)
+    task = task_of(settings.of_split(settings.splits[0], None))
     check(task, settings)
-    begin(task)
-    if out is None:
-        with tempfile.TemporaryDirectory() as scratch:
-            options = (jobs, backend, scheduler, threads, console, report)
-            return _compared(chosen, settings, task, Folder(Path(scratch)), *options)
-    folder = Folder(out.resolve())
-    return _compared(chosen, settings, task, folder, jobs, backend, scheduler, threads, console, report)
+    runner = Runner(jobs, backend, scheduler, threads, console)
+    with tempfile.TemporaryDirectory() if out is None else nullcontext(out.resolve()) as path:
+        return Course(chosen, settings, task, Folder(Path(path)), runner).run(report, begin)
+
+
+def check_splits(settings: Settings) -> None:
+    """Refuse splits that the data do not have."""
+    count = (
+        OWN_SPLITS
+        if is_table(settings.data) or settings.data not in ENTRIES
+        else ENTRIES[settings.data].splits
+    )
+    if not all(0 <= split < count for split in settings.splits):
+        raise ConfigError(
+            f"{settings.data!r} has {f'splits 0 to {count - 1}' if count > 1 else 'one split, 0'}; got "
+            f"{', '.join(map(str, settings.splits))}: choose others with --splits"
+        )
 
 
 def check(task: Task, settings: Settings) -> None:
@@ -105,85 +170,148 @@ def check(task: Task, settings: Settings) -> None:
     prepare(task.network.build(settings.seed), rows, task.likelihood, seed=settings.seed, progress=False)
 
 
-def _compared(
-    chosen: dict[str, Any],
-    settings: Settings,
-    task: Task,
-    folder: Folder,
-    jobs: int | None,
-    backend: Backend,
-    scheduler: str | None,
-    threads: int,
-    console: Console | None,
-    report: Callable[[MethodRow], None],
-) -> Comparison:
-    folder.write("task", facts(task, settings))
-    digests = {name: settings.digest(method) for name, method in chosen.items()}
-    results = {name: result for name in chosen if (result := folder.result(name, digests[name])) is not None}
-    for result in results.values():
-        report(result.row)
-    waiting = [
-        (name, settings, folder.path, digests[name], threads) for name in chosen if name not in results
-    ]
-    for name, *_ in waiting:
-        folder.work(name, "progress").unlink(missing_ok=True)
-    board = Board(folder, [name for name, *_ in waiting], console) if console and waiting else None
-    try:
-        with board.open() if board else nullcontext():
-            for result in _results(waiting, jobs, backend, scheduler):
-                results[result.row.method] = result
-                if board:
-                    board.ended(result.row.method, result.row.failure is not None)
-                report(result.row)
-                _summed(folder, task, settings, [results[name] for name in chosen if name in results])
-    except KeyboardInterrupt as error:
-        raise Interrupted(
-            f"interrupted after {len(results)} of {len(chosen)} methods, which are kept in {folder.path}; "
-            "the same command goes on from there"
-        ) from error
-    return _summed(folder, task, settings, [results[name] for name in chosen])
+class Course:
+    """One comparison from its folder to its end.
+
+    Args:
+        chosen: methods by name.
+        settings: what decides the numbers.
+        task: of the first split.
+        folder: where everything is kept.
+        runner: how jobs are run.
+    """
+
+    def __init__(
+        self, chosen: Mapping[str, Method], settings: Settings, task: Task, folder: Folder, runner: Runner
+    ) -> None:
+        self.chosen, self.settings, self.task, self.folder, self.runner = (
+            chosen,
+            settings,
+            task,
+            folder,
+            runner,
+        )
+        seconds = settings.fit_seconds(len(chosen), runner.count)
+        self.by_split = {split: settings.of_split(split, seconds) for split in settings.splits}
+        self.folders = {split: folder.of_split(split, settings.splits[0]) for split in settings.splits}
+        self.fits = [(name, split) for split in settings.splits for name in chosen]
+        self.digests = {(name, split): self.by_split[split].digest(chosen[name]) for name, split in self.fits}
+        self.results: dict[Fit, StoredResult] = {}
+
+    def run(
+        self, report: Callable[[MethodRow], None], begin: Callable[[Task, tuple[str, ...]], None]
+    ) -> Comparison:
+        """Run what is not finished, and sum up."""
+        for name, split in self.fits:
+            result = self.folders[split].result(name, self.digests[name, split])
+            if result is not None:
+                self.results[name, split] = result
+        waiting = [fit for fit in self.fits if fit not in self.results]
+        methods, count = list(self.chosen), self.runner.count
+        begin(self.task, plan(methods, waiting, self.settings, self.task, self.folder, count))
+        self.folder.write("task", facts(self.task, self.settings))
+        for result in self.results.values():
+            report(result.row)
+        paths = {fit: self.folders[fit[1]].work(fit[0], "progress") for fit in waiting}
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+        board = Board(paths, self.runner.console) if self.runner.console and waiting else None
+        try:
+            with board.open() if board else nullcontext():
+                for result in self._ended(waiting):
+                    self.results[fit_of(result)] = result
+                    if board:
+                        board.ended(fit_of(result), result.row.failure is not None)
+                    report(result.row)
+                    self.summed()
+        except KeyboardInterrupt as error:
+            raise Interrupted(
+                f"interrupted after {len(self.results)} of {len(self.fits)} fits; what is finished is kept in "
+                f"{self.folder.path}, and the same command goes on from there"
+            ) from error
+        return self.summed()
+
+    def _ended(self, waiting: Sequence[Fit]) -> Iterator[StoredResult]:
+        """The results of all fits that wait, as they end."""
+        yield from self.runner.each([self._job(fit) for fit in waiting])
+
+    def _job(self, fit: Fit) -> tuple[Any, ...]:
+        name, split = fit
+        return name, self.by_split[split], self.folders[split].path, self.digests[fit], self.runner.threads
+
+    def summed(self) -> Comparison:
+        """The comparison so far, written beside the rows: of the splits that all methods have finished."""
+        splits = [k for k in self.settings.splits if all((name, k) in self.results for name in self.chosen)]
+        splits = splits or self.settings.splits[:1]
+        by_method = {
+            name: [self.results[name, split] for split in splits]
+            for name in self.chosen
+            if all((name, split) in self.results for split in splits)
+        }
+        rows = ranked([pooled_row(results) for results in by_method.values()])
+        finished = [row for row in rows if row.failure is None]
+        standing = Standing(
+            {row.method: row.metrics for row in finished},
+            {row.method: pooled_replicates(by_method[row.method], self.settings.seed) for row in finished},
+        )
+        where = rows_in_words(len(self.task.test.targets), len(splits))
+        timed = self.settings.budget is not None or self.settings.budget_per_method is not None
+        verdict = Verdict(finished, standing, where, timed)
+        base, half_widths = differences(finished, standing)
+        comparison = Comparison(
+            data=self.settings.data,
+            task=f"{self.task.data.task}: {self.task.data.task_reason}",
+            notes=self.task.data.notes,
+            held_out=self.task.held_out,
+            rows=rows,
+            verdict=verdict.sentences(),
+            where=where,
+            indistinguishable=verdict.level,
+            base=base,
+            half_widths=half_widths,
+            settings={**encode(self.settings), "network": self.task.network.title, "versions": versions()},
+        )
+        self.folder.write("results", asdict(comparison))
+        return comparison
 
 
-def _results(waiting: list[Any], jobs: int | None, backend: Backend, scheduler: str | None) -> Any:
-    """What each job left, as they end; a job whose process dies is a failure like any other."""
-    if not waiting:
-        return
-    ended = set()
-    try:
-        for result in shared.each(work, waiting, jobs=jobs, backend=backend, scheduler=scheduler):
-            ended.add(result.row.method)
-            yield result
-    except shared.worker_deaths():
-        # Which one died is not told: those left are tried again, each in a pool of its own.
-        for arguments in (arguments for arguments in waiting if arguments[0] not in ended):
-            try:
-                yield from shared.each(work, [arguments], jobs=2)
-            except shared.worker_deaths() as error:
-                yield StoredResult(MethodRow(arguments[0], {}, failure=_death(error)), {}, arguments[3])
+def fit_of(result: StoredResult) -> Fit:
+    """Which fit left a result."""
+    return result.row.method, result.row.fits[0].split
+
+
+def pooled_row(results: Sequence[StoredResult]) -> MethodRow:
+    """One method's row: means over splits; a failure on any split is the method's."""
+    rows = [result.row for result in results]
+    fits = tuple(fit for row in rows for fit in row.fits)
+    failed = next((row for row in rows if row.failure is not None), None)
+    if failed is not None:
+        where = f"on split {failed.fits[0].split}: " if len(rows) > 1 else ""
+        return replace(failed, failure=f"{where}{failed.failure}", fits=fits)
+    return replace(
+        rows[0],
+        metrics={name: fmean(row.metrics[name] for row in rows) for name in rows[0].metrics},
+        seconds=fmean(row.seconds for row in rows),
+        predict_seconds=fmean(row.predict_seconds for row in rows),
+        notes=tuple(dict.fromkeys(note for row in rows for note in row.notes)),
+        fits=fits,
+    )
+
+
+def pooled_replicates(results: Sequence[StoredResult], seed: int) -> dict[str, torch.Tensor]:
+    """Replicates of a method's metrics over splits, of those that every split has."""
+    parts = [result.evidence.get("replicates", {}) for result in results]
+    return {
+        name: pooled([part[name] for part in parts], seed)
+        for name in parts[0]
+        if all(name in part for part in parts)
+    }
 
 
 def _death(error: Exception) -> str:
     """A worker's death in one line, with the signal that joblib's paragraph about it names."""
     codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
     return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
-
-
-def _summed(folder: Folder, task: Task, settings: Settings, results: Sequence[StoredResult]) -> Comparison:
-    """The comparison so far, written beside the rows."""
-    rows = ranked([result.row for result in results])
-    level = words.as_good([result for result in results if result.row.failure is None], settings.seed)
-    comparison = Comparison(
-        data=settings.data,
-        task=f"{task.data.task}: {task.data.task_reason}",
-        notes=task.data.notes,
-        held_out=task.held_out,
-        rows=rows,
-        sentences=words.sentences(rows, level),
-        as_good=level,
-        settings={**encode(settings), "network": task.network.title, "versions": versions()},
-    )
-    folder.write("results", asdict(comparison))
-    return comparison
 
 
 def ranked(rows: Sequence[MethodRow]) -> tuple[MethodRow, ...]:

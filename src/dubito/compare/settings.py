@@ -17,8 +17,10 @@ from ..training import Training
 
 #: What a comparison trains with where nothing else is asked for.
 DEFAULT_TRAINING = Training(iterations=2000, batch_size=64, lr=2e-3)
+#: The part of a budget for the whole command that training may take; judging and loading have the rest.
+TRAINING_SHARE = 0.8
 #: Raised when a change of the code changes the numbers, so that old rows no longer count.
-REVISION = 2
+REVISION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,14 +31,15 @@ class Settings:
         data: a data set's name, or the path of a table of one's own.
         target: of a table of one's own, the column to predict.
         task: of a table of one's own, what the target is; None detects it.
-        split: which of the data's splits.
+        splits: which of the data's splits; metrics are means over them.
         rows: train on so many rows at most, drawn by seed; None takes all.
-        held_out: classes kept from training, to be told apart as unknown; None chooses.
-        ood: names or paths of foreign data sets, to be told apart too.
+        held_out: classes kept from training, as out-of-distribution rows; None chooses.
+        ood: names or paths of other data sets, as out-of-distribution rows too.
         corrupt: judge under shift as well; None does so where it costs little.
         model: `package.module:factory` of a network of one's own; None takes one that suits the data.
         training: the same for every method.
-        seconds: time for each method's fit; as many steps are made as it allows.
+        budget: seconds for all methods together, shared equally; a fit that has spent its share stops.
+        budget_per_method: CPU seconds for each method instead.
         seed: of everything random.
         num_samples: draws per prediction.
     """
@@ -44,14 +47,15 @@ class Settings:
     data: str
     target: str | None = None
     task: TaskKind | None = None
-    split: int = 0
+    splits: tuple[int, ...] = (0,)
     rows: int | None = None
     held_out: int | None = None
     ood: tuple[str, ...] = ()
     corrupt: bool | None = None
     model: str | None = None
     training: Training = DEFAULT_TRAINING
-    seconds: float | None = None
+    budget: float | None = None
+    budget_per_method: float | None = None
     seed: int = 0
     num_samples: int = 32
 
@@ -61,10 +65,30 @@ class Settings:
             require_count(8, rows=self.rows)
         if self.held_out is not None:
             require_count(0, held_out=self.held_out)
-        if self.seconds is not None:
-            require_positive(seconds=self.seconds)
+        if not self.splits or len(set(self.splits)) != len(self.splits):
+            raise ConfigError(f"splits must be different numbers, at least one, got {self.splits}")
+        for name in ("budget", "budget_per_method"):
+            if (value := getattr(self, name)) is not None:
+                require_positive(**{name: value})
+        if self.budget is not None and self.budget_per_method is not None:
+            raise ConfigError("give budget or budget_per_method, got both")
         if not isinstance(self.training, Training):
             raise ConfigError(f"training must be a Training(...), got {self.training!r}")
+
+    def fit_seconds(self, num_methods: int, jobs: int = 1) -> float | None:
+        """CPU seconds that the training of one method on one split may take; None for no limit.
+
+        Args:
+            num_methods: among which a budget is shared.
+            jobs: fits at a time.
+        """
+        if self.budget is not None:
+            return TRAINING_SHARE * self.budget * jobs / (num_methods * len(self.splits))
+        return None if self.budget_per_method is None else self.budget_per_method / len(self.splits)
+
+    def of_split(self, split: int, seconds: float | None) -> "Settings":
+        """The settings of the fits on one split, with the CPU seconds that each may take."""
+        return replace(self, splits=(split,), budget=None, budget_per_method=seconds)
 
     def digest(self, method: Method) -> str:
         """A checksum of all that decides a method's numbers, the contents of the user's own tables among them."""

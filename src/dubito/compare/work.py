@@ -1,10 +1,9 @@
 """One job: train a method, judge it, keep what it left; what fails says why."""
 
 import math
-import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -19,11 +18,10 @@ from ..inputs import TensorOptions
 from ..likelihoods import Gaussian
 from ..posterior import Posterior
 from ..prediction import Prediction
-from ..training import Training, listened
+from ..training import Account, Training, accounted, clock_of, listened
 from . import live
-from .budget import planned
 from .evidence import JudgedPredictions, evidence, metrics_of
-from .folder import Folder, MethodRow, StoredResult
+from .folder import FitRecord, Folder, MethodRow, StoredResult
 from .settings import Settings, compared_method
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
@@ -46,15 +44,23 @@ def warmed() -> None:
     MAP().fit(network, (rows, rows), Gaussian(), training=Training(iterations=1), progress=False)
 
 
-def work(name: str, settings: Settings, path: Path, checksum: str, threads: int = 1) -> StoredResult:
-    """Train and judge one method and keep the result in a comparison's folder.
+def work(
+    name: str,
+    settings: Settings,
+    path: Path,
+    checksum: str,
+    threads: int = 1,
+    point: Path | None = None,
+) -> StoredResult:
+    """Train and judge one method on one split and keep the result in the split's folder.
 
     Args:
         name: of the method.
-        settings: of the comparison.
+        settings: of the comparison on this split.
         path: the folder.
         checksum: of all that decides the numbers.
         threads: of PyTorch.
+        point: the folder of the MAP fit that methods stand on; None where each trains by itself.
     """
     folder = Folder(path)
     with jobs.alone():
@@ -66,7 +72,10 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)))
+            fit = FitRecord(split=settings.splits[0])
+            row = MethodRow(
+                name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)), fits=(fit,)
+            )
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
     folder.store(result)
     folder.tidy(name)
@@ -76,44 +85,93 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
 def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
     method, task = compared_method(name), task_of(settings)
     warmed()
-    training = planned(method, task, settings, folder.work(name, "steps", checksum))
     network = task.network.build(settings.seed)
+    account = Account(settings.budget_per_method, clock_of(TensorOptions.of(network).device))
     with (
         warnings.catch_warnings(record=True) as caught,
         listened(live.Writer(folder.work(name, "progress"))),
+        accounted(account),
     ):
         warnings.simplefilter("always", DubitoWarning)
-        clock = clock_of(network)
-        start = clock()
         posterior = method.fit(
             network,
             task.train,
             task.likelihood,
-            training=training,
+            training=settings.training,
             validation=tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
             checkpoint=folder.work(name, "ckpt", checksum),
             seed=settings.seed,
             progress=False,
         )
-        seconds = clock() - start
+        seconds = account.spent()
+    notes = [str(item.message) for item in caught if issubclass(item.category, DubitoWarning)]
+    fit = FitRecord(
+        split=settings.splits[0],
+        seconds=round(seconds, 2),
+        ended=ended(account.endings),
+        chosen=chosen(posterior),
+        **steps_of(posterior.history),
+    )
+    result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings, checksum)
+    posterior.save(folder.posterior(name))
+    return result
+
+
+def judged(
+    name: str,
+    posterior: Posterior,
+    title: str,
+    notes: Sequence[str],
+    fit: FitRecord,
+    task: Task,
+    settings: Settings,
+    checksum: str,
+) -> StoredResult:
+    """The result of a fitted model: its metrics, what it costs, what the page draws."""
     seen, predict_seconds = observed(posterior, task, settings)
     values = metrics_of(seen)
     if math.isnan(values["nll"]):
         raise TrainingError("its predictions are not numbers: training diverged; try a smaller --lr")
-    posterior.save(folder.posterior(name))
-    notes = tuple(str(item.message) for item in caught if issubclass(item.category, DubitoWarning))
+    watched = in_units_of_targets(task.validation.targets[:MOST_WATCHED], task)
+    loss = -float(seen.validation.log_prob(watched).double().mean()) if len(watched) else None
     row = MethodRow(
         name,
         values,
         posterior.num_parameters,
         posterior.nbytes,
-        round(seconds, 2),
+        round(fit.seconds + fit.shared_seconds, 2),
         round(predict_seconds, 4),
-        notes=notes,
-        settings=repr(posterior.method),
+        notes=tuple(notes),
+        settings=title,
+        fits=(replace(fit, validation_nll=loss),),
     )
-    drawn = evidence(seen, task, posterior, replace(settings, training=training))
-    return StoredResult(row, drawn, checksum)
+    return StoredResult(row, evidence(seen, task, posterior, settings), checksum)
+
+
+def ended(endings: Sequence[str]) -> str:
+    """How the training of a fit ended, by how its runs did: by the budget where any was stopped, else as the last."""
+    return "budget" if "budget" in endings else (endings[-1] if endings else "")
+
+
+def steps_of(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The steps a fit made and the one whose state was kept; of several networks the most, and those of the last."""
+    if not history:
+        return {}
+    best = history[-1].get("best_step")
+    return {
+        "steps": int(max(entry["step"] for entry in history)),
+        "best_step": None if best is None else int(best),
+    }
+
+
+#: What validation rows choose, where a posterior's details hold it.
+CHOSEN = ("prior_std", "prior_precision", "scale", "temperature", "noise_factor", "warm")
+
+
+def chosen(posterior: Posterior) -> dict[str, Any]:
+    """The settings that validation rows chose, as plain numbers by name."""
+    facts = {**posterior.details, **posterior.details.get("protocol", {})}
+    return {name: facts[name] for name in CHOSEN if isinstance(facts.get(name), int | float | str | bool)}
 
 
 def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[JudgedPredictions, float]:
@@ -123,7 +181,7 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
     def predicted(inputs: torch.Tensor) -> Prediction:
         return in_units(posterior.predict(inputs, **options), task)
 
-    clock = clock_of(posterior.network)
+    clock = clock_of(TensorOptions.of(posterior.network).device)
     start = clock()
     test = predicted(task.test.inputs)
     seconds = 1000 * (clock() - start) / len(task.test.targets)
@@ -131,10 +189,9 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
     if wanted(task, settings):
         for shift, _, rows in shifted(task, settings):
             shifts.setdefault(shift, []).append(predicted(rows))
-    scaling, targets = task.data.target_scaling, task.test.targets
     seen = JudgedPredictions(
         test=test,
-        targets=targets if scaling is None else scaling.undo(targets),
+        targets=in_units_of_targets(task.test.targets, task),
         validation=predicted(task.validation.inputs[:MOST_WATCHED]),
         foreign={name: predicted(rows) for name, rows in task.foreign.items()},
         shifts=shifts,
@@ -142,13 +199,13 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
     return seen, seconds
 
 
-def clock_of(network: torch.nn.Module) -> Callable[[], float]:
-    """The clock of what a network costs: CPU time, which neighbours do not change, or the wall's on accelerators."""
-    alone = TensorOptions.of(network).device.type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time if alone else time.perf_counter
-
-
 def in_units(prediction: Prediction, task: Task) -> Any:
     """A prediction of real targets in their original units; others as they are."""
     scaling = task.data.target_scaling
     return prediction if scaling is None else prediction.rescaled(*scaling)  # pyright: ignore
+
+
+def in_units_of_targets(targets: torch.Tensor, task: Task) -> torch.Tensor:
+    """Real targets in their original units; others as they are."""
+    scaling = task.data.target_scaling
+    return targets if scaling is None else scaling.undo(targets)

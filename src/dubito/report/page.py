@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..compare.folder import Folder, MethodRow
-from ..compare.table import best, columns
-from ..compare.words import EQUAL, size
+from ..compare.table import SETS, best, caption, cell, columns, nll_cell, training_words
+from ..compare.words import readable, size
 from ..errors import StorageError
 from ..registry import methods
 from ..storage import write_text
@@ -18,6 +18,9 @@ from .charts import Item
 
 #: Methods that are drawn at first; the others are a click away.
 SHOWN = 8
+
+#: What folders of earlier versions do not hold.
+EARLIER: dict[str, Any] = {"verdict": (), "where": "", "indistinguishable": {}, "base": "", "half_widths": {}}
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -35,7 +38,8 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
         raise StorageError(
             f"{folder} must be a folder that `dubito compare` wrote, with results.json and task.json"
         )
-    rows = tuple(MethodRow(**{**row, "notes": tuple(row["notes"])}) for row in results["rows"])
+    rows = tuple(MethodRow.from_json(row) for row in results["rows"])
+    results = {**EARLIER, **results}
     stored = {row.method: comparison.result(row.method) for row in rows if row.failure is None}
     styles = colours.places([row.method for row in rows], methods())
     items = [
@@ -84,10 +88,11 @@ def page(
 <h1>{name}</h1>
 <p class="lead">{_lead(task, rows)}</p>
 </header>
+{_verdict(results)}
 {_picker(items)}
 <main>
-{_summary(results, rows, styles)}
-{"".join(_sections(task, items))}
+{_summary(results, task, rows, styles)}
+{"".join(_sections(task, items, _timed(results)))}
 {_settings(results, task, rows)}
 </main>
 <div id="tip" role="status" aria-live="polite" hidden></div>
@@ -112,11 +117,26 @@ def _lead(task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
     ]
     text = " · ".join(parts)
     if task["foreign"]:
-        foreign = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in task["foreign"].items())
-        text += f"<br>Unknown to all methods: {foreign}."
+        others = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in task["foreign"].items())
+        text += f"<br>Out-of-distribution rows: {others}."
     if task["notes"]:
         text += "".join(f'<br><span class="note">{escape(note)}</span>' for note in task["notes"])
     return text
+
+
+def _verdict(results: dict[str, Any]) -> str:
+    """Which method to take, in a few sentences."""
+    if not results["verdict"]:
+        return ""
+    first, *others = map(escape, results["verdict"])
+    told = f"<p><b>{first}</b></p>" + (f"<p>{' '.join(others)}</p>" if others else "")
+    small = "Each interval is of one pair of methods; that the best of several was chosen makes it look better than it is."
+    return f'<section id="verdict"><h2>Verdict</h2>{told}<p class="small">{small}</p></section>'
+
+
+def _timed(results: dict[str, Any]) -> bool:
+    """Whether time was the input: then it says nothing of the methods."""
+    return any(results["settings"].get(name) for name in ("budget", "budget_per_method", "seconds"))
 
 
 def _picker(items: Sequence[Item]) -> str:
@@ -134,73 +154,122 @@ def _picker(items: Sequence[Item]) -> str:
     return f'<nav class="pick" aria-label="Methods that the charts show">{"".join(boxes)}{buttons}</nav>'
 
 
-def _summary(results: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[str, int]) -> str:
-    headings, level = columns(rows), sum(results["as_good"].values()) > 1
-    costs = (("bytes", "memory"), ("seconds", "training"), ("predict", "1000 predictions"))
-    names = ["method", *(heading for _, heading, *_ in headings), *(heading for _, heading in costs)]
-    ways = [
-        "",
-        *("" if lower is None else "lower" if lower else "higher" for *_, lower in headings),
-        "lower",
-        "lower",
-        "lower",
-    ]
-    head = "".join(
-        f'<th scope="col" title="{way} is better">{escape(name)}</th>'
-        if way
-        else f'<th scope="col">{escape(name)}</th>'
-        for name, way in zip(names, ways, strict=True)
+def _summary(
+    results: dict[str, Any], task: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[str, int]
+) -> str:
+    headings = columns(rows)
+    costs = (
+        ("steps", "steps of training, and how it ended", ""),
+        ("memory", "of the posterior", "lower"),
+        ("CPU time", "of a fit, with the MAP fit that it stands on", "lower"),
+        ("1000 predictions", "CPU time", "lower"),
     )
-    body = []
-    for row in rows:
-        first = (
+    ways = {None: "", True: "lower", False: "higher"}
+    heads = [("method", "", ""), *((name, told, ways[lower]) for _, name, _, lower, told in headings), *costs]
+    head = "".join(
+        f'<th scope="col" title="{escape(told)}{f"; {way} is better" if way else ""}">{escape(name)}</th>'
+        for name, told, way in heads
+    )
+    body = "".join(_row(results, rows, row, styles[row.method], len(heads)) for row in rows)
+    splits = len(results["settings"].get("splits", (0,)))
+    pooled = f" Numbers are means over {splits} splits; charts show the first of them." if splits > 1 else ""
+    signs = f" {escape(caption(results))}." if caption(results) else ""
+    words = [(name, told) for _, name, _, _, told in headings] + [
+        (n, SETS[n]) for n in task["foreign"] if n in SETS
+    ]
+    told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in words)
+    return (
+        '<section id="summary"><h2>Summary</h2><p class="scroll">The table goes on to the right: scroll it.</p>'
+        f'<div class="wide" tabindex="0"><table class="sortable"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+        f'<p class="small">Ranked by the NLL of the test rows; the best of each column is bold.{signs}{pooled} '
+        'A click on a heading sorts.</p><details class="words" open><summary>What the columns and sets are</summary>'
+        f"<dl>{told}</dl></details>{_fits(rows, styles)}</section>"
+    )
+
+
+def _row(results: dict[str, Any], rows: tuple[MethodRow, ...], row: MethodRow, style: int, width: int) -> str:
+    """One method's line of the table."""
+    first = f'<th scope="row" class="m{style}"><i class="swatch"></i>{escape(row.method)}</th>'
+    if row.failure is not None:
+        return f'<tr class="failed">{first}<td colspan="{width - 1}">failed: {escape(row.failure)}</td></tr>'
+    cells, level = [first], results["indistinguishable"]
+    for metric, _, form, lower, _ in columns(rows):
+        value = row.metrics[metric]
+        mark = " class=best" if value == best(rows, metric, lower) else ""
+        text = nll_cell(results, row) if metric == "nll" else cell(value, form)
+        if metric == "nll" and sum(level.values()) > 1:
+            # those without take the same room, so that digits stand under digits
+            text += "&nbsp;≈" if level.get(row.method) else '&nbsp;<i class="gap">≈</i>'
+        cells.append(f'<td{mark} data-value="{value:.9g}">{text}</td>')
+    steps = max((fit.steps for fit in row.fits), default=0)
+    numbers = ((steps, escape(training_words(row))), (row.nbytes, size(row.nbytes)))
+    numbers += (
+        (row.seconds, f"{row.seconds:.1f} s"),
+        (row.predict_seconds, f"{1000 * row.predict_seconds:.0f} ms"),
+    )
+    cells += [f'<td data-value="{value:.9g}">{text}</td>' for value, text in numbers]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+#: How training ended, in words.
+ENDED = {
+    "limit": "made all its steps",
+    "patience": "stopped early: validation loss no longer fell",
+    "budget": "stopped by the budget",
+    "": "nothing was trained",
+}
+
+
+def _fits(rows: Sequence[MethodRow], styles: dict[str, int]) -> str:
+    """Steps, convergence and chosen settings of every fit."""
+    lines = []
+    for row, fit in ((row, fit) for row in rows if row.failure is None for fit in row.fits):
+        best_step = "" if fit.best_step is None else f", best at {fit.best_step:,}"
+        chosen = ", ".join(f"{name} {_plain(value)}" for name, value in fit.chosen.items())
+        loss = "" if fit.validation_nll is None else f"{fit.validation_nll:.4f}"
+        shared = f" + {fit.shared_seconds:.1f} s shared" if fit.shared_seconds else ""
+        texts = (
+            str(fit.split),
+            f"{fit.steps:,}{best_step}",
+            ENDED[fit.ended],
+            chosen,
+            loss,
+            f"{fit.seconds:.1f} s{shared}",
+        )
+        name = (
             f'<th scope="row" class="m{styles[row.method]}"><i class="swatch"></i>{escape(row.method)}</th>'
         )
-        if row.failure is not None:
-            body.append(
-                f'<tr class="failed">{first}<td colspan="{len(names) - 1}">failed: {escape(row.failure)}</td></tr>'
-            )
-            continue
-        cells = [first]
-        for metric, _, form, lower in headings:
-            value = row.metrics[metric]
-            mark = " class=best" if value == best(rows, metric, lower) else ""
-            equal = ""
-            if (
-                metric == "nll" and level
-            ):  # those without take the same room, so that digits stand under digits
-                equal = "&nbsp;≈" if results["as_good"].get(row.method) else '&nbsp;<i class="gap">≈</i>'
-            cells.append(f'<td{mark} data-value="{value:.9g}">{form.format(value)}{equal}</td>')
-        numbers = ((row.nbytes, size(row.nbytes)), (row.seconds, f"{row.seconds:.1f} s"))
-        numbers += ((row.predict_seconds, f"{1000 * row.predict_seconds:.0f} ms"),)
-        cells += [f'<td data-value="{value:.9g}">{text}</td>' for value, text in numbers]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    told = "".join(
-        f'<li class="m{styles[name]}"><i class="swatch"></i><span>{_bold(name, text)}</span></li>'
-        for name, text in results["sentences"].items()
+        lines.append(f"<tr>{name}{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>")
+    if not lines:
+        return ""
+    names = (
+        "method",
+        "split",
+        "steps",
+        "training",
+        "chosen on validation rows",
+        "validation NLL",
+        "CPU time",
     )
-    equal = f"{EQUAL}. " if level else ""
+    head = "".join(f'<th scope="col">{name}</th>' for name in names)
     return (
-        '<section id="summary"><h2>Summary</h2><div class="wide"><table class="sortable"><thead><tr>'
-        f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-        f'<p class="small">Ranked by the likelihood of the test rows (NLL); the best of each column is bold. {equal}'
-        'A click on a heading sorts.</p><details class="words" open><summary>In words</summary>'
-        f"<ul>{told}</ul></details></section>"
+        '<details><summary>Steps, convergence and chosen settings</summary><div class="wide"><table class="left">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
     )
 
 
-def _bold(name: str, text: str) -> str:
-    text = escape(text)
-    return f"<b>{escape(name)}</b>{text[len(escape(name)) :]}" if text.startswith(escape(name)) else text
+def _plain(value: Any) -> str:
+    return readable(value, 3) if isinstance(value, float) else str(value)
 
 
-def _sections(task: dict[str, Any], items: Sequence[Item]) -> list[str]:
+def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[str]:
     """The charts, as far as there is something to show."""
     if not items:
         return []
     real = task["task"] == "regression"
     rejected = charts.rejection(items, "RMSE" if real else "accuracy", percent=not real)
-    quality = [charts.cost(items, what) for what in charts.COSTS]
+    quality = [charts.cost(items, what) for what in charts.COSTS if not (timed and what == "time")]
     shifts = [
         charts.shift(items, metric)
         for metric in (("rmse", "nll", "coverage") if real else ("accuracy", "nll", "ece"))
@@ -213,13 +282,13 @@ def _sections(task: dict[str, Any], items: Sequence[Item]) -> list[str]:
     else:
         trust = [charts.reliability(items), rejected]
     trust += [charts.roc(items, name) for name in task["foreign"]]
-    unknown_title = "In and out of distribution" if task["foreign"] else "How sure it is"
+    title = "In and out of distribution" if task["foreign"] else "How sure it is"
     return [
         _section("quality", "Cost against quality", quality),
         _section("trust", "Can it be trusted?", trust),
-        _section("unknown", unknown_title, drawn),
+        _section("distribution", title, drawn),
         _section("shift", "Under shift", shifts),
-        _section("doubt", "Where uncertainty comes from", [*parts, multiples.doubtful(items)]),
+        _section("uncertainty", "Where uncertainty comes from", [*parts, multiples.least_certain(items)]),
         _section("training", "Training", learned),
     ]
 

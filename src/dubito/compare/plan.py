@@ -1,0 +1,100 @@
+"""What a comparison is about to do, told before it begins: fits, steps, what is shared, and when it will end."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from ..inference.map import MAP
+from ..training import Training, cpu_seconds
+from .folder import Folder
+from .settings import Settings
+from .task import Task
+from .words import duration
+
+#: CPU time of a fit as a multiple of MAP's with as many steps, roughly, by trial on digits.
+COSTS = {
+    "map": 1.0, "mc-dropout": 1.7, "deep-ensemble": 2.5, "swa": 1.0, "swag": 1.0, "mean-field": 2.8, "k-tied": 3.0,
+    "batch-ensemble": 4.6, "rank1": 7.7, "implicit": 4.0, "bali": 7.0, "noisy-adam": 2.3, "vadam": 2.3, "vogn": 4.0,
+    "noisy-kfac": 9.7,
+}  # fmt: skip
+#: Of methods that are not listed, and what judging and loading add to a fit, in seconds.
+USUAL_COST, JUDGING = 1.5, 0.5
+#: Steps of the trial.
+TRIAL = 20
+
+
+def plan(
+    methods: Sequence[str],
+    waiting: Sequence[tuple[str, int]],
+    settings: Settings,
+    task: Task,
+    folder: Folder,
+    jobs: int,
+) -> tuple[str, ...]:
+    """The plan in sentences.
+
+    Args:
+        methods: all that are compared.
+        waiting: the method and the split of each fit that is not finished.
+        settings: of the comparison.
+        task: of its first split.
+        folder: with earlier results, whose times are the best guess.
+        jobs: fits at a time.
+    """
+    splits, limit = len(settings.splits), settings.fit_seconds(len(methods), jobs)
+    fits = f"{len(methods)} method{'s' * (len(methods) > 1)} × {splits} split{'s' * (splits > 1)}"
+    done = len(methods) * splits - len(waiting)
+    told = [
+        f"{fits} = {len(methods) * splits} fits of at most {most_steps(settings.training, task):,} steps each"
+    ]
+    if done:
+        told[0] += f", {done} of them finished before"
+    if limit is not None:
+        share = (
+            f"{duration(settings.budget)} shared equally" if settings.budget else "the same for each method"
+        )
+        told.append(
+            f"budget: {share}: {duration(limit)} of CPU time for the training of each fit, which then stops "
+            "with what it has; falling learning rates are cut short"
+        )
+    if waiting:
+        expected = expected_seconds(waiting, settings, task, folder, limit)
+        end = datetime.now() + timedelta(seconds=expected / jobs)
+        told.append(f"expected: about {duration(expected)} of CPU time at most, done by {end:%H:%M}")
+    return tuple(told)
+
+
+def most_steps(training: Training, task: Task) -> int:
+    """The most steps of a fit."""
+    if training.iterations is not None:
+        return training.iterations
+    batches = -(-len(task.train.targets) // (training.batch_size or 128))
+    return -(-batches // training.accumulate) * (training.epochs or 1)
+
+
+def expected_seconds(
+    waiting: Sequence[tuple[str, int]], settings: Settings, task: Task, folder: Folder, limit: float | None
+) -> float:
+    """CPU seconds of the fits that wait: as earlier rows took, else by a short trial of MAP."""
+    earlier: dict[str, Any] = {name: folder.result(name) for name, _ in waiting}
+    step = None
+    total = 0.0
+    for name, _ in waiting:
+        if earlier[name] is not None:
+            seconds = earlier[name].row.seconds
+        else:
+            step = step_seconds(settings, task) if step is None else step
+            seconds = step * most_steps(settings.training, task) * COSTS.get(name, USUAL_COST)
+        total += (seconds if limit is None else min(seconds, limit)) + JUDGING
+    return total
+
+
+def step_seconds(settings: Settings, task: Task) -> float:
+    """CPU seconds of one step of MAP, by a trial."""
+    times = []
+    for steps in (TRIAL // 4, TRIAL):
+        training = Training(iterations=steps, batch_size=settings.training.batch_size)
+        network, start = task.network.build(settings.seed), cpu_seconds()
+        MAP().fit(network, task.train, task.likelihood, training=training, seed=settings.seed, progress=False)
+        times.append(cpu_seconds() - start)
+    return max(times[1] - times[0], 0.2 * times[1]) / (TRIAL - TRIAL // 4)
