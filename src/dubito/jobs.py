@@ -1,7 +1,6 @@
 """Jobs in parallel, here or on a cluster, handed out as they end; one thread of PyTorch each."""
 
 import re
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +67,7 @@ def each(
 def surviving(
     function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], workers: "Workers"
 ) -> Iterator[tuple[int, Any, str | None]]:
-    """As `each`, with the number of each job; where one raises or its process dies there is no result but the reason."""
+    """As `each`, with each job's number; one that raises, or whose process dies, has a reason in place of a result."""
     left = dict(enumerate(arguments))
     try:
         for number, *outcome in workers.each(
@@ -107,6 +106,12 @@ class Workers:
     jobs: int | None
     backend: Backend
     scheduler: str | None
+
+    @property
+    def count(self) -> int:
+        """Jobs at a time, as far as it is known: a cluster's are not."""
+        every = self.jobs == -1 and self.backend == "local"
+        return load_joblib().cpu_count() if every else max(1, self.jobs or 1)
 
     def shares(self, count: int) -> list[range]:
         """Numbers below `count`, in as many groups as there are jobs at a time."""
@@ -173,16 +178,6 @@ def alone(threads: int = 1) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-def peak_memory_bytes() -> int | None:
-    """The most memory this process has held; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def load_joblib() -> Any:

@@ -6,11 +6,11 @@ nothing is ever unpickled from there.
 
 import pickle
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -25,32 +25,24 @@ from .task import MOST_WATCHED, Task
 
 #: Values of a row beyond which the models are left out, as for images that are not small.
 MOST_COLUMNS = 1000
-#: Penalties of the linear model on the sum of losses over rows, strongest first: 1/C for classes, alpha for reals.
-PENALTIES = tuple(10.0**power for power in range(4, -3, -1))
+#: Penalties of the linear model on the sum of losses over rows: 1/C for classes, alpha for reals.
+PENALTIES = tuple(10.0**power for power in range(-2, 5))
 #: Steps of logistic regression; trees of boosting, for each class; trees without a better validation loss that end it.
 MOST_STEPS, MOST_TREES, PATIENCE = 500, 1000, 20
 
 
 @dataclass(frozen=True, eq=False)
 class ConformalPrediction(RealPrediction):
-    """Reals with Gaussian noise, and split-conformal intervals [Lei et al. 2018] where the scores are enough for them.
-
-    Attributes:
-        scores: |y − mean| / std of validation rows, [V, T].
-    """
+    """Reals with split-conformal intervals by scores [V, T], |y − mean| / std of validation rows [Lei et al. 2018]."""
 
     scores: Tensor = field(kw_only=True)
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         try:
             reach = conformal_quantile(self.scores, level) * self.std
-        except DataError:  # too few rows: the Gaussian's
+        except DataError:  # too few rows for this level: the Gaussian's
             return super().interval(level)
         return self.mean - reach, self.mean + reach
-
-    def rescaled(self, shift: Any, scale: Any) -> Self:
-        plain = RealPrediction(self.means, self.variances).rescaled(shift, scale)
-        return replace(self, means=plain.means, variances=plain.variances)
 
 
 @dataclass(frozen=True)
@@ -124,18 +116,17 @@ def fit(name: str, task: Task) -> Baseline:
 
 
 def _linear(task: Task, watched: Part) -> Baseline:
-    """Penalties from the strongest on, until the validation loss was no better twice."""
-    linear, losses, fitted = import_module("sklearn.linear_model"), [], []
+    """The penalty of the least validation loss."""
+    linear, real = import_module("sklearn.linear_model"), task.data.task == "regression"
+    fitted = []
     for penalty in PENALTIES:
-        model = linear.LogisticRegression(C=1 / penalty, max_iter=MOST_STEPS)
-        if task.data.task == "regression":
-            model = linear.Ridge(alpha=penalty)
+        logistic = linear.LogisticRegression(C=1 / penalty, max_iter=MOST_STEPS)
+        model = linear.Ridge(alpha=penalty) if real else logistic
         model.fit(_rows(task.train.inputs), task.train.targets.numpy())
         fitted.append(Baseline(task, (model,), watched))
-        losses.append(-float(fitted[-1].predict(watched.inputs).log_prob(watched.targets).mean()))
-        if len(losses) - int(np.argmin(losses)) == 3:
-            break
-    return fitted[int(np.argmin(losses))]
+    return max(
+        fitted, key=lambda model: float(model.predict(watched.inputs).log_prob(watched.targets).mean())
+    )
 
 
 def _boosted(task: Task, watched: Part) -> Baseline:
@@ -143,7 +134,10 @@ def _boosted(task: Task, watched: Part) -> Baseline:
     kind = "Regressor" if task.data.task == "regression" else "Classifier"
     make = getattr(import_module("sklearn.ensemble"), f"HistGradientBoosting{kind}")
     rows, models = _rows(task.train.inputs), []
-    for truth, seen in zip(_columns(task.train), _columns(watched), strict=True):
+    truths, watched_truths = (
+        part.targets.reshape(len(part.targets), -1).T.numpy() for part in (task.train, watched)
+    )
+    for truth, seen in zip(truths, watched_truths, strict=True):
         # Classes without training rows have no trees.
         known = np.isin(seen, truth) if kind == "Classifier" else np.full(len(seen), True)
         stopped = make(max_iter=MOST_TREES, early_stopping=True, n_iter_no_change=PATIENCE, random_state=0)
@@ -151,10 +145,6 @@ def _boosted(task: Task, watched: Part) -> Baseline:
         trees = max(1, int(np.argmax(stopped.validation_score_)))  # the first score is that of no tree
         models.append(make(max_iter=trees, early_stopping=False, random_state=0).fit(rows, truth))
     return Baseline(task, tuple(models), watched)
-
-
-def _columns(part: Part) -> np.ndarray:
-    return part.targets.reshape(len(part.targets), -1).T.numpy()
 
 
 def _rows(inputs: Tensor) -> np.ndarray:

@@ -1,5 +1,6 @@
 """What a comparison is about to do, told before it begins: fits, steps, what is shared, and when it will end."""
 
+import warnings
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
@@ -57,8 +58,10 @@ def plan(
             f"budget: {share}: {duration(limit)} of CPU time for the training of each fit, which then stops "
             "with what it has; falling learning rates are cut short"
         )
+    if settings.tune is not None:
+        told.append(f"{settings.tune} trials before each fit choose its settings; those in the folder count")
     if waiting:
-        expected = expected_seconds(waiting, settings, task, folder, limit)
+        expected = expected_seconds(waiting, settings, task, folder, limit) * (1 + (settings.tune or 0))
         end = datetime.now() + timedelta(seconds=expected / jobs)
         told.append(f"expected: about {duration(expected)} of CPU time at most, done by {end:%H:%M}")
     return tuple(told)
@@ -91,10 +94,9 @@ def expected_seconds(
 
 def step_seconds(settings: Settings, task: Task) -> float:
     """CPU seconds of one step of MAP, by a trial."""
-    times = []
-    for steps in (TRIAL // 4, TRIAL):
-        training = Training(iterations=steps, batch_size=settings.training.batch_size)
-        network, start = task.network.build(settings.seed), cpu_seconds()
+    training = Training(iterations=TRIAL, batch_size=settings.training.batch_size)
+    network, start = task.network.build(settings.seed), cpu_seconds()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a network that has hardly been trained
         MAP().fit(network, task.train, task.likelihood, training=training, seed=settings.seed, progress=False)
-        times.append(cpu_seconds() - start)
-    return max(times[1] - times[0], 0.2 * times[1]) / (TRIAL - TRIAL // 4)
+    return (cpu_seconds() - start) / TRIAL

@@ -1,9 +1,8 @@
 """Compare methods: those that are not finished are run, all are ranked; what is finished is kept at once."""
 
 import platform
-import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,7 +22,8 @@ from ..method import Method, require_training
 from ..registry import methods as known_methods
 from ..storage import encode
 from ..version import __version__
-from .folder import FitRecord, Folder, MethodRow, StoredResult
+from . import baselines, tune
+from .folder import BASELINES, FitRecord, Folder, MethodRow, StoredResult
 from .live import Board
 from .new_rows import RowReader
 from .plan import plan
@@ -69,46 +69,6 @@ class Comparison:
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Runner:
-    """How jobs are run; the attributes are arguments of `compare`."""
-
-    jobs: int | None = None
-    backend: Backend = "local"
-    scheduler: str | None = None
-    threads: int = 1
-    console: Console | None = None
-
-    @property
-    def count(self) -> int:
-        """Fits at a time, as far as it is known: a cluster's are not."""
-        if self.jobs == -1 and self.backend == "local":
-            return shared.load_joblib().cpu_count()
-        return max(1, self.jobs or 1)
-
-    def each(self, fits: Sequence[tuple[Any, ...]]) -> Iterator[StoredResult]:
-        """What each job left, as they end; a job whose process dies is a failure like any other."""
-        if not fits:
-            return
-        ended = set()
-        try:
-            options = {"jobs": self.jobs, "backend": self.backend, "scheduler": self.scheduler}
-            for result in shared.each(work, fits, **options):  # pyright: ignore[reportArgumentType]
-                ended.add(fit_of(result))
-                yield result
-        except shared.worker_deaths():
-            # Which one died is not told: those left are tried again, each in a pool of its own.
-            for arguments in (
-                arguments for arguments in fits if (arguments[0], arguments[1].splits[0]) not in ended
-            ):
-                try:
-                    yield from shared.each(work, [arguments], jobs=2)
-                except shared.worker_deaths() as error:
-                    fit = FitRecord(split=arguments[1].splits[0])
-                    row = MethodRow(arguments[0], {}, failure=_death(error), fits=(fit,))
-                    yield StoredResult(row, {}, arguments[3])
-
-
 def compare(
     settings: Settings | str,
     methods: Sequence[str] | None = None,
@@ -121,6 +81,7 @@ def compare(
     console: Console | None = None,
     report: Callable[[MethodRow], None] = lambda row: None,
     begin: Callable[[Task, tuple[str, ...]], None] = lambda task, plan: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Compare methods on one data set.
 
@@ -135,18 +96,29 @@ def compare(
         console: a terminal that shows all jobs live; None shows nothing.
         report: called with each fit's row as soon as it is there.
         begin: called with the first split's task and the plan in sentences, before work starts.
+        say: called with lines about trials, where settings are tuned.
     """
     if isinstance(settings, str):
         settings = Settings(data=settings)
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
     check_splits(settings)
-    chosen = {name: compared_method(name) for name in (methods or known_methods())}
     task = task_of(settings.of_split(settings.splits[0], None))
+    chosen = chosen_methods(methods, task)
     check(task, settings)
-    runner = Runner(jobs, backend, scheduler, threads, console)
+    workers = shared.Workers(jobs, backend, scheduler)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(out.resolve()) as path:
-        return Course(chosen, settings, task, Folder(Path(path)), runner).run(report, begin)
+        course = Course(chosen, settings, task, Folder(Path(path)), workers, threads, report, say)
+        return course.run(console, begin)
+
+
+def chosen_methods(names: Sequence[str] | None, task: Task) -> dict[str, Method | str]:
+    """Methods by name, and the models beside them by name alone; None takes all that suit the task."""
+    models, reason = baselines.offered(task)
+    names = (*known_methods(), *models) if names is None else names
+    if misfits := [name for name in names if name in BASELINES and name not in models]:
+        raise ConfigError(reason or f"{misfits[0]} is not for {task.data.task}; choose {' or '.join(models)}")
+    return {name: name if name in BASELINES else compared_method(name) for name in names}
 
 
 def check_splits(settings: Settings) -> None:
@@ -170,60 +142,36 @@ def check(task: Task, settings: Settings) -> None:
     prepare(task.network.build(settings.seed), rows, task.likelihood, seed=settings.seed, progress=False)
 
 
+@dataclass
 class Course:
-    """One comparison from its folder to its end.
+    """One comparison from its folder to its end; the attributes are arguments of `compare`, and what came of them."""
 
-    Args:
-        chosen: methods by name.
-        settings: what decides the numbers.
-        task: of the first split.
-        folder: where everything is kept.
-        runner: how jobs are run.
-    """
+    chosen: Mapping[str, Method | str]
+    settings: Settings
+    task: Task
+    folder: Folder
+    workers: shared.Workers
+    threads: int
+    report: Callable[[MethodRow], None]
+    say: Callable[[str], None]
 
-    def __init__(
-        self, chosen: Mapping[str, Method], settings: Settings, task: Task, folder: Folder, runner: Runner
-    ) -> None:
-        self.chosen, self.settings, self.task, self.folder, self.runner = (
-            chosen,
-            settings,
-            task,
-            folder,
-            runner,
-        )
-        seconds = settings.fit_seconds(len(chosen), runner.count)
-        self.by_split = {split: settings.of_split(split, seconds) for split in settings.splits}
-        self.folders = {split: folder.of_split(split, settings.splits[0]) for split in settings.splits}
-        self.fits = [(name, split) for split in settings.splits for name in chosen]
-        self.digests = {(name, split): self.by_split[split].digest(chosen[name]) for name, split in self.fits}
+    def __post_init__(self) -> None:
+        splits, first = self.settings.splits, self.settings.splits[0]
+        self.methods = [name for name in self.chosen if name not in BASELINES]
+        seconds = self.settings.fit_seconds(len(self.methods) or 1, self.workers.count)
+        self.folders = {split: self.folder.of_split(split, first) for split in splits}
+        self.fits = {(name, k): self.settings.of_split(k, seconds) for k in splits for name in self.chosen}
         self.results: dict[Fit, StoredResult] = {}
 
-    def run(
-        self, report: Callable[[MethodRow], None], begin: Callable[[Task, tuple[str, ...]], None]
-    ) -> Comparison:
+    def run(self, console: Console | None, begin: Callable[[Task, tuple[str, ...]], None]) -> Comparison:
         """Run what is not finished, and sum up."""
-        for name, split in self.fits:
-            result = self.folders[split].result(name, self.digests[name, split])
-            if result is not None:
-                self.results[name, split] = result
-        waiting = [fit for fit in self.fits if fit not in self.results]
-        methods, count = list(self.chosen), self.runner.count
-        begin(self.task, plan(methods, waiting, self.settings, self.task, self.folder, count))
+        fits = [fit for fit in self._waiting() if fit[0] in self.methods]
+        begin(self.task, plan(self.methods, fits, self.settings, self.task, self.folder, self.workers.count))
         self.folder.write("task", facts(self.task, self.settings))
-        for result in self.results.values():
-            report(result.row)
-        paths = {fit: self.folders[fit[1]].work(fit[0], "progress") for fit in waiting}
-        for path in paths.values():
-            path.unlink(missing_ok=True)
-        board = Board(paths, self.runner.console) if self.runner.console and waiting else None
         try:
-            with board.open() if board else nullcontext():
-                for result in self._ended(waiting):
-                    self.results[fit_of(result)] = result
-                    if board:
-                        board.ended(fit_of(result), result.row.failure is not None)
-                    report(result.row)
-                    self.summed()
+            if self.settings.tune is not None:
+                self._tune()
+            self._run(self._waiting(), console)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted after {len(self.results)} of {len(self.fits)} fits; what is finished is kept in "
@@ -231,13 +179,41 @@ class Course:
             ) from error
         return self.summed()
 
-    def _ended(self, waiting: Sequence[Fit]) -> Iterator[StoredResult]:
-        """The results of all fits that wait, as they end."""
-        yield from self.runner.each([self._job(fit) for fit in waiting])
+    def _waiting(self) -> list[Fit]:
+        """Read the results that are there; the other fits wait."""
+        stored = {fit: self.folders[fit[1]].result(fit[0], self._digest(fit)) for fit in self.fits}
+        self.results = {fit: result for fit, result in stored.items() if result is not None}
+        return [fit for fit in self.fits if fit not in self.results]
+
+    def _tune(self) -> None:
+        """Let trials choose the settings of each method's fits."""
+        fits = [fit for fit in self.fits if fit[0] in self.methods]
+        searches = [(name, self.fits[name, split], self.folders[split].path) for name, split in fits]
+        self.fits |= zip(fits, tune.search(searches, self.workers, self.threads, self.say), strict=True)
+
+    def _run(self, waiting: Sequence[Fit], console: Console | None) -> None:
+        for result in self.results.values():
+            self.report(result.row)
+        paths = {fit: self.folders[fit[1]].work(fit[0], "progress") for fit in waiting}
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+        board = Board(paths, console) if console and waiting else None
+        with board.open() if board else nullcontext():
+            for number, result, failure in shared.surviving(work, [*map(self._job, waiting)], self.workers):
+                fit = waiting[number]
+                row = MethodRow(fit[0], {}, failure=failure, fits=(FitRecord(split=fit[1]),))
+                self.results[fit] = result or StoredResult(row, {}, self._digest(fit))
+                if board:
+                    board.ended(fit, self.results[fit].row.failure is not None)
+                self.report(self.results[fit].row)
+                self.summed()
+
+    def _digest(self, fit: Fit) -> str:
+        return self.fits[fit].digest(self.chosen[fit[0]])
 
     def _job(self, fit: Fit) -> tuple[Any, ...]:
         name, split = fit
-        return name, self.by_split[split], self.folders[split].path, self.digests[fit], self.runner.threads
+        return name, self.fits[fit], self.folders[split].path, self._digest(fit), self.threads
 
     def summed(self) -> Comparison:
         """The comparison so far, written beside the rows: of the splits that all methods have finished."""
@@ -275,11 +251,6 @@ class Course:
         return comparison
 
 
-def fit_of(result: StoredResult) -> Fit:
-    """Which fit left a result."""
-    return result.row.method, result.row.fits[0].split
-
-
 def pooled_row(results: Sequence[StoredResult]) -> MethodRow:
     """One method's row: means over splits; a failure on any split is the method's."""
     rows = [result.row for result in results]
@@ -306,12 +277,6 @@ def pooled_replicates(results: Sequence[StoredResult], seed: int) -> dict[str, t
         for name in parts[0]
         if all(name in part for part in parts)
     }
-
-
-def _death(error: Exception) -> str:
-    """A worker's death in one line, with the signal that joblib's paragraph about it names."""
-    codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
-    return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
 
 
 def ranked(rows: Sequence[MethodRow]) -> tuple[MethodRow, ...]:

@@ -14,12 +14,12 @@ COLUMNS = (
     ("accuracy", "accuracy", "{:.2%}", False, "share of test rows whose likeliest class is the true one"),
     ("rmse", "RMSE", "", True, "root mean squared error of the mean, in the target's units"),
     ("nll", "NLL", "{:.4f}", True, "mean negative log-likelihood of the test rows, in nats"),
-    ("crps", "CRPS", "", True, "continuous ranked probability score: error of the whole distribution, in the target's units"),
+    ("crps", "CRPS", "", True, "continuous ranked probability score, in the target's units"),
     ("coverage_90", "90 % coverage", "{:.1%}", None, "share of test rows within their 90 % interval; 90 % is right"),
     ("width_90", "90 % width", "", None, "mean width of 90 % intervals; narrower is better where coverage is right"),
     ("ece", "ECE", "{:.4f}", True, "expected calibration error: mean gap between confidence and accuracy, 15 bins"),
     ("brier", "Brier", "{:.4f}", True, "squared error of the probabilities, summed over classes"),
-    ("surest_accuracy", "surest 80 %", "{:.2%}", False, "accuracy of the 80 % of test rows with the highest confidence"),
+    ("surest_accuracy", "surest 80 %", "{:.2%}", False, "accuracy of the 80 % of test rows of highest confidence"),
     (
         "ood_auroc", "OOD AUROC", "{:.4f}", False,
         "chance that an out-of-distribution row is more uncertain than a test row; 0.5 is guessing",
@@ -86,9 +86,9 @@ def best(rows: tuple[MethodRow, ...], metric: str, lower: bool | None) -> float 
 
 def title(comparison: Comparison) -> str:
     """What was compared."""
-    if comparison.held_out:
-        return f"{comparison.data} (classes held out: {', '.join(comparison.held_out)})"
-    return comparison.data
+    trials = comparison.settings.get("tune")
+    text = comparison.data if trials is None else f"{comparison.data}, each method tuned by {trials} trials"
+    return f"{text} (classes held out: {', '.join(comparison.held_out)})" if comparison.held_out else text
 
 
 def table(comparison: Comparison) -> Table:

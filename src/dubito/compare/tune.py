@@ -47,19 +47,12 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
 def search(
     searches: Sequence[tuple[str, Settings, Path]],
     workers: jobs.Workers,
-    *,
-    threads: int = 1,
-    say: Callable[[str], None] = lambda text: None,
+    threads: int,
+    say: Callable[[str], None],
 ) -> list[Settings]:
-    """For each method, its settings with the values of the least validation loss among all trials.
+    """For each method's name, settings and folder, the settings with the values of the least validation loss.
 
     The first trial is the method as it is; failures count. Optuna's journal `<method>.trials` holds what was tried.
-
-    Args:
-        searches: a method's name, its settings, which tell the number of trials, and its folder.
-        workers: where trials run.
-        threads: of PyTorch, for each trial.
-        say: called with lines for the user.
     """
     optuna = load_optuna()
     with ExitStack() as stack:
@@ -67,19 +60,17 @@ def search(
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         studies = [_study(optuna, *entry) for entry in searches]
         while waiting := [
-            (study, trial, name, replace(settings, overrides=tuple(trial.params.items())))
+            (study, trial.number, (name, replace(settings, overrides=tuple(trial.params.items())), threads))
             for study, (name, settings, _) in zip(studies, searches, strict=True)
             for trial in _batch(optuna, study, name, settings)
         ]:
-            trials = [(name, settings, threads) for _, _, name, settings in waiting]
+            trials = [arguments for *_, arguments in waiting]
             for place, loss, failure in jobs.surviving(validation_loss, trials, workers):
-                study, trial, name, _ = waiting[place]
-                if failure is None:
-                    study.tell(trial.number, loss)
-                else:
-                    study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-                    say(f"{name}: trial {trial.number} failed: {failure}")
-            say(f"tuning: {1 + max(trial.number for _, trial, *_ in waiting)} trials of each method are done")
+                study, number, (name, *_) = waiting[place]
+                study.tell(number, loss, optuna.trial.TrialState.FAIL if failure else None)
+                if failure:
+                    say(f"{name}: trial {number} failed: {failure}")
+            say(f"tuning: {1 + max(number for _, number, _ in waiting)} trials of each method are done")
         return [_chosen(study, settings) for study, (_, settings, _) in zip(studies, searches, strict=True)]
 
 
@@ -118,19 +109,23 @@ def validation_loss(name: str, settings: Settings, threads: int) -> float:
     with jobs.alone(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)  # the fit of the best trial says it again
         task = task_of(settings)
-        posterior = fitted(*settings.applied(compared_method(name)), task, settings)
+        posterior, _ = fitted(name, settings, task)
         inputs, targets = (tensor[:MOST_WATCHED] for tensor in task.validation)
         prediction = posterior.predict(inputs, num_samples=settings.num_samples, seed=settings.seed)
     loss = -float(prediction.log_prob(targets).double().mean())
-    if not math.isfinite(loss):
-        raise TrainingError(f"the validation loss is {loss}")
+    if math.isnan(loss):
+        raise TrainingError("its predictions are not numbers")
     return loss
 
 
 def _chosen(study: Any, settings: Settings) -> Settings:
     """The settings of the best trial; those the method has where every trial failed."""
-    trials = [trial for trial in study.get_trials(deepcopy=False)[: settings.tune] if trial.value is not None]
-    best = min(trials, key=lambda trial: trial.value, default=None)
+    trials = study.get_trials(deepcopy=False)[: settings.tune]
+    best = min(
+        (trial for trial in trials if trial.value is not None),
+        key=lambda trial: trial.value,
+        default=None,
+    )
     return replace(settings, overrides=tuple(best.params.items()) if best else ())
 
 

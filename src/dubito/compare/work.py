@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from ..likelihoods import Gaussian
 from ..posterior import Posterior
 from ..prediction import Prediction
 from ..training import Account, Training, accounted, clock_of, listened
-from . import live
+from . import baselines, live
 from .evidence import JudgedPredictions, evidence, metrics_of
-from .folder import FitRecord, Folder, MethodRow, StoredResult
+from .folder import BASELINES, FitRecord, Folder, MethodRow, StoredResult
 from .settings import Settings, compared_method
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
@@ -29,7 +30,7 @@ from .task import MOST_WATCHED, Task, make_task
 
 def task_of(settings: Settings) -> Task:
     """The task, made once for jobs that follow each other in one process."""
-    return _task_of(settings, settings.tables())
+    return _task_of(replace(settings, overrides=()), settings.tables())
 
 
 @lru_cache(maxsize=1)
@@ -63,19 +64,17 @@ def work(
         point: the folder of the MAP fit that methods stand on; None where each trains by itself.
     """
     folder = Folder(path)
-    with jobs.alone():
-        if threads != 1:
-            torch.set_num_threads(threads)
+    with jobs.alone(threads):
         try:
-            result = _worked(name, settings, folder, checksum)
+            worked = _baseline if name in BASELINES else _worked
+            result = worked(name, settings, folder, checksum)
         except Interrupted:
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
             fit = FitRecord(split=settings.splits[0])
-            row = MethodRow(
-                name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)), fits=(fit,)
-            )
+            title = name if name in BASELINES else repr(compared_method(name))
+            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title, fits=(fit,))
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
     folder.store(result)
     folder.tidy(name)
@@ -83,38 +82,62 @@ def work(
 
 
 def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
-    method, task = compared_method(name), task_of(settings)
+    task = task_of(settings)
     warmed()
-    network = task.network.build(settings.seed)
-    account = Account(settings.budget_per_method, clock_of(TensorOptions.of(network).device))
     with (
         warnings.catch_warnings(record=True) as caught,
         listened(live.Writer(folder.work(name, "progress"))),
-        accounted(account),
     ):
         warnings.simplefilter("always", DubitoWarning)
-        posterior = method.fit(
-            network,
-            task.train,
-            task.likelihood,
-            training=settings.training,
-            validation=tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
-            checkpoint=folder.work(name, "ckpt", checksum),
-            seed=settings.seed,
-            progress=False,
-        )
+        posterior, account = fitted(name, settings, task, folder.work(name, "ckpt", checksum))
         seconds = account.spent()
     notes = [str(item.message) for item in caught if issubclass(item.category, DubitoWarning)]
     fit = FitRecord(
         split=settings.splits[0],
         seconds=round(seconds, 2),
         ended=ended(account.endings),
-        chosen=chosen(posterior),
+        chosen={**dict(settings.overrides), **chosen(posterior)},
         **steps_of(posterior.history),
     )
-    result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings, checksum)
+    title = (
+        repr(posterior.method)
+        if settings.tune is None
+        else f"tuned by {settings.tune} trials: {posterior.method}"
+    )
+    result = judged(name, posterior, title, notes, fit, task, settings, checksum)
     posterior.save(folder.posterior(name))
     return result
+
+
+def fitted(
+    name: str, settings: Settings, task: Task, checkpoint: Path | None = None
+) -> tuple[Posterior, Account]:
+    """A method's posterior of a task's training rows, and the account of its time."""
+    method, training = settings.applied(compared_method(name))
+    network = task.network.build(settings.seed)
+    account = Account(settings.budget_per_method, clock_of(TensorOptions.of(network).device))
+    with accounted(account):
+        posterior = method.fit(
+            network,
+            task.train,
+            task.likelihood,
+            training=training,
+            validation=tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
+            checkpoint=checkpoint,
+            seed=settings.seed,
+            progress=False,
+        )
+    return posterior, account
+
+
+def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
+    """As `_worked`, for a model that is no network."""
+    import_module("sklearn.ensemble")  # loading is no part of a fit
+    task, account = task_of(settings), Account()
+    model: Any = baselines.fit(name, task)
+    fit = FitRecord(split=settings.splits[0], seconds=round(account.spent(), 2))
+    title = " ".join(" ".join(map(repr, model.models)).split())
+    return judged(name, model, title, (), fit, task, settings, checksum)
 
 
 def judged(

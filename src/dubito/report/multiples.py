@@ -213,7 +213,8 @@ def least_certain(items: Sequence[Item]) -> str:
         )
     if not blocks:
         return ""
-    return f'<div class="uncertain"><p><b>The test rows of which each method is least certain.</b></p>{"".join(blocks)}</div>'
+    title = "The test rows of which each method is least certain."
+    return f'<div class="uncertain"><p><b>{title}</b></p>{"".join(blocks)}</div>'
 
 
 def _card(row: dict[str, Any]) -> str:

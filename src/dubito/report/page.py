@@ -130,7 +130,9 @@ def _verdict(results: dict[str, Any]) -> str:
         return ""
     first, *others = map(escape, results["verdict"])
     told = f"<p><b>{first}</b></p>" + (f"<p>{' '.join(others)}</p>" if others else "")
-    small = "Each interval is of one pair of methods; that the best of several was chosen makes it look better than it is."
+    small = (
+        "Intervals are those of one pair of methods each; choosing the best of several flatters it a little."
+    )
     return f'<section id="verdict"><h2>Verdict</h2>{told}<p class="small">{small}</p></section>'
 
 
@@ -224,7 +226,8 @@ ENDED = {
 def _fits(rows: Sequence[MethodRow], styles: dict[str, int]) -> str:
     """Steps, convergence and chosen settings of every fit."""
     lines = []
-    for row, fit in ((row, fit) for row in rows if row.failure is None for fit in row.fits):
+    pairs = [(row, fit) for row in rows if row.failure is None for fit in row.fits]
+    for row, fit in pairs:
         best_step = "" if fit.best_step is None else f", best at {fit.best_step:,}"
         chosen = ", ".join(f"{name} {_plain(value)}" for name, value in fit.chosen.items())
         loss = "" if fit.validation_nll is None else f"{fit.validation_nll:.4f}"

@@ -5,8 +5,8 @@ from ..processes import Processes as Processes
 from ..processes import current as current
 from .account import Account as Account
 from .account import accounted as accounted
-from .account import cpu_seconds as cpu_seconds
 from .account import clock_of as clock_of
+from .account import cpu_seconds as cpu_seconds
 from .contract import Loss as Loss
 from .contract import ObjectiveLike as ObjectiveLike
 from .contract import Stepper as Stepper
