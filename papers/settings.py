@@ -54,7 +54,18 @@ from dubito.factors import (
     Point,
     Signs,
 )
-from dubito.training import KL, SGD, Adam, AdamW, Constant, Cosine, EarlyStopping, Linear, Step
+from dubito.training import (
+    KL,
+    SGD,
+    Adam,
+    AdamW,
+    AutoTraining,
+    Constant,
+    Cosine,
+    EarlyStopping,
+    Linear,
+    Step,
+)
 
 Settings = TypeVar("Settings")
 
@@ -149,8 +160,15 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "initial_std": 0.05,
         "kl_weight": 1.0,
         "extrinsic_damping": 0.0,
+        "count_rows": False,
     },
-    Vadam: {"prior_std": 1.0, "betas": (0.9, 0.999), "initial_std": 0.05},
+    Vadam: {
+        "prior_std": 1.0,
+        "betas": (0.9, 0.999),
+        "initial_std": 0.05,
+        "count_rows": False,
+        "bias_correction": True,
+    },
     VOGN: {
         "prior_std": 1.0,
         "betas": (0.9, 0.001),
@@ -160,7 +178,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "kl_steps": 0,
         "extrinsic_damping": 0.0,
     },
-    NoisyKFAC: {"prior_std": 1.0, "beta": 0.05, "kl_weight": 1.0},
+    NoisyKFAC: {"prior_std": 1.0, "beta": 0.05, "kl_weight": 1.0, "initial_std": None},
     Laplace: {
         "structure": Diagonal(),
         "prior_precision": None,
@@ -200,7 +218,25 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
     Linear: {"start": 0.0, "end": 1.0, "final": 0.0},
     Step: {"at": (0.6, 0.8), "by": 0.2},
     KL: {"weight": 1.0, "warmup": 0.0, "every": "step"},
-    EarlyStopping: {"patience": 10, "margin": 0.0, "num_samples": 8},
+    AutoTraining: {
+        "iterations": None,
+        "batch_size": 64,
+        "lr": 2e-3,
+        "patience": 400,
+        "every": 20,
+        "priors": (None, 1.0, 0.3),
+        "pilot": 0.25,
+        "held_out": 0.1,
+        "precision": "full",
+    },
+    EarlyStopping: {
+        "patience": 10,
+        "margin": 0.0,
+        "num_samples": 8,
+        "steps": None,
+        "every": None,
+        "start": False,
+    },
     Training: {
         "epochs": None,
         "iterations": None,
@@ -226,7 +262,14 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 
 #: Fields that a class gained after results were stored, with the value under which nothing changes: at that value they
 #: are no part of a checksum. Class and fields by name: {"Rank1": {"new_field": None}}.
-ADDED: Mapping[str, Mapping[str, Any]] = {"BALI": {"refactor_every": 1}, "Laplace": {"precision": "full"}}
+ADDED: Mapping[str, Mapping[str, Any]] = {
+    "BALI": {"refactor_every": 1},
+    "EarlyStopping": {"steps": None, "every": None, "start": False},
+    "Laplace": {"precision": "full"},
+    "NoisyAdam": {"count_rows": False},
+    "Vadam": {"count_rows": False, "bias_correction": True},
+    "NoisyKFAC": {"initial_std": None},
+}
 #: Fields that were renamed after results were stored, by class: {"Rank1": {"new_name": "old_name"}}.
 RENAMED: Mapping[str, Mapping[str, str]] = {}
 

@@ -28,6 +28,7 @@ CORE = (
     ("objective",),
     ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
     ("inference", "factors"),
+    ("protocol",),
     ("loading",),
 )
 PUBLIC = ("dubito",)  # `__init__.py`, the public names, which open what lies before them when asked

@@ -140,7 +140,7 @@ def _of_spread(snr: GradientSNR, posterior: NormalPosterior) -> tuple[float, flo
 @torch.no_grad()
 def _mean_stds(draft: object) -> dict[str, float]:
     assert isinstance(draft, NormalPosterior)
-    return {name: float(draft.scale(name).std.mean()) for name in LAYERS}
+    return {name: float(draft.weight_scale(name).std.mean()) for name in LAYERS}
 
 
 #: Of the two coefficients the paper chooses from: the other reaches a weight of 0.07 in 300 epochs.

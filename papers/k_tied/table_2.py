@@ -47,7 +47,7 @@ def truncated(
         below = {}
         if settings.rank is not None:
             for layer, name in LAYERS.items():
-                u, v = truncate(posterior.scale(name).std, settings.rank)
+                u, v = truncate(posterior.weight_scale(name).std, settings.rank)
                 below[layer] = float((u.mT @ v < settings.floor).double().mean())
             posterior = posterior.tied(settings.rank, floor=settings.floor)
         samples = settings.regime.num_samples if steps is None else steps
@@ -77,7 +77,7 @@ def spectra(
             "centred_rank_1": float(own[0]),
             "centred_rank_2": float(own[:2].sum()),
         }
-        std = posterior.scale(name).std
+        std = posterior.weight_scale(name).std
         details = {
             "shares": plain[:KEPT].tolist(),
             "centred_shares": own[:KEPT].tolist(),

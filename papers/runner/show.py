@@ -6,8 +6,6 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table as Shown
 
-from dubito.errors import ConfigError
-
 from .experiment import Cell, Table
 from .jobs import Finished
 from .judge import Judged, Row, judged, outcomes, rows

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from . import models as models
     from . import optim as optim
     from . import plot as plot
+    from . import protocol as protocol
     from . import shifts as shifts
     from .curvature import GGN as GGN
     from .curvature import Empirical as Empirical
@@ -102,6 +103,7 @@ _NAMES = {
     "weight_normals": ("Flipout", "LocalReparameterised", "Reparameterised"),
 }
 _ROOMS = (
-    "active", "calibration", "compare", "data", "diagnostics", "factors", "models", "optim", "plot", "shifts",
+    "active", "calibration", "compare", "data", "diagnostics", "factors", "models", "optim", "plot",
+    "protocol", "shifts",
 )  # fmt: skip
 __getattr__, __dir__, __all__ = attach(__name__, _NAMES, _ROOMS)

@@ -49,12 +49,13 @@ class DubitoWarning(UserWarning):
     """Something the user should know, though work goes on."""
 
 
-def require_positive(**values: float) -> None:
-    """Refuse settings that are not finite numbers above zero."""
+def require_positive(*, zero: bool = False, **values: float) -> None:
+    """Refuse settings that are not finite numbers above zero; `zero` says whether it belongs."""
     for name, value in values.items():
         number = isinstance(value, Real) and not isinstance(value, bool)
-        if not (number and 0 < value < float("inf")):
-            raise ConfigError(f"{name} must be a finite number above 0, got {value!r}")
+        if not (number and (value >= 0 if zero else value > 0) and value < float("inf")):
+            least = "of at least 0" if zero else "above 0"
+            raise ConfigError(f"{name} must be a finite number {least}, got {value!r}")
 
 
 def require_count(minimum: int = 1, **values: int) -> None:
@@ -72,6 +73,13 @@ def require_fraction(*, zero: bool = True, one: bool = False, **values: float) -
         if not (number and (value >= 0 if zero else value > 0) and (value <= 1 if one else value < 1)):
             span = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
             raise ConfigError(f"{name} must be a number in {span}, got {value!r}")
+
+
+def require_flag(**values: bool) -> None:
+    """Refuse settings that are neither True nor False."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be True or False, got {value!r}")
 
 
 def unknown_name(kind: str, name: Any, known: Iterable[str]) -> UnknownNameError:

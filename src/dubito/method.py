@@ -3,7 +3,8 @@
 import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from importlib import import_module
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
 from .likelihoods import Likelihood
 from .objective import Objective
 from .posterior import Posterior
-from .training import Training, train
+from .training import AutoTraining, Training, train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Method(ABC):
         data: Any,
         likelihood: Likelihood,
         *,
-        training: Training | None = None,
+        training: Training | AutoTraining | Literal["auto"] | None = None,
         validation: Any = None,
         num_data: int | None = None,
         checkpoint: str | os.PathLike[str] | None = None,
@@ -47,25 +48,22 @@ class Method(ABC):
             net: any module; it is copied.
             data: a pair (inputs, targets) of tensors or arrays, a `Dataset` or a `DataLoader`.
             likelihood: `Categorical()`, `Bernoulli()` or `Gaussian()`.
-            training: how to train; post-hoc methods take the network as given without it.
+            training: how to train; post-hoc methods take the network as given without it. "auto", or
+                `Training.auto(...)`, is the protocol of `dubito compare`: see `dubito.protocol`.
             validation: data that watch over training, in any form `data` may have.
             num_data: the number of training rows, where the data do not tell (iterable datasets).
             checkpoint: a file that lets an interrupted run go on.
             seed: of everything random.
             progress: show a progress bar; None shows it on terminals only.
         """
+        given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
+        given |= {"seed": seed, "progress": progress}
+        training = Training.auto() if training == "auto" else training
+        if isinstance(training, AutoTraining):
+            return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             require_training(training)
-            prepared = prepare(
-                net,
-                data,
-                likelihood,
-                validation=validation,
-                num_data=num_data,
-                checkpoint=checkpoint,
-                seed=seed,
-                progress=progress,
-            )
+            prepared = prepare(net, data, likelihood, **given)
             with undisturbed(prepared, "fit"):
                 return self.fit_prepared(prepared, training)
 
@@ -114,4 +112,4 @@ class TrainedMethod(Method):
 def require_training(training: object) -> None:
     """Refuse what is no `Training`."""
     if training is not None and not isinstance(training, Training):
-        raise ConfigError(f"training must be a Training(...), got {training!r}")
+        raise ConfigError(f'training must be a Training(...) or "auto", got {training!r}')

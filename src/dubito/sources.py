@@ -162,6 +162,25 @@ class DatasetSource(OrderedSource):
         return f"{self.num_data} rows, first {first}"
 
 
+class RowsSource(OrderedSource):
+    """Some rows of a source, by their numbers."""
+
+    def __init__(self, source: OrderedSource, rows: Tensor) -> None:
+        self.source, self.rows, self.num_data = source, rows, len(rows)
+        self.batch_size, self.drop_last = source.batch_size, source.drop_last
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        for batch in self.source.read([self.rows[part] for part in split(self.num_data, batch_size)]):
+            assert batch is not None
+            yield batch
+
+    def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
+        return self.source.read([self.rows[group] for group in groups])
+
+    def digest(self) -> str:
+        return f"{storage.checksum({'rows': self.rows})} of {self.source.digest()}"
+
+
 class LoaderSource(Source):
     """A loader whose order is its own (a sampler of the user's, an iterable dataset), read as it is."""
 
@@ -254,7 +273,9 @@ def as_inputs_source(data: Any, like: TensorOptions) -> Source:
 
 
 def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
-    """The source for a pair (inputs, targets), a `Dataset` or a `DataLoader`."""
+    """The source for a pair (inputs, targets), a `Dataset` or a `DataLoader`; a source is one already."""
+    if isinstance(data, Source):
+        return data
     if isinstance(data, DataLoader):
         return DatasetSource(data.dataset, like, data) if reads_all_rows(data) else LoaderSource(data, like)
     if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may change what an item is

@@ -247,18 +247,17 @@ def tempered_mean(weight: float) -> Tensor:
 
 
 def batch_squares(weight: float) -> Moments:
-    """w ~ N(μ, λ/N diag(f + γ)⁻¹) with f the mean square of the gradient of the batch's mean, γ = λ / (N τ²).
+    """w ~ N(μ, λ/N diag(f + γ)⁻¹) with f the mean of B times the batch's squared mean gradient, γ = λ / (N τ²).
 
     All rows are one batch here, so the gradient at a draw is −H (w − w_LS) / N with H the likelihood's precision:
-    f = (H (μ − w_LS) / N)² + H² v / N² where v are the variances, a fixed point that lies far above the posterior's
-    variances (f is of the order of 1/√N of the Fisher information).
+    f = ((H (μ − w_LS))² + H² v) / N where v are the variances. A diagonal H at λ = 1 has its fixed point at H / N.
     """
     hessian, mean = PROBLEM.data_precision, tempered_mean(weight)
-    bias = (hessian @ (mean - PROBLEM.least_squares) / ROWS) ** 2
+    bias = (hessian @ (mean - PROBLEM.least_squares)) ** 2 / ROWS
     gamma = weight / (ROWS * PROBLEM.prior_std**2)
 
     def update(variances: Tensor) -> Tensor:
-        fisher = bias + hessian**2 @ variances / ROWS**2
+        fisher = bias + hessian**2 @ variances / ROWS
         return weight / (ROWS * (fisher + gamma))
 
     return Moments(mean, torch.diag(fixed_point(update, 1 / PROBLEM.precision.diagonal())))

@@ -146,4 +146,4 @@ def test_scales_are_computed_once_for_each_caller_alone():
     ours, theirs = Normals(posterior), Normals(posterior)
     assert ours.scale("0.weight").std is ours.scale("0.weight").std
     assert ours.scale("0.weight") is not theirs.scale("0.weight")
-    assert posterior.scale("0.weight") is not posterior.scale("0.weight")
+    assert posterior.weight_scale("0.weight") is not posterior.weight_scale("0.weight")

@@ -218,15 +218,15 @@ DECLARED: Mapping[str, Declared] = {
     "noisy-adam": Declared(
         method=NoisyAdam(prior_std=STD, initial_std=0.1, kl_weight=TEMPERED),
         expected=partial(forms.batch_squares, TEMPERED),
-        why="squares of the batch's mean gradient in place of the Fisher information",
-        training=steps(4000, 0.01),
+        why="squares of the batch's mean gradient, times its rows, in place of the Fisher information",
+        training=steps(4000, 0.1),
         bias=0.15,
         spread=0.15,
     ),
     "vadam": Declared(
         method=Vadam(prior_std=STD, initial_std=0.1),
         expected=partial(forms.batch_squares, 1.0),
-        why="squares of the batch's mean gradient in place of the Fisher information",
+        why="squares of the batch's mean gradient, times its rows, in place of the Fisher information",
         training=steps(4000, 0.01),
         bias=0.15,
         spread=0.15,

@@ -114,7 +114,7 @@ def test_expected_gradients_are_those_of_the_closed_form(method: str, estimator:
     assert isinstance(draft, NormalPosterior)
     tensors = list(draft.tensors.parameters()) + list(draft.network.parameters())
 
-    std = {name: draft.scale(name).std for name in draft.random}
+    std = {name: draft.weight_scale(name).std for name in draft.random}
     errors = (targets - draft.network(inputs)).square().sum()
     spread = (inputs.square() @ std["weight"].square().T + std["bias"].square()).sum()
     expected = torch.autograd.grad((errors + spread) / (2 * noise_std**2) / 12, tensors)
@@ -300,7 +300,7 @@ def test_marginal_predictions_of_a_layer_are_exact(method: str) -> None:
     posterior, inputs, count = built.posterior(), normal(5, 4), 2000
     assert isinstance(posterior, NormalPosterior)
     with torch.no_grad():
-        std = {name: posterior.scale(name).std for name in posterior.random}
+        std = {name: posterior.weight_scale(name).std for name in posterior.random}
         mean = posterior.network(inputs)
         variance = inputs.square() @ std["weight"].square().T + std["bias"].square()
     draws = posterior.predict(inputs, count, marginal=True).means

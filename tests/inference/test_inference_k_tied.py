@@ -278,11 +278,11 @@ def test_factors_learn_at_half_the_rate_so_that_log_std_moves_as_in_mean_field()
 
     def first_step(method: KTied | MeanField) -> Tensor:
         built = method.build(nn.Linear(6, 5), Categorical(), num_data=1)
-        before = built.draft.scale("weight").std.detach().log()
+        before = built.draft.weight_scale("weight").std.detach().log()
         optimizer = torch.optim.Adam(built.parameter_groups(1e-3))
         built.loss(normal(8, 6), labels(8, 5), generator=torch.Generator().manual_seed(0)).total.backward()
         optimizer.step()
-        return (built.draft.scale("weight").std.detach().log() - before).mean()
+        return (built.draft.weight_scale("weight").std.detach().log() - before).mean()
 
     # The divergence dominates: all of σ grows, by the rate in mean field and by twice the rate in two factors.
     torch.testing.assert_close(first_step(MeanField()), torch.tensor(1e-3), rtol=0.02, atol=0)
@@ -303,8 +303,8 @@ def test_no_std_exceeds_the_largest_allowed(
         network, rows, Categorical(), training=Training(epochs=20, lr=0.05)
     )
     for name in posterior.random:
-        std = posterior.scale(name).std
-        assert std.max() <= 0.02 * (1 + 1e-5) < free.scale(name).std.max()
+        std = posterior.weight_scale(name).std
+        assert std.max() <= 0.02 * (1 + 1e-5) < free.weight_scale(name).std.max()
         assert std.max() > 0.019  # held there, not pushed away from it
 
 
@@ -411,13 +411,13 @@ def test_truncation_is_that_of_numpy_with_a_floor(rank: int, tmp_path) -> None:
             clamped += int((best < floor).sum())
             std = np.maximum(best, floor)
             assert small.holds(name) == f"Normal, std truncated to rank {rank}"
-        torch.testing.assert_close(small.scale(name).std, torch.from_numpy(std))
+        torch.testing.assert_close(small.weight_scale(name).std, torch.from_numpy(std))
         assert torch.equal(small.weights()[name], mean)
         divergence += kl_divergence(Normal(mean, torch.from_numpy(std)), prior(0.5)).sum()
     assert rank == 4 or clamped > 0  # or the floor was not tried
     torch.testing.assert_close(small.kl(), divergence)
     draws = torch.stack([small.draw(i, small.generator(0, i))["2.weight"] for i in range(1000)])
-    torch.testing.assert_close(draws.std(0), small.scale("2.weight").std, rtol=5 / 2000**0.5, atol=0)
+    torch.testing.assert_close(draws.std(0), small.weight_scale("2.weight").std, rtol=5 / 2000**0.5, atol=0)
     small.save(tmp_path / "p.safetensors")
     again = dubito.load(tmp_path / "p.safetensors", small.fold())
     assert torch.equal(again.sample_outputs(x, 3), small.sample_outputs(x, 3))
@@ -433,7 +433,7 @@ def test_full_rank_truncation_changes_nothing_and_the_original_stays() -> None:
     with pytest.warns(DubitoWarning, match="3.weight .* rank 2 instead of 5"):
         same = posterior.tied(rank=5, subset=lambda name, weight: weight.ndim > 1, floor=1e-9)
     for name in posterior.random:
-        torch.testing.assert_close(same.scale(name).std, posterior.scale(name).std)
+        torch.testing.assert_close(same.weight_scale(name).std, posterior.weight_scale(name).std)
     x = normal(3, 2, 3, 3)
     torch.testing.assert_close(same.sample_outputs(x, 3), posterior.sample_outputs(x, 3))
     twice = posterior.tied(rank=1, subset=["2"], floor=0.1).tied(rank=1, subset=["0"], floor=0.2)

@@ -125,11 +125,12 @@ def test_the_samplers_linear_map_has_the_covariance(monkeypatch, dtype, rank, sc
     names = list(posterior.group("variance").names)
     assert names == list(posterior.weights()) and posterior.rank == kept
     shapes = [posterior.weights()[name].shape for name in names]
+    stds = {name: variance.sqrt() for name, variance in posterior.group("variance").items()}
     columns = []
     for unit in torch.eye(size + kept, dtype=dtype):
         own = unit[:size].split([shape.numel() for shape in shapes])
         moved = [
-            posterior.deviation(name, z.reshape(shape), unit[size:])
+            posterior.deviation(name, stds[name] * z.reshape(shape), unit[size:])
             for name, z, shape in zip(names, own, shapes, strict=True)
         ]
         columns.append(torch.cat([part.reshape(-1) for part in moved]))

@@ -36,7 +36,7 @@ def run(
         for a, b in zip(x.chunk(passes), y.chunk(passes), strict=True):
             with optimizer.sampled():
                 (F.cross_entropy(model(a), b) * len(a) / len(x)).backward()
-        optimizer.step()
+        optimizer.step(rows=len(x))
 
 
 def noises(model: nn.Module, steps: int, seed: int = 0) -> list[list[Tensor]]:
@@ -69,24 +69,34 @@ def assert_means(model: nn.Module, expected: list[Tensor]) -> None:
         torch.testing.assert_close(p.detach(), truth, rtol=1e-9, atol=1e-11)
 
 
-def test_noisy_adam_is_algorithm_2() -> None:
+@pytest.mark.parametrize(("counted", "passes"), [(True, 1), (True, 3), (False, 1)])
+def test_noisy_adam_is_algorithm_2(counted: bool, passes: int) -> None:
+    """With the rows of a step counted, in one pass or several, or as printed."""
     model, (x, y) = net(), table()
     settings = {"lr": 0.02, "betas": (0.8, 0.9), "prior_std": 0.7, "kl_weight": 0.3, "extrinsic_damping": 0.1}
     mu, lam, eta = start(model), 0.3, 0.49
     gamma = lam / (N * eta)
     f = [torch.full_like(m, lam / (N * 0.05**2) - gamma) for m in mu]
     m = [torch.zeros_like(each) for each in mu]
-    for t, unit in enumerate(noises(model, 6), start=1):
-        w = [a + e * (lam / N / (b + gamma)).sqrt() for a, b, e in zip(mu, f, unit, strict=True)]
-        g = [each.mean(0) for each in slopes(model, w, x, y)]
-        m = [0.8 * a + 0.2 * (b - gamma * c) for a, b, c in zip(m, g, w, strict=True)]
-        f = [0.9 * a + 0.1 * b**2 for a, b in zip(f, g, strict=True)]
+    units, times = iter(noises(model, 6 * passes)), 12 if counted else 1
+    for t in range(1, 7):
+        g, drawn = [torch.zeros_like(a) for a in mu], [torch.zeros_like(a) for a in mu]
+        for rows, targets in zip(x.chunk(passes), y.chunk(passes), strict=True):
+            w = [a + e * (lam / N / (b + gamma)).sqrt() for a, b, e in zip(mu, f, next(units), strict=True)]
+            for place, each in enumerate(slopes(model, w, rows, targets)):
+                g[place] += each.sum(0) / 12
+                drawn[place] += w[place] / passes
+        m = [0.8 * a + 0.2 * (b - gamma * c) for a, b, c in zip(m, g, drawn, strict=True)]
+        f = [0.9 * a + 0.1 * times * b**2 for a, b in zip(f, g, strict=True)]
         mu = [a + 0.02 * (b / (1 - 0.8**t)) / (c + gamma + 0.1) for a, b, c in zip(mu, m, f, strict=True)]
-    run(model, NoisyAdam(model.parameters(), num_data=N, **settings), 6, x, y)
+    optimizer = NoisyAdam(model.parameters(), num_data=N, count_rows=counted, **settings)
+    run(model, optimizer, 6, x, y, passes)
     assert_means(model, mu)
 
 
-def test_vadam_is_algorithm_3() -> None:
+@pytest.mark.parametrize("printed", [False, True])
+def test_vadam_is_algorithm_3(printed: bool) -> None:
+    """With rows counted and the f of the draws in the step, or as printed."""
     model, (x, y) = net(), table()
     mu, gamma = start(model), 1 / (0.7**2 * N)
     f = [torch.full_like(m, 1 / (N * 0.05**2) - gamma) for m in mu]
@@ -95,12 +105,14 @@ def test_vadam_is_algorithm_3() -> None:
         w = [a + e / (N * (b + gamma)).sqrt() for a, b, e in zip(mu, f, unit, strict=True)]
         g = [each.mean(0) for each in slopes(model, w, x, y)]
         m = [0.8 * a + 0.2 * (b - gamma * c) for a, b, c in zip(m, g, mu, strict=True)]
-        f = [0.9 * a + 0.1 * b**2 for a, b in zip(f, g, strict=True)]
+        f = [0.9 * a + 0.1 * (1 if printed else 12) * b**2 for a, b in zip(f, g, strict=True)]
         mu = [
-            a + 0.02 * (b / (1 - 0.8**t)) / (c / (1 - 0.9**t) + gamma).sqrt()
+            a + 0.02 * (b / (1 - 0.8**t)) / (c / (1 - 0.9**t if printed else 1) + gamma).sqrt()
             for a, b, c in zip(mu, m, f, strict=True)
         ]
-    run(model, Vadam(model.parameters(), num_data=N, lr=0.02, betas=(0.8, 0.9), prior_std=0.7), 6, x, y)
+    form = {"count_rows": False, "bias_correction": True} if printed else {}
+    optimizer = Vadam(model.parameters(), num_data=N, lr=0.02, betas=(0.8, 0.9), prior_std=0.7, **form)
+    run(model, optimizer, 6, x, y)
     assert_means(model, mu)
 
 
@@ -254,8 +266,8 @@ def test_a_closure_is_called_with_a_draw(kind) -> None:
         loss.backward()
         return loss
 
-    assert float(optimizer.step(closure).detach()) > 0
-    optimizer.step(closure)
+    assert float(optimizer.step(closure, rows=len(x)).detach()) > 0
+    optimizer.step(closure, rows=len(x))
     for a, b in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(a, b)
 

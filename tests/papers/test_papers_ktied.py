@@ -32,7 +32,7 @@ def test_metrics_are_those_of_draws_written_out():
     nll = -probs.mean(0)[rows, targets].log()
     divergence = sum(
         torch.distributions.kl_divergence(
-            torch.distributions.Normal(mean.double(), posterior.scale(name).std.double()),
+            torch.distributions.Normal(mean.double(), posterior.weight_scale(name).std.double()),
             torch.distributions.Normal(torch.zeros(()).double(), 0.2),
         ).sum()
         for name, mean in posterior.weights().items()
@@ -114,7 +114,7 @@ def test_truncation_says_how_much_fell_below_the_floor():
     settings = table_2.Truncation(rank=1, floor=0.0101, regime=SHORT)
     (found,) = table_2.truncated([cell], [DIGITS], settings, 2)
     posterior = mnist.trained(SHORT, DIGITS, 0, 2)
-    left, values, right = torch.linalg.svd(posterior.scale("fc2.weight").std.double())
+    left, values, right = torch.linalg.svd(posterior.weight_scale("fc2.weight").std.double())
     best = values[0] * left[:, :1] @ right[:1]
     share = float((best < 0.0101).double().mean())
     assert 0.1 < share < 0.9

@@ -33,7 +33,7 @@ def early(checkpoint: Path, out: Path) -> None:
         optimizer=SGD(momentum=0.9, nesterov=True),
         schedule=Cosine(),
         checkpoint_minutes=0,
-        early_stopping=EarlyStopping(patience=10, num_samples=2),
+        early_stopping=EarlyStopping(patience=40, num_samples=2),
     )
     MAP().fit(
         with_statistics(), (x[:60], y[:60]), Categorical(), training=training, validation=(x[60:], y[60:]),

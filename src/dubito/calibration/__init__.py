@@ -1,4 +1,4 @@
-"""Calibration after the fact: temperatures, sets and intervals with a guarantee, and a rule for when to abstain."""
+"""Calibration after the fact: temperatures, scales, sets and intervals with a guarantee, when to abstain."""
 
 from .abstention import Abstention as Abstention
 from .abstention import SelectiveRisk as SelectiveRisk
@@ -8,6 +8,9 @@ from .conformal import ConformalSets as ConformalSets
 from .intervals import ConformalIntervals as ConformalIntervals
 from .intervals import QuantileResiduals as QuantileResiduals
 from .intervals import ScaledResiduals as ScaledResiduals
+from .scale import chosen_scale as chosen_scale
+from .scale import paired_gain as paired_gain
+from .scale import posterior_scaled as posterior_scaled
 from .temperature import temperature_scaled as temperature_scaled
 from .tempered import TemperedBernoulli as TemperedBernoulli
 from .tempered import TemperedBernoulliLikelihood as TemperedBernoulliLikelihood

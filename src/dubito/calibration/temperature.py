@@ -60,14 +60,7 @@ def temperature_scaled(
         marginal: as in `predict`.
         per_example: as in `predict`.
     """
-    options = PredictionOptions(
-        num_samples=num_samples,
-        seed=seed,
-        max_rows=max_rows,
-        linearised=linearised,
-        marginal=marginal,
-        per_example=per_example,
-    )
+    options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example)
     posterior.predictor(options)  # refuses a form that it lacks
     result = duplicate(posterior)
     if isinstance(posterior.likelihood, GaussianLikelihood):

@@ -15,7 +15,7 @@ Commands = Any
 def wide_console(*, stderr: bool = False) -> Console:
     """A console whose tables stay whole where the output goes to a file or a pipe."""
     console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=130)
+    return console if console.is_terminal else Console(stderr=stderr, width=150)
 
 
 def split_names(text: str | None) -> list[str] | None:

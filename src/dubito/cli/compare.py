@@ -53,7 +53,9 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
         "--budget", help="time for the whole command, such as 90s, 10m or 1h, shared equally among methods"
     )
     budget.add_argument("--budget-per-method", help="CPU time for each method instead")
-    budget.add_argument("--epochs", type=int, help="passes over the data, the same for every method")
+    parser.add_argument(
+        "--steps", type=int, help="the most steps of a fit (default: 2000, at least 10 epochs)"
+    )
     parser.add_argument(
         "--tune", type=int, help="trials for each method that choose its settings on validation rows"
     )
@@ -94,11 +96,8 @@ def run(options: argparse.Namespace) -> int:
     from ..report import write_page
 
     console = wide_console(stderr=options.json)
-    training = DEFAULT_TRAINING
-    if options.epochs is not None:
-        training = replace(training, epochs=options.epochs, iterations=None)
-    if options.lr is not None:
-        training = replace(training, lr=options.lr)
+    given = {"iterations": options.steps, "lr": options.lr}
+    training = replace(DEFAULT_TRAINING, **{key: value for key, value in given.items() if value is not None})
     settings = Settings(
         data=options.data,
         target=options.target,
@@ -130,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     def say(row: MethodRow) -> None:
         fit = row.fits[0]
         state = f"failed: {row.failure}" if row.failure else f"{row.seconds:.1f} CPU seconds"
-        steps = f", {training_words(row)} steps" if fit.steps else ""
+        steps = f", steps: {training_words(row)}" if fit.steps else ""
         split = f", split {fit.split}" if len(settings.splits) > 1 else ""
         console.print(escape(f"{row.method}{split}: {state}{steps}"), highlight=False)
         for note in row.notes:

@@ -6,11 +6,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ..inference.map import MAP
-from ..training import Training, cpu_seconds
+from ..training import AutoTraining, Training, cpu_seconds
 from .folder import Folder
 from .settings import Settings
 from .task import Task
 from .words import duration
+from .work import warmed
 
 #: CPU time of a fit as a multiple of MAP's with as many steps, roughly, by trial on digits.
 COSTS = {
@@ -67,8 +68,10 @@ def plan(
     return tuple(told)
 
 
-def most_steps(training: Training, task: Task) -> int:
+def most_steps(training: Training | AutoTraining, task: Task) -> int:
     """The most steps of a fit."""
+    if isinstance(training, AutoTraining):
+        return training.steps(len(task.train.targets))
     if training.iterations is not None:
         return training.iterations
     batches = -(-len(task.train.targets) // (training.batch_size or 128))
@@ -94,6 +97,7 @@ def expected_seconds(
 
 def step_seconds(settings: Settings, task: Task) -> float:
     """CPU seconds of one step of MAP, by a trial."""
+    warmed()
     training = Training(iterations=TRIAL, batch_size=settings.training.batch_size)
     network, start = task.network.build(settings.seed), cpu_seconds()
     with warnings.catch_warnings():

@@ -2,7 +2,7 @@
 
 import platform
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,9 +18,10 @@ from ..data.loading import OWN_SPLITS
 from ..errors import ConfigError, Interrupted, require_count
 from ..fitting import prepare
 from ..jobs import Backend
-from ..method import Method, require_training
+from ..method import Method
 from ..registry import methods as known_methods
 from ..storage import encode
+from ..training import AutoTraining
 from ..version import __version__
 from . import baselines, tune
 from .folder import BASELINES, FitRecord, Folder, MethodRow, StoredResult
@@ -31,7 +32,7 @@ from .replicates import Standing, pooled
 from .settings import Settings, compared_method, is_table
 from .shift import wanted
 from .task import Task
-from .verdict import Verdict, differences, rows_in_words
+from .verdict import REFERENCE, Verdict, differences, rows_in_words
 from .work import task_of, work
 
 #: A fit: a method's name and a split's number.
@@ -138,7 +139,6 @@ def check_splits(settings: Settings) -> None:
 def check(task: Task, settings: Settings) -> None:
     """Find before any work starts what every method would stumble over."""
     rows = tuple(tensor[:8] for tensor in task.train)
-    require_training(settings.training)
     prepare(task.network.build(settings.seed), rows, task.likelihood, seed=settings.seed, progress=False)
 
 
@@ -146,7 +146,7 @@ def check(task: Task, settings: Settings) -> None:
 class Course:
     """One comparison from its folder to its end; the attributes are arguments of `compare`, and what came of them."""
 
-    chosen: Mapping[str, Method | str]
+    chosen: dict[str, Method | str]
     settings: Settings
     task: Task
     folder: Folder
@@ -156,22 +156,26 @@ class Course:
     say: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        splits, first = self.settings.splits, self.settings.splits[0]
+        splits = self.settings.splits
+        if isinstance(self.settings.training, AutoTraining) and REFERENCE not in self.chosen:
+            self.chosen = {REFERENCE: compared_method(REFERENCE), **self.chosen}
         self.methods = [name for name in self.chosen if name not in BASELINES]
-        seconds = self.settings.fit_seconds(len(self.methods) or 1, self.workers.count)
-        self.folders = {split: self.folder.of_split(split, first) for split in splits}
+        seconds = self.settings.fit_seconds(len(self.methods), self.workers.count)
+        self.folders = {split: self.folder.of_split(split, splits[0]) for split in splits}
         self.fits = {(name, k): self.settings.of_split(k, seconds) for k in splits for name in self.chosen}
         self.results: dict[Fit, StoredResult] = {}
 
     def run(self, console: Console | None, begin: Callable[[Task, tuple[str, ...]], None]) -> Comparison:
         """Run what is not finished, and sum up."""
-        fits = [fit for fit in self._waiting() if fit[0] in self.methods]
+        fits = [fit for fit in self._waiting(self.fits) if fit[0] in self.methods]
         begin(self.task, plan(self.methods, fits, self.settings, self.task, self.folder, self.workers.count))
         self.folder.write("task", facts(self.task, self.settings))
+        first = [fit for fit in self.fits if fit[0] == REFERENCE]  # on which the others may stand
         try:
-            if self.settings.tune is not None:
-                self._tune()
-            self._run(self._waiting(), console)
+            for stage in (first, [fit for fit in self.fits if fit not in first]):
+                if self.settings.tune is not None:
+                    self._tune([fit for fit in stage if fit[0] in self.methods])
+                self._run(stage, console)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted after {len(self.results)} of {len(self.fits)} fits; what is finished is kept in "
@@ -179,21 +183,27 @@ class Course:
             ) from error
         return self.summed()
 
-    def _waiting(self) -> list[Fit]:
+    def _waiting(self, fits: Iterable[Fit]) -> list[Fit]:
         """Read the results that are there; the other fits wait."""
-        stored = {fit: self.folders[fit[1]].result(fit[0], self._digest(fit)) for fit in self.fits}
-        self.results = {fit: result for fit, result in stored.items() if result is not None}
-        return [fit for fit in self.fits if fit not in self.results]
+        for fit in fits:
+            self.results.pop(fit, None)
+            if result := self.folders[fit[1]].result(fit[0], self._digest(fit)):
+                self.results[fit] = result
+        return [fit for fit in fits if fit not in self.results]
 
-    def _tune(self) -> None:
-        """Let trials choose the settings of each method's fits."""
-        fits = [fit for fit in self.fits if fit[0] in self.methods]
+    def _tune(self, fits: Sequence[Fit]) -> None:
+        """Let trials choose the settings of fits; what those of the first stage are decides the others too."""
+        for name, split in fits:
+            point = self.fits[REFERENCE, split].overrides if REFERENCE in self.chosen else ()
+            self.fits[name, split] = replace(self.fits[name, split], point=point, overrides=())
         searches = [(name, self.fits[name, split], self.folders[split].path) for name, split in fits]
         self.fits |= zip(fits, tune.search(searches, self.workers, self.threads, self.say), strict=True)
 
-    def _run(self, waiting: Sequence[Fit], console: Console | None) -> None:
-        for result in self.results.values():
-            self.report(result.row)
+    def _run(self, stage: Sequence[Fit], console: Console | None) -> None:
+        waiting = self._waiting(stage)
+        for fit in stage:
+            if fit in self.results:
+                self.report(self.results[fit].row)
         paths = {fit: self.folders[fit[1]].work(fit[0], "progress") for fit in waiting}
         for path in paths.values():
             path.unlink(missing_ok=True)

@@ -15,10 +15,10 @@ from ..node_factors.laws import NearOne
 from ..registry import methods
 from ..storage import encode
 from ..storage.files import json_checksum
-from ..training import Training
+from ..training import AutoTraining, Training
 
 #: What a comparison trains with where nothing else is asked for.
-DEFAULT_TRAINING = Training(iterations=2000, batch_size=64, lr=2e-3)
+DEFAULT_TRAINING = Training.auto()
 #: The part of a budget for the whole command that training may take; judging and loading have the rest.
 TRAINING_SHARE = 0.8
 #: Raised when a change of the code changes the numbers, so that old rows no longer count.
@@ -39,13 +39,14 @@ class Settings:
         ood: names or paths of other data sets, as out-of-distribution rows too.
         corrupt: judge under shift as well; None does so where it costs little.
         model: `package.module:factory` of a network of one's own; None takes one that suits the data.
-        training: the same for every method.
+        training: the same for every method: the protocol, where all stand on one MAP fit, or one's own.
         budget: seconds for all methods together, shared equally; a fit that has spent its share stops.
         budget_per_method: CPU seconds for each method instead.
         seed: of everything random.
         num_samples: draws per prediction.
         tune: trials for each method that choose settings of its own on validation rows; None for none.
         overrides: of one method, the names and values that its trials chose.
+        point: those of the MAP fit that it stands on.
     """
 
     data: str
@@ -57,13 +58,14 @@ class Settings:
     ood: tuple[str, ...] = ()
     corrupt: bool | None = None
     model: str | None = None
-    training: Training = DEFAULT_TRAINING
+    training: Training | AutoTraining = DEFAULT_TRAINING
     budget: float | None = None
     budget_per_method: float | None = None
     seed: int = 0
     num_samples: int = 32
     tune: int | None = None
     overrides: tuple[tuple[str, float | str], ...] = ()
+    point: tuple[tuple[str, float | str], ...] = ()
 
     def __post_init__(self) -> None:
         require_count(num_samples=self.num_samples, tune=1 if self.tune is None else self.tune)
@@ -78,8 +80,10 @@ class Settings:
                 require_positive(**{name: value})
         if self.budget is not None and self.budget_per_method is not None:
             raise ConfigError("give budget or budget_per_method, got both")
-        if not isinstance(self.training, Training):
-            raise ConfigError(f"training must be a Training(...), got {self.training!r}")
+        if not isinstance(self.training, Training | AutoTraining):
+            raise ConfigError(
+                f"training must be a Training(...) or Training.auto(...), got {self.training!r}"
+            )
 
     def fit_seconds(self, num_methods: int, jobs: int = 1) -> float | None:
         """CPU seconds that one fit or trial of a method on one split may take; None for no limit.
@@ -93,7 +97,7 @@ class Settings:
             return TRAINING_SHARE * self.budget * jobs / (num_methods * fits)
         return None if self.budget_per_method is None else self.budget_per_method / fits
 
-    def applied(self, method: Method) -> tuple[Method, Training]:
+    def applied(self, method: Method) -> tuple[Method, Training | AutoTraining]:
         """A method and its training with the values that trials chose, each a setting of the one or of the other."""
         values: dict[str, Any] = dict(self.overrides)
         if "subset" in values:
@@ -109,7 +113,9 @@ class Settings:
 
     def digest(self, method: Method | str) -> str:
         """A checksum of all that decides a method's numbers, the contents of the user's own tables among them."""
-        return json_checksum([REVISION, encode(self), encode(method), dict(self.tables())])
+        return json_checksum(
+            [REVISION, encode(replace(self, tune=None)), encode(method), dict(self.tables())]
+        )
 
     def tables(self) -> tuple[tuple[str, str | None], ...]:
         """The user's own tables with the checksums of their contents, which may change under the same name."""

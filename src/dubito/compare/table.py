@@ -96,12 +96,10 @@ def table(comparison: Comparison) -> Table:
     content = vars(comparison)
     level = sum(comparison.indistinguishable.values())
     shown = Table(title=title(comparison), caption=caption(content) or None, row_styles=("", "dim"))
-    shown.add_column("method")
-    headings = columns(comparison.rows)
-    for _, heading, *_ in headings:
-        shown.add_column(heading, justify="right")
-    for heading in ("steps", "memory", "CPU s"):
-        shown.add_column(heading, justify="right")
+    shown.add_column("method", no_wrap=True)
+    headings = [column for column in columns(comparison.rows) if column[0] not in ("brier", "crps")]
+    for heading in (*(heading for _, heading, *_ in headings), "steps", "memory", "CPU s"):
+        shown.add_column(heading, justify="right", no_wrap=True)
     for row in comparison.rows:
         if row.failure is not None:
             shown.add_row(row.method, *[""] * (len(headings) - 1), "failed", "", "", "", style="red")

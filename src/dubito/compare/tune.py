@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import jobs, seeds
 from ..errors import ConfigError, DubitoWarning, TrainingError
+from .folder import Folder
 from .settings import Settings, compared_method
 from .task import MOST_WATCHED
 from .work import fitted, task_of
@@ -29,16 +30,15 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
     name: space
     for names, space in (
         ("map deep-ensemble swa", {**PRIOR, **RATE}),
-        ("mean-field k-tied", {**PRIOR, **START, "variational_lr": (2e-4, 5e-2)}),
-        ("noisy-adam vadam vogn", {**PRIOR, **START, "lr": (5e-4, 0.1)}),
-        ("noisy-kfac", {**PRIOR, "kl_weight": (0.01, 1.0), "lr": (5e-4, 0.1)}),
+        ("mean-field k-tied vadam", {**PRIOR, **START, **RATE}),
+        ("noisy-adam vogn noisy-kfac", {**PRIOR, **START, "kl_weight": (0.01, 1.0)}),
         ("mc-dropout", {"rate": (0.01, 0.5), **PRIOR, **RATE}),
         ("swag", {"scale": (0.1, 3.0), **PRIOR, **RATE}),
         ("batch-ensemble", {"initial": (0.05, 1.0), "factor_rate": (0.1, 3.0), **RATE}),
         ("rank1", {"initial": (0.05, 1.0), "initial_rate": (1e-6, 0.1), **RATE}),
         ("implicit", {"prior_std": (0.01, 1.0), "mean_std": (0.05, 1.0), **RATE}),
         ("bali", {"step_size": (0.01, 0.5), "update_rate": (0.01, 0.5), "prior_scale": (0.3, 30.0)}),
-        (LAPLACE, {"prior_precision": (0.1, 1e5), "subset": ("all", "last_layer"), **RATE}),
+        (LAPLACE, {"prior_precision": (0.1, 1e5), "subset": ("all", "last_layer")}),
     )
     for name in names.split()
 }
@@ -60,17 +60,17 @@ def search(
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         studies = [_study(optuna, *entry) for entry in searches]
         while waiting := [
-            (study, trial.number, (name, replace(settings, overrides=tuple(trial.params.items())), threads))
-            for study, (name, settings, _) in zip(studies, searches, strict=True)
+            (study, trial.number, name, replace(settings, overrides=tuple(trial.params.items())), path)
+            for study, (name, settings, path) in zip(studies, searches, strict=True)
             for trial in _batch(optuna, study, name, settings)
         ]:
-            trials = [arguments for *_, arguments in waiting]
+            trials = [(*arguments, threads) for _, _, *arguments in waiting]
             for place, loss, failure in jobs.surviving(validation_loss, trials, workers):
-                study, number, (name, *_) = waiting[place]
+                study, number, name, *_ = waiting[place]
                 study.tell(number, loss, optuna.trial.TrialState.FAIL if failure else None)
                 if failure:
                     say(f"{name}: trial {number} failed: {failure}")
-            say(f"tuning: {1 + max(number for _, number, _ in waiting)} trials of each method are done")
+            say(f"tuning: {1 + max(number for _, number, *_ in waiting)} trials of each method are done")
         return [_chosen(study, settings) for study, (_, settings, _) in zip(studies, searches, strict=True)]
 
 
@@ -78,11 +78,8 @@ def _study(optuna: Any, name: str, settings: Settings, path: Path) -> Any:
     """A method's trials so far, under the checksum of all that decides their losses."""
     path.mkdir(parents=True, exist_ok=True)
     journal = import_module("optuna.storages.journal").JournalFileBackend(str(path / f"{name}.trials"))
-    digest, storage = (
-        replace(settings, tune=None).digest(compared_method(name)),
-        optuna.storages.JournalStorage,
-    )
-    return optuna.create_study(storage=storage(journal), study_name=digest, load_if_exists=True)
+    storage, digest = optuna.storages.JournalStorage(journal), settings.digest(compared_method(name))
+    return optuna.create_study(storage=storage, study_name=digest, load_if_exists=True)
 
 
 def _batch(optuna: Any, study: Any, name: str, settings: Settings) -> list[Any]:
@@ -104,12 +101,12 @@ def _batch(optuna: Any, study: Any, name: str, settings: Settings) -> list[Any]:
     return [trial for trial in study.get_trials(deepcopy=False)[:most] if not trial.state.is_finished()]
 
 
-def validation_loss(name: str, settings: Settings, threads: int) -> float:
+def validation_loss(name: str, settings: Settings, path: Path, threads: int) -> float:
     """The mean negative log-likelihood of the validation rows under a method fitted to the training rows."""
     with jobs.alone(threads), warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)  # the fit of the best trial says it again
         task = task_of(settings)
-        posterior, _ = fitted(name, settings, task)
+        posterior, *_ = fitted(name, settings, task, Folder(path))
         inputs, targets = (tensor[:MOST_WATCHED] for tensor in task.validation)
         prediction = posterior.predict(inputs, num_samples=settings.num_samples, seed=settings.seed)
     loss = -float(prediction.log_prob(targets).double().mean())
@@ -120,13 +117,9 @@ def validation_loss(name: str, settings: Settings, threads: int) -> float:
 
 def _chosen(study: Any, settings: Settings) -> Settings:
     """The settings of the best trial; those the method has where every trial failed."""
-    trials = study.get_trials(deepcopy=False)[: settings.tune]
-    best = min(
-        (trial for trial in trials if trial.value is not None),
-        key=lambda trial: trial.value,
-        default=None,
-    )
-    return replace(settings, overrides=tuple(best.params.items()) if best else ())
+    trials = [trial for trial in study.get_trials(deepcopy=False)[: settings.tune] if trial.value is not None]
+    params = min(trials, key=lambda trial: trial.value).params if trials else {}
+    return replace(settings, overrides=tuple(params.items()))
 
 
 def load_optuna() -> Any:

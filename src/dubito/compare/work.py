@@ -5,32 +5,35 @@ import traceback
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from .. import jobs, models
+from .. import jobs, models, protocol
 from ..errors import DubitoError, DubitoWarning, Interrupted, TrainingError
 from ..inference.map import MAP
 from ..inputs import TensorOptions
 from ..likelihoods import Gaussian
+from ..loading import load
 from ..posterior import Posterior
 from ..prediction import Prediction
-from ..training import Account, Training, accounted, clock_of, listened
+from ..training import Account, AutoTraining, Training, accounted, clock_of, listened
 from . import baselines, live
 from .evidence import JudgedPredictions, evidence, metrics_of
 from .folder import BASELINES, FitRecord, Folder, MethodRow, StoredResult
 from .settings import Settings, compared_method
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
+from .verdict import REFERENCE
 
 
 def task_of(settings: Settings) -> Task:
     """The task, made once for jobs that follow each other in one process."""
-    return _task_of(replace(settings, overrides=()), settings.tables())
+    return _task_of(replace(settings, overrides=(), point=()), settings.tables())
 
 
 @lru_cache(maxsize=1)
@@ -45,14 +48,7 @@ def warmed() -> None:
     MAP().fit(network, (rows, rows), Gaussian(), training=Training(iterations=1), progress=False)
 
 
-def work(
-    name: str,
-    settings: Settings,
-    path: Path,
-    checksum: str,
-    threads: int = 1,
-    point: Path | None = None,
-) -> StoredResult:
+def work(name: str, settings: Settings, path: Path, checksum: str, threads: int = 1) -> StoredResult:
     """Train and judge one method on one split and keep the result in the split's folder.
 
     Args:
@@ -61,7 +57,6 @@ def work(
         path: the folder.
         checksum: of all that decides the numbers.
         threads: of PyTorch.
-        point: the folder of the MAP fit that methods stand on; None where each trains by itself.
     """
     folder = Folder(path)
     with jobs.alone(threads):
@@ -89,45 +84,43 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Sto
         listened(live.Writer(folder.work(name, "progress"))),
     ):
         warnings.simplefilter("always", DubitoWarning)
-        posterior, account = fitted(name, settings, task, folder.work(name, "ckpt", checksum))
+        checkpoint = folder.work(name, "ckpt", checksum)
+        posterior, account, shared = fitted(name, settings, task, folder, checkpoint)
         seconds = account.spent()
     notes = [str(item.message) for item in caught if issubclass(item.category, DubitoWarning)]
     fit = FitRecord(
         split=settings.splits[0],
         seconds=round(seconds, 2),
+        shared_seconds=shared,
         ended=ended(account.endings),
         chosen={**dict(settings.overrides), **chosen(posterior)},
         **steps_of(posterior.history),
     )
-    title = (
-        repr(posterior.method)
-        if settings.tune is None
-        else f"tuned by {settings.tune} trials: {posterior.method}"
-    )
-    result = judged(name, posterior, title, notes, fit, task, settings, checksum)
+    result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings, checksum)
     posterior.save(folder.posterior(name))
     return result
 
 
 def fitted(
-    name: str, settings: Settings, task: Task, checkpoint: Path | None = None
-) -> tuple[Posterior, Account]:
-    """A method's posterior of a task's training rows, and the account of its time."""
+    name: str, settings: Settings, task: Task, folder: Folder, checkpoint: Path | None = None
+) -> tuple[Posterior, Account, float]:
+    """A method's posterior of a task's training rows, the account of its time, and seconds of the fit it stands on."""
     method, training = settings.applied(compared_method(name))
     network = task.network.build(settings.seed)
+    options = {
+        "validation": tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
+        "checkpoint": checkpoint,
+        "seed": settings.seed,
+        "progress": False,
+    }
     account = Account(settings.budget_per_method, clock_of(TensorOptions.of(network).device))
     with accounted(account):
-        posterior = method.fit(
-            network,
-            task.train,
-            task.likelihood,
-            training=training,
-            validation=tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
-            checkpoint=checkpoint,
-            seed=settings.seed,
-            progress=False,
-        )
-    return posterior, account
+        if isinstance(training, AutoTraining) and name != REFERENCE:
+            options["point"], shared = standing(folder, network)
+            fit = partial(protocol.fit, method, auto=training)
+        else:
+            fit, shared = partial(method.fit, training=training), 0.0
+        return fit(network, task.train, task.likelihood, **options), account, shared
 
 
 def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
@@ -138,6 +131,14 @@ def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> S
     fit = FitRecord(split=settings.splits[0], seconds=round(account.spent(), 2))
     title = " ".join(" ".join(map(repr, model.models)).split())
     return judged(name, model, title, (), fit, task, settings, checksum)
+
+
+def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
+    """The MAP fit of a split, on which its other methods stand, and the seconds that it took."""
+    result = folder.result(REFERENCE)
+    if result is None:
+        raise TrainingError(f"it stands on the fit of {REFERENCE}, which failed")
+    return load(folder.posterior(REFERENCE), network), result.row.seconds
 
 
 def judged(

@@ -84,9 +84,10 @@ class EigenbasisNormal(StructuredNormal):
         (unit,) = noise
         return self._rotate_back(unit * self.precision_eigenvalues.rsqrt())
 
-    def two_sided(self) -> TwoSided:
-        """What turns the noise of `rsample` into a deviation: U_G (ε / √p) U_Aᵀ."""
-        return TwoSided(self.output_vectors, self.input_vectors.mT, self.precision_eigenvalues.rsqrt())
+    def two_sided(self, scale: float = 1.0) -> TwoSided:
+        """What turns the noise of `rsample` into a deviation, U_G (ε / √p) U_Aᵀ, times a scale."""
+        std = self.precision_eigenvalues.rsqrt() * scale
+        return TwoSided(self.output_vectors, self.input_vectors.mT, std)
 
     def _rotate(self, vectors: Tensor) -> Tensor:
         self._require_event("vectors", vectors)

@@ -38,10 +38,6 @@ class TwoSided:
         columns = torch.cat([x, x.new_ones(len(x), 1)], 1).mT if biased else x.mT
         return torch.linalg.solve_triangular(self.right, columns, upper=False).mT
 
-    def added(self, mean: Tensor, noise: Tensor, turned: Tensor) -> Tensor:
-        """M x + L (E ∘ s) (R x), from M x [N, m], E ∘ s and R x [N, n]."""
-        return torch.addmm(mean, F.linear(turned, noise), self.left.mT)
-
 
 def products_saved(rows: int, columns: int, cases: float) -> float:
     """By how many products an m × n matrix, written out, exceeds its functions of so many inputs."""

@@ -12,7 +12,7 @@ from .base import Draws
 class MaskDraws(Draws):
     """Masks by seeds, one for each draw, since their shapes follow from the inputs; draws run one by one.
 
-    `facts` also holds the `seeds`, and the layouts of the `dropouts` by name.
+    `facts` also holds the `seeds`, the layouts of the `dropouts` by name, and the `scale` s of masks 1 + s (mask − 1).
     """
 
     kind, traces = "masks", False
@@ -28,9 +28,12 @@ class MaskDraws(Draws):
     def answered(self, index: int, inputs: Inputs) -> Tensor:
         with (
             leased(self.network) as shell,
-            fixed_dropout(shell, self.layouts, self.facts["seeds"][index]),
+            fixed_dropout(shell, self.layouts, *self._mask(index)),
         ):
             return call(shell, inputs)
 
     def plain(self, index: int) -> nn.Module:
-        return with_fixed_dropout(self.network, self.layouts, self.facts["seeds"][index])
+        return with_fixed_dropout(self.network, self.layouts, *self._mask(index))
+
+    def _mask(self, index: int) -> tuple[int, float]:
+        return self.facts["seeds"][index], self.facts.get("scale", 1.0)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..errors import ConfigError, require_count, require_positive
+from ..errors import ConfigError, require_count, require_flag, require_positive
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
@@ -47,8 +47,7 @@ class BatchEnsemble(TrainedMethod):
         require_count(components=self.components)
         if not isinstance(self.initial, NearOne | Signs):
             raise ConfigError(f"initial must be factors.NearOne() or factors.Signs(), got {self.initial!r}")
-        if not isinstance(self.log_mixture, bool):
-            raise ConfigError(f"log_mixture must be True or False, got {self.log_mixture!r}")
+        require_flag(log_mixture=self.log_mixture)
         require_positive(factor_rate=self.factor_rate)
         check_arrangement(self.arrangement)
 

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass, replace
 
-from ..errors import ConfigError, require_count
+from ..errors import require_count, require_flag
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
@@ -61,8 +61,7 @@ class KTied(TrainedMethod):
         check_prior_std(self.prior_std)
         check_stds(self.initial_std, self.initial_spread, self.max_std)
         check_estimator(self.estimator)
-        if not isinstance(self.match_rates, bool):
-            raise ConfigError(f"match_rates must be True or False, got {self.match_rates!r}")
+        require_flag(match_rates=self.match_rates)
 
     def objective(self, start: Start) -> NormalObjective:
         network = start.network

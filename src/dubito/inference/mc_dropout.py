@@ -11,7 +11,7 @@ from ..draws import FactorDraws, MaskDraws
 from ..errors import NetworkError, require_fraction, require_positive
 from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
-from ..layers import Layout, Use, reasons, survey
+from ..layers import Layout, reasons, survey
 from ..layers.declared import points_of, reading_inputs, shared_weights, stored_uses, weights_with_nodes
 from ..layers.dropout import find_dropouts
 from ..layers.factors import Factor, Factors, NodeFactors
@@ -26,6 +26,8 @@ from ..priors import normal_penalty
 
 class MCDropoutPosterior(Posterior):
     """Weights with columns dropped at random; with `rate=None` masks on the network's own dropout layers."""
+
+    scalable = True
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -51,13 +53,16 @@ class MCDropoutPosterior(Posterior):
         """Draws as factors on the inputs of layers, or as the seeds of masks."""
         if self.layouts:
             mask_seeds = [seeds.drawn(stream, 31) for stream in streams]
-            facts = self._facts(indices, seed, seeds=mask_seeds, dropouts=self.details["dropouts"])
+            masks = {"seeds": mask_seeds, "dropouts": self.details["dropouts"], "scale": self.scale}
+            facts = self._facts(indices, seed, **masks)
             return MaskDraws(self.network, {}, **facts)
         weights, rate = self.weights(), self.method.rate
         factors = {
             name: torch.stack([bernoulli_factors(use.input_shape, rate, weights[name], s) for s in streams])
             for name, use in self.uses.items()
         }
+        if self.scale != 1:
+            factors = {name: 1 + self.scale * (values - 1) for name, values in factors.items()}
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=False)
         return FactorDraws(self.network, {"input_factors": factors}, **facts)
 
@@ -127,7 +132,8 @@ class MCDropoutObjective(Objective):
         for name, use in draft.uses.items():
             weight = draft.network.get_parameter(name)
             if name in shared:
-                folded[name] = dropped(use, weight, rate, generator)
+                columns = bernoulli_factors(use.input_shape, rate, weight, generator)
+                folded[name] = fold_values(use.views, weight, columns, None)
             else:
                 factors = bernoulli_factors((1, total, *use.input_shape), rate, weight, generator)
                 if rows < total:
@@ -189,9 +195,3 @@ def bernoulli_factors(
     """0 with probability `rate`, else 1 / (1 − rate), so that the mean is 1."""
     keep = torch.full(shape, 1 - rate, dtype=like.dtype, device=like.device)
     return torch.bernoulli(keep, generator=generator) / (1 - rate)
-
-
-def dropped(use: Use, weight: Tensor, rate: float, generator: torch.Generator | None) -> Tensor:
-    """The weight with the columns of dropped input nodes set to 0, all others scaled up."""
-    factors = bernoulli_factors(use.input_shape, rate, weight, generator)
-    return fold_values(use.views, weight, factors, None)

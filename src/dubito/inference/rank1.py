@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import ConfigError, require_count, require_fraction, require_positive
+from ..errors import ConfigError, require_count, require_flag, require_fraction, require_positive
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
@@ -30,7 +30,8 @@ class Rank1(TrainedMethod):
         on: the nodes whose factors are random: "input", "output" or "both"; the others are point masses.
         additive: add r sᵀ to the weight instead of multiplying; give the family a prior mean of 0 with it.
         initial: where means start: `factors.NearOne()` or `factors.Signs()`; 1 is taken off where additive.
-        initial_rate: standard deviations start at √(p / (1 − p)), those of dropout with rate p.
+        initial_rate: standard deviations start at √(p / (1 − p)), those of dropout with rate p; None takes the
+            family's, 1e-3 but for `Cauchy`, whose tails need 1e-6.
         bound: the largest absolute value of a draw; None sets no limit. The divergence is that of the law
             without it.
         kl: "mean" over components, or their "sum" as in the authors' code, which weighs it K times as much.
@@ -46,7 +47,7 @@ class Rank1(TrainedMethod):
     on: Literal["input", "output", "both"] = "both"
     additive: bool = False
     initial: NearOne | Signs = NearOne()
-    initial_rate: float = 1e-3
+    initial_rate: float | None = None
     bound: float | None = 10.0
     kl: Literal["mean", "sum"] = "mean"
     log_mixture: bool = False
@@ -64,15 +65,14 @@ class Rank1(TrainedMethod):
             raise ConfigError(f'on must be "input", "output" or "both", got {self.on!r}')
         if not isinstance(self.initial, NearOne | Signs):
             raise ConfigError(f"initial must be factors.NearOne() or factors.Signs(), got {self.initial!r}")
-        for name in ("additive", "log_mixture"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        require_flag(additive=self.additive, log_mixture=self.log_mixture)
         if self.family.positive and (self.additive or isinstance(self.initial, Signs)):
             what = "added to weights" if self.additive else "started from random signs"
             raise ConfigError(
                 f"{type(self.family).__name__} factors are above 0 and cannot be {what}; take Normal()"
             )
-        require_fraction(zero=False, initial_rate=self.initial_rate)
+        if self.initial_rate is not None:
+            require_fraction(zero=False, initial_rate=self.initial_rate)
         require_positive(factor_rate=self.factor_rate)
         if self.bound is not None:
             require_positive(bound=self.bound)
@@ -89,9 +89,7 @@ class Rank1(TrainedMethod):
         )
 
     def objective(self, start: Start) -> ComponentObjective:
+        rate = self.family.initial_rate if self.initial_rate is None else self.initial_rate
         return component_objective(
-            self,
-            start,
-            initial_std=(self.initial_rate / (1 - self.initial_rate)) ** 0.5,
-            summed=self.kl == "sum",
+            self, start, initial_std=(rate / (1 - rate)) ** 0.5, summed=self.kl == "sum"
         )

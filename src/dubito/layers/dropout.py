@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,8 @@ from .. import seeds
 from .layout import Layout
 from .passes import unnested
 
+#: How the inputs of dropout layers hold the rows, by their names.
+Layouts: TypeAlias = Mapping[str, Layout]
 #: The value SELU saturates at, which alpha dropout puts in place of dropped units.
 SELU_FLOOR = -1.7580993408473766
 
@@ -23,12 +26,13 @@ class FixedDropout(nn.Module):
         layer: the dropout layer it stands for.
         seed: decides the mask; each call within one forward pass has a mask of its own.
         row_axis: the axis of rows, which share the mask.
+        scale: s, by which the mask deviates from 1: what the layer does is added s times.
     """
 
-    def __init__(self, layer: nn.Module, seed: int, row_axis: int = 0) -> None:
+    def __init__(self, layer: nn.Module, seed: int, row_axis: int = 0, scale: float = 1.0) -> None:
         super().__init__()
         assert isinstance(layer, _DropoutNd)
-        self.rate, self.seed, self.row_axis = layer.p, seed, row_axis
+        self.rate, self.seed, self.row_axis, self.scale = layer.p, seed, row_axis, scale
         self.channels = isinstance(layer, nn.Dropout1d | nn.Dropout2d | nn.Dropout3d | nn.FeatureAlphaDropout)
         self.alpha = isinstance(layer, nn.AlphaDropout | nn.FeatureAlphaDropout)
         self.calls = 0
@@ -36,6 +40,10 @@ class FixedDropout(nn.Module):
         self.register_forward_pre_hook(_heed)
 
     def forward(self, inputs: Tensor) -> Tensor:
+        dropped = self._dropped(inputs)
+        return dropped if self.scale == 1 else torch.lerp(inputs, dropped, self.scale)
+
+    def _dropped(self, inputs: Tensor) -> Tensor:
         shape = list(inputs.shape)
         shape[self.row_axis] = 1
         if self.channels:
@@ -59,10 +67,10 @@ def find_dropouts(network: nn.Module) -> list[str]:
     return [name for name, m in network.named_modules() if isinstance(m, _DropoutNd) and m.p > 0]
 
 
-def with_fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> nn.Module:
+def with_fixed_dropout(network: nn.Module, layouts: Layouts, seed: int, scale: float = 1.0) -> nn.Module:
     """A copy of the network whose dropout layers have the masks of one draw."""
     plain = copy.deepcopy(network)
-    fixed = {plain.get_submodule(name): mask for name, mask in _fixed(plain, layouts, seed).items()}
+    fixed = {plain.get_submodule(name): mask for name, mask in _fixed(plain, layouts, seed, scale).items()}
     for name, module in list(plain.named_modules(remove_duplicate=False)):  # one layer may have two names
         if module in fixed:
             path, _, last = name.rpartition(".")
@@ -75,9 +83,9 @@ def with_fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: 
 
 
 @contextmanager
-def fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> Iterator[None]:
+def fixed_dropout(network: nn.Module, layouts: Layouts, seed: int, scale: float = 1.0) -> Iterator[None]:
     """While open, the dropout layers of a leased shell drop by the masks of one draw."""
-    fixed = _fixed(network, layouts, seed)
+    fixed = _fixed(network, layouts, seed, scale)
     handles = []
 
     def hook(mask: FixedDropout):
@@ -94,10 +102,10 @@ def fixed_dropout(network: nn.Module, layouts: Mapping[str, Layout], seed: int) 
             handle.remove()
 
 
-def _fixed(network: nn.Module, layouts: Mapping[str, Layout], seed: int) -> dict[str, FixedDropout]:
+def _fixed(network: nn.Module, layouts: Layouts, seed: int, scale: float) -> dict[str, FixedDropout]:
     axes = {Layout.SECOND: 1}
     return {
-        name: FixedDropout(network.get_submodule(name), seeds.derived(seed, name), axes.get(layout, 0))
+        name: FixedDropout(network.get_submodule(name), seeds.derived(seed, name), axes.get(layout, 0), scale)
         for name, layout in layouts.items()
     }
 

@@ -25,6 +25,8 @@ class Family(ABC):
     light: ClassVar[bool] = True
     #: Whether factors are exponentials, and above 0.
     positive: ClassVar[bool] = False
+    #: The rate of dropout whose noise is as large as that of factors at the start.
+    initial_rate: ClassVar[float] = 1e-3
 
     @abstractmethod
     def law(self, mean: Tensor, std: Tensor) -> Distribution:

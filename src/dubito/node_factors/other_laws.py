@@ -22,6 +22,8 @@ class Cauchy(Family):
     """
 
     light = False
+    #: At 1e-3 draws within ±10 have a standard deviation of 0.63 around 1; at this rate of 0.11.
+    initial_rate = 1e-6
 
     prior_mean: float = 1.0
     prior_std: float = 0.1

@@ -45,7 +45,8 @@ class NodePosterior(Posterior):
         #: The law of each side.
         self.families: dict[str, Family | None] = dict(zip(SIDES, self.method.families, strict=True))
         self._latest: tuple[Any, Stds] | None = None
-        if not any(family is not None and family.random for family in self.families.values()):
+        self.scalable = any(family is not None and family.random for family in self.families.values())
+        if not self.scalable:
             self.num_atoms = self.num_components
 
     @classmethod
@@ -83,11 +84,12 @@ class NodePosterior(Posterior):
         raw = [self.group(f"{side}_raw_std")[name] for side, name in keys]
         state = None
         if not any(values.requires_grad or values.is_inference() for values in raw):
-            state = [(values.data_ptr(), values._version) for values in raw]
+            state = [self.scale, *((values.data_ptr(), values._version) for values in raw)]
             latest = self._latest  # read once: other threads may replace it
             if latest is not None and latest[0] == state:
                 return latest[1]
         whole = F.softplus(torch.cat([values.flatten() for values in raw]))
+        whole = whole if self.scale == 1 else whole * self.scale
         parts = whole.split([values.numel() for values in raw])
         stds = {key: part.view(values.shape) for key, part, values in zip(keys, parts, raw, strict=True)}
         self._latest = None if state is None else (state, stds)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,9 @@ class NoisyOptimizer(Optimizer, ABC):
     negative log-likelihood, a mean over rows, without a prior's penalty, which the optimiser adds itself. Several
     passes before a step add up: weigh each loss by its share of the step's rows.
 
+    The Fisher information is a mean of squares over rows. Where the mean gradient ḡ of B rows alone is known, B ḡ²
+    stands in, whose mean is E[g²] + (B − 1) E[g]²: the same where the full gradient E[g] vanishes.
+
     Args:
         params: parameters, or groups of them.
         defaults: settings of a group.
@@ -30,11 +33,15 @@ class NoisyOptimizer(Optimizer, ABC):
 
     #: Whether the rule needs what each row says.
     watches = False
+    #: A learning rate to start from, found at 64 rows a step.
+    recommended_lr: ClassVar[float]
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], *, num_data: int, seed: int) -> None:
         require_count(num_data=num_data)
         seeds.derived(seed)
-        super().__init__(params, {**defaults, "num_data": num_data, "seed": seed, "draws": 0, "passes": 0})
+        super().__init__(
+            params, {**defaults, "num_data": num_data, "seed": seed, "draws": 0, "passes": 0, "rows": 0}
+        )
         for group in self.param_groups:
             self.check(group)
         self.watch = Watch(p for group in self.param_groups for p in group["params"])
@@ -42,8 +49,9 @@ class NoisyOptimizer(Optimizer, ABC):
 
     def check(self, group: dict[str, Any]) -> None:
         """Refuse settings out of range."""
-        require_positive(lr=group["lr"], prior_std=group["prior_std"], initial_std=group["initial_std"])
-        require_positive(kl_weight=group["kl_weight"])
+        require_positive(lr=group["lr"], prior_std=group["prior_std"], kl_weight=group["kl_weight"])
+        if group["initial_std"] is not None:
+            require_positive(initial_std=group["initial_std"])
         if "betas" in group:
             require_fraction(beta1=group["betas"][0], beta2=group["betas"][1])
 
@@ -61,7 +69,7 @@ class NoisyOptimizer(Optimizer, ABC):
         if self._open:
             raise ConfigError("sampled() is open already: close it before another draw")
         first = self.param_groups[0]
-        held = [(group, p) for group in self.param_groups for p in group["params"]]
+        held = self.parameters()
         means = [p.detach().clone() for _, p in held]
         if generator is None:
             generator = seeds.generator(first["seed"], "draw", first["draws"], device=held[0][1].device)
@@ -78,6 +86,7 @@ class NoisyOptimizer(Optimizer, ABC):
                 yield
             if self.watches:
                 self.look()
+                first["rows"] += self.watch.rows
         finally:
             self.watch.clear()
             self._open = False
@@ -85,11 +94,14 @@ class NoisyOptimizer(Optimizer, ABC):
                 for (_, p), mean in zip(held, means, strict=True):
                     p.copy_(mean)
 
+    def parameters(self) -> list[tuple[dict[str, Any], Tensor]]:
+        """All parameters, with the settings of their groups."""
+        return [(group, p) for group in self.param_groups for p in group["params"]]
+
     def draw_all(self, generator: torch.Generator) -> None:
         """Put a draw into every parameter."""
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.add_(self.noise(p, group, generator))
+        for group, p in self.parameters():
+            p.add_(self.noise(p, group, generator))
 
     def noise(self, p: Tensor, group: dict[str, Any], generator: torch.Generator) -> Tensor:
         """A parameter's draw less its mean."""
@@ -110,36 +122,55 @@ class NoisyOptimizer(Optimizer, ABC):
     # -- steps ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Any = None, *, rows: int | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Move the means by the gradients of all passes since the last step.
 
         Args:
             closure: computes the loss and its gradients, and is called with a draw in the parameters.
+            rows: B, of all passes and processes; None takes those that layers were seen to read, where the rule
+                watches them.
         """
-        loss = None
+        if rows is not None:
+            require_count(rows=rows)
+        loss, first = None, self.param_groups[0]
         if closure is not None:
             with torch.enable_grad(), self.sampled():
                 loss = closure()
-        passes = max(self.param_groups[0]["passes"], 1)
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                drawn = state.pop("drawn") / passes if "drawn" in state else p
-                if p.grad is not None:
-                    self.move(p, -p.grad, drawn, group)
-        self.param_groups[0]["passes"] = 0
+        told = rows or first["rows"]
+        moved = [(group, p) for group, p in self.moving() if p.grad is not None]
+        if not told and any(self.needs_rows(p, group) for group, p in moved):
+            raise ConfigError(
+                f"{type(self).__name__} multiplies the square of a batch's mean gradient by its rows, but the number "
+                "of rows is not known: call step(rows=len(x)), with the rows of all passes and processes of the step"
+            )
+        for _, p in self.parameters():
+            state = self.state[p]
+            state["drawn"] = state["drawn"] / max(first["passes"], 1) if "drawn" in state else p.clone()
+        for group, p in moved:
+            self.move(p, -p.grad, group, told if counted(group) else 1)
+        for _, p in self.parameters():
+            del self.state[p]["drawn"]
+        first["passes"] = first["rows"] = 0
         self.advance()
         return loss
 
+    def moving(self) -> list[tuple[dict[str, Any], Tensor]]:
+        """The parameters that are drawn and moved by themselves."""
+        return self.parameters()
+
+    def needs_rows(self, p: Tensor, group: dict[str, Any]) -> bool:
+        """Whether a parameter's step asks for the number of rows."""
+        return counted(group)
+
     @abstractmethod
-    def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
-        """Move one mean.
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
+        """Move one mean; the draw, or the mean of several, is in its state.
 
         Args:
             p: the parameter, which holds the mean.
             slope: the gradient of the mean log-likelihood at the draw.
-            drawn: the draw; the mean of several.
             group: the settings.
+            rows: B, or 1 where they are not counted.
         """
 
     def advance(self) -> None:
@@ -158,7 +189,7 @@ class NoisyOptimizer(Optimizer, ABC):
 
     def pending(self) -> list[Tensor]:
         """What passes since the last step have summed beside gradients, to be added up over processes."""
-        states = [self.state[p] for group in self.param_groups for p in group["params"]]
+        states = [self.state[p] for _, p in self.parameters()]
         return [state[key] for state in states for key in self.sums if key in state]
 
     #: Names of what is summed over passes.
@@ -174,3 +205,8 @@ class NoisyOptimizer(Optimizer, ABC):
 def damping(group: dict[str, Any]) -> float:
     """γ_in = λ / (N η), the prior's precision per data point; η is the prior's variance."""
     return group["kl_weight"] / (group["num_data"] * group["prior_std"] ** 2)
+
+
+def counted(group: dict[str, Any]) -> bool:
+    """Whether the square of a mean gradient is multiplied by its rows."""
+    return group.get("count_rows", True)

@@ -29,7 +29,11 @@ class NoisyKFAC(NoisyOptimizer):
     """Algorithm 5 of BALI's appendix, with λ/N in the draw and π the balance of the factors' mean traces.
 
     Layers that multiply their inputs by a weight get Kronecker factors, bias included; other parameters get a
-    diagonal, from the squares of the batch's mean gradient. The first draws, before any step, are the means.
+    diagonal, from B times the square of the batch's mean gradient.
+
+    The factors' averages start at 0 as printed, so that the first draws are the means, and those of the next 1/β
+    steps up to 1/β times too wide. With `initial_std` they start at c √(tr Ψ^xx / tr Ψ^gg) I and its inverse times
+    c² I, in mean traces of the first step and with c so that weights have this standard deviation.
 
     Args:
         params: parameters, or groups of them; a layer's weight and bias belong in one group.
@@ -38,10 +42,12 @@ class NoisyKFAC(NoisyOptimizer):
         beta: rate of the factors' moving averages.
         prior_std: √η, of the Normal prior around 0.
         kl_weight: λ; below 1 the posterior is colder.
+        initial_std: standard deviations to start from, the prior's at most; None starts averages at 0.
         seed: of the draws.
     """
 
     watches = True
+    recommended_lr = 2e-2
     sums = ("seen_inputs", "seen_outputs", "seen_rows")
 
     def __init__(
@@ -49,10 +55,11 @@ class NoisyKFAC(NoisyOptimizer):
         params: Iterable[Any],
         *,
         num_data: int,
-        lr: float = 1e-2,
+        lr: float = recommended_lr,
         beta: float = 0.05,
         prior_std: float = 1.0,
         kl_weight: float = 1.0,
+        initial_std: float | None = None,
         seed: int = 0,
     ) -> None:
         defaults = {
@@ -60,14 +67,18 @@ class NoisyKFAC(NoisyOptimizer):
             "beta": beta,
             "prior_std": prior_std,
             "kl_weight": kl_weight,
-            "initial_std": 1.0,
+            "initial_std": initial_std,
         }
         super().__init__(params, defaults, num_data=num_data, seed=seed)
         self._known: dict[int, KnownRoots] = {}
 
     @property
     def _all(self) -> list[Tensor]:
-        return [p for group in self.param_groups for p in group["params"]]
+        return [p for _, p in self.parameters()]
+
+    def moving(self) -> list[tuple[dict[str, Any], Tensor]]:
+        held = self._held()
+        return [(group, p) for group, p in self.parameters() if id(p) not in held]
 
     def _bias(self, p: Tensor) -> Tensor | None:
         """The bias that is the last column of a weight with factors."""
@@ -81,7 +92,14 @@ class NoisyKFAC(NoisyOptimizer):
         return {id(parameters[place]) for place in places if place >= 0}
 
     def initial_fisher(self, group: dict[str, Any]) -> float:
-        return 0.0
+        if group["initial_std"] is None:
+            return 0.0
+        return group["kl_weight"] / (group["num_data"] * group["initial_std"] ** 2) - damping(group)
+
+    def std(self, p: Tensor, group: dict[str, Any]) -> Tensor:
+        if "fisher" in self.state[p] or group["initial_std"] is None:
+            return super().std(p, group)
+        return torch.full_like(p, min(group["initial_std"], group["prior_std"]))  # before any step
 
     def precision(self, p: Tensor, group: dict[str, Any]) -> Tensor:
         return (self.fisher(p, group) + damping(group)) * (group["num_data"] / group["kl_weight"])
@@ -124,10 +142,17 @@ class NoisyKFAC(NoisyOptimizer):
             self._known[id(p)] = known
         return known.roots
 
+    def _first_factors(self, means: tuple[Tensor, Tensor], group: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Averages to start from, whose draws have the standard deviation `initial_std`; 0 without one."""
+        scale = (self.initial_fisher(group) + damping(group)) ** 0.5 - damping(group) ** 0.5  # c
+        if group["initial_std"] is None or scale <= 0:
+            return torch.zeros_like(means[0]), torch.zeros_like(means[1])
+        balance = _balance(*means)[:, None, None]
+        eyes = [torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device) for mean in means]
+        return scale * balance * eyes[0], scale / balance * eyes[1]
+
     def _roots(self, inputs: Tensor, outputs: Tensor, root: float) -> tuple[Tensor, Tensor]:
-        traces = [factor.diagonal(0, 1, 2).mean(-1) for factor in (inputs, outputs)]
-        balance = (traces[0] / traces[1].clamp(min=torch.finfo(inputs.dtype).tiny)).sqrt()  # π
-        balance = torch.where((traces[0] > 0) & (traces[1] > 0), balance, torch.ones_like(balance))
+        balance = _balance(inputs, outputs)
         first, second = inputs.clone(), outputs.clone()
         first.diagonal(0, 1, 2).add_((balance * root)[:, None])
         second.diagonal(0, 1, 2).add_((root / balance)[:, None])
@@ -136,14 +161,13 @@ class NoisyKFAC(NoisyOptimizer):
     # -- draws and steps -----------------------------------------------------------------------------------------
 
     def draw_all(self, generator: torch.Generator) -> None:
-        held = self._held()
-        for group in self.param_groups:
-            for p in group["params"]:
-                state = self.state[p]
-                if "inputs" in state:
-                    self._draw_block(p, group, generator)
-                elif "fisher" in state and id(p) not in held:
-                    p.add_(self.noise(p, group, generator))
+        for group, p in self.moving():
+            if "inputs" in self.state[p]:
+                self._draw_block(p, group, generator)
+            elif "fisher" in self.state[p] or group["initial_std"] is not None:
+                for parameter in (p, self._bias(p)):
+                    if parameter is not None:
+                        parameter.add_(self.noise(parameter, group, generator))
 
     def _draw_block(self, p: Tensor, group: dict[str, Any], generator: torch.Generator) -> None:
         bias = self._bias(p)
@@ -161,57 +185,41 @@ class NoisyKFAC(NoisyOptimizer):
         if bias is not None:
             bias.add_(last.reshape(bias.shape))
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        """Move the means by the gradients of all passes since the last step.
+    def needs_rows(self, p: Tensor, group: dict[str, Any]) -> bool:
+        return "seen_rows" not in self.state[p]
 
-        Args:
-            closure: computes the loss and its gradients, and is called with a draw in the parameters.
-        """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad(), self.sampled():
-                loss = closure()
-        passes = max(self.param_groups[0]["passes"], 1)
-        drawn = {
-            id(p): self.state[p].pop("drawn") / passes if "drawn" in self.state[p] else p.clone()
-            for group in self.param_groups
-            for p in group["params"]
-        }
-        held = self._held()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None or id(p) in held:
-                    continue
-                if "seen_rows" in self.state[p]:
-                    self._move_block(p, drawn, group)
-                else:
-                    self.move(p, -p.grad, drawn[id(p)], group)
-        self.param_groups[0]["passes"] = 0
-        return loss
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
+        if "seen_rows" in self.state[p]:
+            self._move_block(p, group)
+            return
+        fisher, gamma = self.fisher(p, group), damping(group)
+        fisher.lerp_(slope.square() * rows, group["beta"])
+        p.addcdiv_(slope - gamma * self.state[p]["drawn"], fisher + gamma, value=group["lr"])
 
-    def _move_block(self, p: Tensor, drawn: dict[int, Tensor], group: dict[str, Any]) -> None:
+    def _move_block(self, p: Tensor, group: dict[str, Any]) -> None:
         state, gamma, beta = self.state[p], damping(group), group["beta"]
         rows = state.pop("seen_rows")
         # Gradients are those of a mean over the rows: sums of (g / B)(g / B)ᵀ, times B, are the mean of g gᵀ.
-        for key, mean in (
-            ("inputs", state.pop("seen_inputs") / rows),
-            ("outputs", state.pop("seen_outputs") * rows),
-        ):
-            state.setdefault(key, torch.zeros_like(mean)).lerp_(mean, beta)  # lines 8 and 9
+        means = state.pop("seen_inputs") / rows, state.pop("seen_outputs") * rows
+        if "inputs" not in state:
+            state["inputs"], state["outputs"] = self._first_factors(means, group)
+        state["inputs"].lerp_(means[0], beta)  # line 8
+        state["outputs"].lerp_(means[1], beta)  # line 9
         bias = self._bias(p)
         assert p.grad is not None
         slope = self.matrix(p, -p.grad, None if bias is None or bias.grad is None else -bias.grad)
-        held = self.matrix(p, drawn[id(p)], None if bias is None else drawn[id(bias)])
+        held = self.matrix(p, state["drawn"], None if bias is None else self.state[bias]["drawn"])
         right, left = self.roots(p, group)
         whole = slope - gamma * held  # line 12
         moved = _solved(_solved(whole, right).mT, left).mT  # Σ G R, as outputs × inputs
         self._add(p, bias, group["lr"] * moved)  # line 13
 
-    def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
-        fisher, gamma = self.fisher(p, group), damping(group)
-        fisher.lerp_(slope.square(), group["beta"])
-        p.addcdiv_(slope - gamma * drawn, fisher + gamma, value=group["lr"])
+
+def _balance(inputs: Tensor, outputs: Tensor) -> Tensor:
+    """π, the root of the ratio of mean traces, [G]; 1 where a factor is 0."""
+    first, second = (factor.diagonal(0, 1, 2).mean(-1) for factor in (inputs, outputs))
+    balance = (first / second.clamp(min=torch.finfo(inputs.dtype).tiny)).sqrt()
+    return torch.where((first > 0) & (second > 0), balance, torch.ones_like(balance))
 
 
 def _root(matrices: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ class VOGN(NoisyOptimizer):
     """Algorithm 4 of BALI's appendix.
 
     The rows' own gradients are read from layers as they are called inside `sampled`, a layer at a time; rows stand
-    on the first axis of layers' inputs. For parameters of other modules (recurrent ones, bare tensors) the square
-    of the batch's mean gradient stands in.
+    on the first axis of layers' inputs. For parameters of other modules (recurrent ones, bare tensors) B times the
+    square of the batch's mean gradient stands in.
 
     Args:
         params: parameters, or groups of them.
@@ -32,6 +32,7 @@ class VOGN(NoisyOptimizer):
     """
 
     watches = True
+    recommended_lr = 1e-2
     sums = ("squares", "rows")
 
     def __init__(
@@ -39,7 +40,7 @@ class VOGN(NoisyOptimizer):
         params: Iterable[Any],
         *,
         num_data: int,
-        lr: float = 1e-3,
+        lr: float = recommended_lr,
         betas: tuple[float, float] = (0.9, 0.001),
         prior_std: float = 1.0,
         kl_weight: float = 1.0,
@@ -78,18 +79,23 @@ class VOGN(NoisyOptimizer):
         return (self.fisher(p, group) + self.shift(group)) * group["num_data"]
 
     def look(self) -> None:
-        for group in self.param_groups:
-            for p in group["params"]:
-                squares = self.watch.squares(p)
-                if squares is not None:
-                    self.add(p, squares=squares, rows=squares.new_full((), float(self.watch.rows)))
+        for _, p in self.parameters():
+            squares = self.watch.squares(p)
+            if squares is not None:
+                self.add(p, squares=squares, rows=squares.new_full((), float(self.watch.rows)))
 
-    def move(self, p: Tensor, slope: Tensor, drawn: Tensor, group: dict[str, Any]) -> None:
+    def needs_rows(self, p: Tensor, group: dict[str, Any]) -> bool:
+        return "squares" not in self.state[p]
+
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
         state, (beta1, beta2) = self.state[p], group["betas"]
         fisher = self.fisher(p, group)
         momentum = state.setdefault("momentum", torch.zeros_like(p))
         # Sums of (g_i / B)² over B rows, so that B times them is the mean of squares.
-        squares = state.pop("squares") * state.pop("rows") if "squares" in state else slope.square()
+        if "squares" in state:
+            squares = state.pop("squares") * state.pop("rows")
+        else:
+            squares = slope.square() * rows
         momentum.mul_(beta1).add_(slope - prior_share(group) * p)  # lines 6 and 7
         fisher.mul_(1 - group["kl_now"] * beta2).add_(squares, alpha=beta2)  # line 8, a mean over rows
         p.addcdiv_(momentum, fisher + self.shift(group), value=group["lr"])  # line 9

@@ -131,6 +131,7 @@ class Watch:
     def clear(self) -> None:
         """Forget what was seen."""
         self.calls.clear()
+        self.rows = 0
 
     def _of(self, parameter: Tensor) -> list[Call]:
         """The uses of a parameter that a backward pass reached; none where they disagree about the rows."""

@@ -64,7 +64,7 @@ def std_map(
     [k-tied Normal, Figures 4 and 11]
 
     Args:
-        std: σ as `posterior.scale(name).std` gives it; a kernel is read as (inputs · positions) × outputs.
+        std: σ as `posterior.weight_scale(name).std` gives it; a kernel is read as (inputs · positions) × outputs.
         rank: show the best approximation of this rank instead, with a lower bound of 0.
         limits: least and largest value of the colours, to compare maps; None takes those of `std`.
         axis: to draw on.

@@ -1,5 +1,6 @@
 """The posterior every method returns: a distribution over the network's own parameters."""
 
+import copy
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -11,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds, storage
-from ..draws import Draws, LinearisedDraws, WeightDraws, deviations, weight_stacks
-from ..errors import ConfigError, NetworkError, require_count
+from ..draws import Draws, FactorDraws, LinearisedDraws, WeightDraws, deviations, weight_stacks
+from ..errors import ConfigError, NetworkError, require_count, require_positive
 from ..evaluation import evaluate
 from ..fitting import checked_pieces, checked_rows, read
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 #: Rows that go through the network at once: larger pieces are slower on CPUs and fill accelerators.
 MAX_ROWS = 1024
+#: Before the names of groups that hold what kept factors deviate from.
+CENTRAL = "central_"
 
 #: The generators of draws.
 Streams: TypeAlias = Sequence[torch.Generator | None]
@@ -59,10 +62,12 @@ class Posterior(nn.Module, ABC):
             None reads them off `network`, which a posterior at rest no longer tells.
         num_components: K; draw s belongs to component s mod K.
         num_atoms: the number of distinct draws where it is finite, else None.
+        scalable: whether `scaled` has standard deviations to multiply, and everything drawn heeds `scale`.
     """
 
     num_components: int = 1
     num_atoms: int | None = None
+    scalable: bool = False
     #: The classes of posteriors by the names of the methods that make them; `Method` enters each.
     makers: ClassVar[dict[str, type["Posterior"]]] = {}
 
@@ -137,6 +142,37 @@ class Posterior(nn.Module, ABC):
                     )
         return self._survey
 
+    @property
+    def scale(self) -> float:
+        """The factor by which `scaled` multiplied all standard deviations."""
+        return self.details.get("scale", 1.0)
+
+    def scaled(self, scale: float) -> Self:
+        """A posterior whose standard deviations are `scale` times as large, around the same centre, in every draw.
+
+        Draw s of a seed moves along a line: w − centre becomes `scale` times what it was. Where noise lies on nodes,
+        factors move around the means of their components, which stay, before they are bounded, and positive ones by
+        their logarithms; masks and Bernoulli factors z become 1 + scale (z − 1). Scales of scales multiply.
+
+        Args:
+            scale: 0 leaves the centre alone.
+        """
+        return duplicate(self._view(scale)).finished()
+
+    def _view(self, scale: float) -> Self:
+        """What `scaled` copies: the same tensors and caches, for predictions of this process alone."""
+        require_positive(zero=True, scale=scale)
+        if not self.scalable:
+            fixed = "" if self.num_atoms is None else f" ({self.num_atoms} fixed draws)"
+            raise ConfigError(
+                f"scaled multiplies standard deviations, and this posterior of {type(self.method).__name__}{fixed} has "
+                "none; scale before refreshed(...), or fit a method whose posterior is scalable, such as Laplace"
+            )
+        view, product = copy.copy(self), float(self.scale * scale)
+        others = {key: value for key, value in self.details.items() if key != "scale"}
+        view.details = others if product == 1 else {**others, "scale": product}
+        return view
+
     def train(self, mode: bool = True) -> Self:
         """A posterior predicts: it stays in evaluation mode whatever is asked."""
         return super().train(False)
@@ -207,15 +243,7 @@ class Posterior(nn.Module, ABC):
             precision: of passes through the network: "full", or autocast with "bf16" or "fp16". Draws and what comes
                 after the network stay in full precision.
         """
-        options = PredictionOptions(
-            num_samples=num_samples,
-            seed=seed,
-            max_rows=max_rows,
-            linearised=linearised,
-            marginal=marginal,
-            per_example=per_example,
-            precision=precision,
-        )
+        options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example, precision)
         if not holds_rows(inputs):
             return self.predictor(options)(inputs)
         predictions = list(self._predictions(inputs, options))
@@ -249,15 +277,7 @@ class Posterior(nn.Module, ABC):
             per_example: as in `predict`.
             precision: as in `predict`.
         """
-        options = PredictionOptions(
-            num_samples=num_samples,
-            seed=seed,
-            max_rows=max_rows,
-            linearised=linearised,
-            marginal=marginal,
-            per_example=per_example,
-            precision=precision,
-        )
+        options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example, precision)
         return self._predictions(data, options)
 
     def _predictions(self, data: Any, options: PredictionOptions) -> Iterator[Prediction]:
@@ -288,15 +308,7 @@ class Posterior(nn.Module, ABC):
             per_example: as in `predict`.
             precision: as in `predict`.
         """
-        options = PredictionOptions(
-            num_samples=num_samples,
-            seed=seed,
-            max_rows=max_rows,
-            linearised=linearised,
-            marginal=marginal,
-            per_example=per_example,
-            precision=precision,
-        )
+        options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example, precision)
         return evaluate(*self.predicted(data, options))
 
     def predicted(
@@ -382,12 +394,19 @@ class Posterior(nn.Module, ABC):
             duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,
-            tensors=draws.tensors,
-            details={**known, "sampled": draws.facts},
+            tensors={**draws.tensors, **self._centres(draws)},
+            details={**known, "sampled": draws.facts, "scalable": self.scalable},
             history=self.history,
             trainable=self.trainable,
         )
         return posterior.finished()
+
+    def _centres(self, draws: Draws) -> Mapping[str, Mapping[str, Tensor]]:
+        """What kept factors deviate from, by component; weights deviate from the network's."""
+        if not self.scalable or draws.kind != FactorDraws.kind:
+            return {}
+        means = self._view(0).draws(range(self.num_components), 0).tensors
+        return {CENTRAL + key: group for key, group in means.items()}
 
     def function(
         self, index: int = 0, seed: int = 0, *, linearised: bool | None = None

@@ -1,6 +1,6 @@
 """A posterior cut down to draws made once."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Self
@@ -8,11 +8,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..draws import Draws, LinearisedDraws, PredictiveModule
+from ..draws import Draws, LinearisedDraws, MaskDraws, PredictiveModule
 from ..errors import ConfigError
 from ..inputs import Inputs, checked_inputs
 from ..prediction import Prediction, PredictionOptions
-from .base import Posterior
+from .base import CENTRAL, Posterior
 
 
 class SampledPosterior(Posterior):
@@ -25,7 +25,8 @@ class SampledPosterior(Posterior):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_atoms = self.num_samples = self.details["sampled"]["count"]
-        self._together: Draws | None = None
+        self.scalable = self.details.get("scalable", False)  # files of earlier versions hold no centres
+        self._together: tuple[float, Draws] | None = None
 
     @property
     def linearised(self) -> bool:
@@ -35,14 +36,40 @@ class SampledPosterior(Posterior):
     @property
     def together(self) -> Draws:
         """All draws, ready to run."""
-        draws = self._together
-        if draws is None:
-            groups = {key: self.group(key).items() for key in self.tensors}
-            tensors = {key: {name: t.detach() for name, t in group} for key, group in groups.items()}
+        latest, scale = self._together, self.scale  # read once: other threads may replace it
+        if latest is None or latest[0] != scale:
             facts = self.details["sampled"]
-            draws = Draws.kinds[facts["kind"]](self.network, tensors, facts, self.survey, self._ways)
-            self._together = draws
-        return draws
+            if scale != 1 and facts["kind"] == MaskDraws.kind:
+                facts = {**facts, "scale": scale * facts.get("scale", 1.0)}
+            draws = Draws.kinds[facts["kind"]](
+                self.network, self._moved(scale), facts, self.survey, self._ways
+            )
+            self._together = latest = scale, draws
+        return latest[1]
+
+    @torch.no_grad()
+    def _moved(self, scale: float) -> dict[str, dict[str, Tensor]]:
+        """What differs between draws, its deviations from the centre times a scale."""
+        weights = self.weights()
+
+        def moved(key: str, name: str, stack: Tensor) -> Tensor:
+            if scale == 1:
+                return stack
+            if key in ("draws", "deviations"):
+                return torch.lerp(weights[name], stack, scale) if key == "draws" else stack * scale
+            means = self.group(CENTRAL + key)[name]
+            return torch.lerp(means[torch.arange(len(stack), device=stack.device) % len(means)], stack, scale)
+
+        groups = {key: self.group(key).items() for key in self._keys()}
+        return {
+            key: {name: moved(key, name, t.detach()) for name, t in group} for key, group in groups.items()
+        }
+
+    def _keys(self) -> list[str]:
+        return [key for key in self.tensors if not key.startswith(CENTRAL)]
+
+    def _centres(self, draws: Draws) -> Mapping[str, Mapping[str, Tensor]]:
+        return {key: dict(self.group(key).items()) for key in self.tensors if key.startswith(CENTRAL)}
 
     def as_module(self) -> PredictiveModule:
         """A module from inputs to a dict of mean and uncertainties, which `torch.export.export` can trace."""
@@ -81,7 +108,7 @@ class SampledPosterior(Posterior):
         return outputs[:num_samples] if isinstance(outputs, Tensor) else islice(outputs, num_samples)
 
     def holds(self, name: str) -> str:
-        words = [key.replace("_", " ") for key in self.tensors if name in self.group(key)]
+        words = [key.replace("_", " ") for key in self._keys() if name in self.group(key)]
         return f"{self.num_samples} {' and '.join(words)}" if words else super().holds(name)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:

@@ -9,7 +9,7 @@ from ..precision import Precision, require_precision
 FORMS = ("linearised", "marginal", "per_example")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PredictionOptions:
     """The options of a prediction, checked.
 

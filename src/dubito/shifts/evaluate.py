@@ -125,14 +125,7 @@ def evaluate_corruptions(
         marginal: as in `predict`.
         per_example: as in `predict`.
     """
-    options = PredictionOptions(
-        num_samples=num_samples,
-        seed=seed,
-        max_rows=max_rows,
-        linearised=linearised,
-        marginal=marginal,
-        per_example=per_example,
-    )
+    options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example)
     predict = posterior.predictor(options)
     images, labels, prepared = _test_images(data, prepare, subset, seed)
     sets = corruptions(images, names=names, severities=severities, constants=constants, seed=seed)

@@ -7,6 +7,7 @@ from .account import Account as Account
 from .account import accounted as accounted
 from .account import clock_of as clock_of
 from .account import cpu_seconds as cpu_seconds
+from .auto import AutoTraining as AutoTraining
 from .contract import Loss as Loss
 from .contract import ObjectiveLike as ObjectiveLike
 from .contract import Stepper as Stepper

@@ -46,7 +46,10 @@ class RunProgress:
         rows: rows seen in it.
         history: one record per epoch.
         best: the lowest validation loss.
+        best_step: the steps made when it was seen.
         waited: epochs since then.
+        judged: the steps made at the last validation; −1 before the first.
+        score: the loss of the last validation.
         done: whether the run has ended.
         ended: by what: "limit", "patience" or "budget".
         spent: seconds of the whole fit so far, where somebody keeps account of them.
@@ -59,7 +62,10 @@ class RunProgress:
     rows: int = 0
     history: list[dict[str, float]] = field(default_factory=list)
     best: float | None = None
+    best_step: int = 0
     waited: int = 0
+    judged: int = -1
+    score: float | None = None
     done: bool = False
     ended: str = ""
     spent: float = 0.0
@@ -135,6 +141,8 @@ class Loop:
             shown = self.run.progress if self.processes.first else False
             self.bar = Bar(self.plan.total, shown, title, done=self.progress.step)
             with self.bar.open():
+                if self._due(start=True):
+                    self._judge()
                 while not self.progress.done:
                     yield from self._epoch()
             if self.account:
@@ -155,6 +163,12 @@ class Loop:
             if record.stop or (self.interrupted and self.processes.count == 1):
                 self._save()
                 raise Interrupted(self._farewell())
+            if self._due():
+                self.read_terms()
+                self.stepper.settle(self.progress.step)
+                self._judge()
+                if self._patience_is_over():
+                    break
             self._save_if_due()
         self.read_terms()
         self._close_epoch()
@@ -247,18 +261,17 @@ class Loop:
             "kl": kl,
         }
         if self.run.validation is not None:
-            entry["validation_nll"] = score = self._validate(stopping.num_samples if stopping else 8)
-            if math.isnan(score):
-                raise TrainingError(self._diagnosis("validation_nll", score, state.step))
-            if stopping and (state.best is None or score < state.best - stopping.margin):
-                state.best, state.waited = score, 0
-                stored = self.objective.draft.stored()
-                self.best_state = {name: tensor.detach().clone() for name, tensor in stored.items()}
-            elif stopping:
-                state.waited += 1
+            if state.judged < state.step and (over or stopping is None or stopping.every is None):
+                self._judge()
+            if state.score is not None:
+                entry["validation_nll"] = state.score
+            if stopping and state.best is not None:
+                entry |= {"best_nll": state.best, "best_step": state.best_step}
+                before = state.history[-1]["step"] if state.history else 0
+                state.waited = 0 if state.best_step > before else state.waited + 1
         state.history.append(entry)
         state.passes, state.sums, state.rows = 0, [0.0, 0.0, 0.0], 0
-        state.done = over or bool(stopping and state.waited >= stopping.patience)
+        state.done = over or self._patience_is_over()
         if state.done and not over:
             state.ended = "patience"
         if state.done and not self.best_state and (name := self._unsound()):
@@ -267,6 +280,35 @@ class Loop:
 
     def _overspent(self) -> bool:
         return self.account is not None and self.account.over()
+
+    def _due(self, start: bool = False) -> bool:
+        """Whether a validation is due between the ends of epochs, or before the first step."""
+        state, stopping = self.progress, self.training.early_stopping
+        if stopping is None or self.run.validation is None:
+            return False
+        if start:
+            return stopping.start and state.judged < 0
+        return stopping.every is not None and state.step - max(state.judged, 0) >= stopping.every
+
+    def _judge(self) -> None:
+        """Validate the present state, and keep it where it is the best."""
+        state, stopping = self.progress, self.training.early_stopping
+        state.score = score = self._validate(stopping.num_samples if stopping else 8)
+        state.judged = state.step
+        if math.isnan(score):
+            raise TrainingError(self._diagnosis("validation_nll", score, state.step))
+        if stopping and (state.best is None or score < state.best - stopping.margin):
+            state.best, state.best_step = score, state.step
+            stored = self.objective.draft.stored()
+            self.best_state = {name: tensor.detach().clone() for name, tensor in stored.items()}
+
+    def _patience_is_over(self) -> bool:
+        state, stopping = self.progress, self.training.early_stopping
+        if stopping is None:
+            return False
+        if stopping.steps is None:
+            return state.waited >= stopping.patience
+        return state.judged >= 0 and state.step - state.best_step >= stopping.steps
 
     @torch.no_grad()
     def _validate(self, num_samples: int) -> float:

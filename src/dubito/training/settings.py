@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from numbers import Real
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigError, require_count, require_positive
+from ..errors import ConfigError, require_count, require_flag, require_positive
 from ..precision import Precision, require_precision
 from .optimizers import Adam, OptimizerSettings
 from .schedules import Constant, Schedule
+
+if TYPE_CHECKING:
+    from .auto import AutoTraining
 
 
 def _require_not_negative(**values: float) -> None:
@@ -54,14 +57,25 @@ class EarlyStopping:
         patience: epochs without a better loss before the run ends.
         margin: how much lower a loss must be to count as better.
         num_samples: draws per validation.
+        steps: steps without a better loss before the run ends, in place of `patience`.
+        every: steps between validations; None validates at the end of each epoch.
+        start: validate the state that the run starts from, too: it may be the best.
     """
 
     patience: int = 10
     margin: float = 0.0
     num_samples: int = 8
+    steps: int | None = None
+    every: int | None = None
+    start: bool = False
 
     def __post_init__(self) -> None:
         require_count(patience=self.patience, num_samples=self.num_samples)
+        for name in ("steps", "every"):
+            if (value := getattr(self, name)) is not None:
+                require_count(**{name: value})
+        if not isinstance(self.start, bool):
+            raise ConfigError(f"start must be True or False, got {self.start!r}")
         _require_not_negative(margin=self.margin)
 
 
@@ -126,9 +140,7 @@ class Training:
                 require_positive(**{name: value})
         for name in ("warmup", "weight_decay", "checkpoint_minutes"):
             _require_not_negative(**{name: getattr(self, name)})
-        for name in ("compile", "channels_last"):
-            if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        require_flag(compile=self.compile, channels_last=self.channels_last)
         if isinstance(self.kl, int | float) and not isinstance(self.kl, bool):
             object.__setattr__(self, "kl", KL(weight=float(self.kl)))
         require_precision(self.precision)
@@ -148,3 +160,10 @@ class Training:
             value = getattr(self, name)
             if not (isinstance(value, kind) or (value is None and name in optional)):
                 raise ConfigError(f"{name} must be {known}, got {value!r}")
+
+    @staticmethod
+    def auto(**settings: Any) -> "AutoTraining":
+        """The protocol that trains any method with the help of validation rows; see `AutoTraining` for its settings."""
+        from .auto import AutoTraining
+
+        return AutoTraining(**settings)

@@ -39,7 +39,7 @@ class Normals:
         """The standard deviations of one parameter."""
         scale = self._scales.get(name)
         if scale is None:
-            scale = self._scales[name] = self._posterior.scale(name, self.means[name].shape)
+            scale = self._scales[name] = self._posterior.weight_scale(name, self.means[name].shape)
         return scale
 
     def draw(self, names: Sequence[str], generator: torch.Generator | None) -> dict[str, Tensor]:

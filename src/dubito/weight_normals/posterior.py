@@ -21,7 +21,7 @@ from ..seeds import derived
 from .noise import LocalNoise, Moments
 from .normals import Normals
 from .placement import Placement, assign_noise
-from .scales import OwnScale, TiedScale, TruncatedScale, WeightScale
+from .scales import FormedScale, OwnScale, TiedScale, TruncatedScale, WeightScale
 from .streams import RowStreams
 from .ties import matrix_shape, tied_ranks
 
@@ -37,6 +37,8 @@ class NormalPosterior(BlockPosterior):
     none of these groups are points.
     """
 
+    scalable = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         keys = [key for key in ("raw_std", "log_u", "u") if key in self.tensors]
@@ -45,13 +47,17 @@ class NormalPosterior(BlockPosterior):
 
     # -- the distribution ----------------------------------------------------------------------------------
 
-    def scale(self, name: str, shape: torch.Size | None = None) -> WeightScale:
-        """The standard deviations of one parameter, in the form they are kept in.
+    def weight_scale(self, name: str, shape: torch.Size | None = None) -> WeightScale:
+        """The standard deviations of one parameter: in the form they are kept in, or times the posterior's scale.
 
         Args:
             name: the parameter's.
             shape: the parameter's, where it is known.
         """
+        stored = self._stored(name, shape)
+        return stored if self.scale == 1 else FormedScale(stored.std * self.scale)
+
+    def _stored(self, name: str, shape: torch.Size | None = None) -> WeightScale:
         form = self._forms[name]
         if form == "raw_std":
             return OwnScale(self.group("raw_std")[name])
@@ -110,11 +116,8 @@ class NormalPosterior(BlockPosterior):
     ) -> Iterator[Tensor]:
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         moments: Moments = {}
-        means, rows, seed = (
-            {name: normals.means[name] for name in placement.names},
-            rows_of(inputs),
-            options.seed,
-        )
+        means, rows = {name: normals.means[name] for name in placement.names}, rows_of(inputs)
+        seed = options.seed
         for index in range(options.num_samples):
             weights = normals.draw(tuple(placement.drawn), self.generator(seed, index))
             streams = RowStreams(derived(seed, "marginal", index), first, rows, total)
@@ -136,9 +139,9 @@ class NormalPosterior(BlockPosterior):
         For all matrices with a distribution; kernels are read as outputs × (inputs · positions).
         """
         weights = self.weights()
-        matrices = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
+        names = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
         return {
-            name: Spectrum.of(weights[name].flatten(1), self.scale(name).std.flatten(1)) for name in matrices
+            name: Spectrum.of(weights[name].flatten(1), self._stored(name).std.flatten(1)) for name in names
         }
 
     @torch.no_grad()
@@ -155,7 +158,7 @@ class NormalPosterior(BlockPosterior):
         weights = self.weights()
         random_weights = {name: weights[name] for name in self.random}
         ranks = tied_ranks(random_weights, subset, rank, self.network, stacklevel=3)
-        factors = {name: truncate(self.scale(name).std.flatten(1), k) for name, k in ranks.items()}
+        factors = {name: truncate(self._stored(name).std.flatten(1), k) for name, k in ranks.items()}
         tensors = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
             for key in self.tensors

@@ -20,6 +20,8 @@ class BALIPosterior(BlockPosterior):
     name, for the layer's G groups of matrices, bias column included. Parameters of other kinds are points.
     """
 
+    scalable = True
+
     @cached_property
     def blocks(self) -> tuple[Block, ...]:
         """The layers, as matrices."""
@@ -37,12 +39,12 @@ class BALIPosterior(BlockPosterior):
         if self.method.covariance == "sampled":
             return None
         left, right = (self.group(kind)[block.weight][0] for kind in ("output_tril", "input_tril"))
-        return TwoSided(left, right, inverted=True)
+        return TwoSided(left * self.scale, right, inverted=True)
 
     def matrices(self, block: Block, generator: torch.Generator | None, mean: Tensor) -> Tensor:
         """A draw of a layer's matrices [G, m, n]."""
         noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-        root = self.group("output_tril")[block.weight]
+        root = self.group("output_tril")[block.weight] * self.scale
         if self.method.covariance == "sampled":
             root = sampled_root(root, self.details["effective_data"][block.weight], generator)
         return placed(mean, self.group("input_tril")[block.weight], root, noise)
@@ -53,7 +55,7 @@ class BALIPosterior(BlockPosterior):
         return MatrixNormal(
             block.matrix(self.weights()).mT,
             row_precision_tril=self.group("input_tril")[weight].detach(),
-            column_scale_tril=self.group("output_tril")[weight].detach(),
+            column_scale_tril=self.group("output_tril")[weight].detach() * self.scale,
         )
 
     def holds(self, name: str) -> str:

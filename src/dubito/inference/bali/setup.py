@@ -1,10 +1,8 @@
 """What BALI finds in a network: the layers it can treat, which of them is last, and what is left as points."""
 
-import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -104,8 +102,3 @@ def check_training(training: Training) -> None:
         raise ConfigError(
             f'BALI factorises sums of products, which needs precision="full", got {training.precision!r}'
         )
-
-
-def suffixed(path: str | os.PathLike[str] | None, suffix: str) -> Path | None:
-    """A file beside another one."""
-    return None if path is None else Path(path).with_name(f"{Path(path).name}.{suffix}")

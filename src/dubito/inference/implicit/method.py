@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ... import seeds
-from ...errors import ConfigError, require_count, require_positive
+from ...errors import ConfigError, require_count, require_flag, require_positive
 from ...fitting import Start
 from ...layers.declared import bias_names
 from ...likelihoods import inverse_softplus
@@ -71,8 +71,7 @@ class Implicit(TrainedMethod):
                 require_positive(**{name: getattr(self, name)})
         if self.kl not in ("mixture-mean", "components"):
             raise ConfigError(f'kl must be "mixture-mean" or "components", got {self.kl!r}')
-        if not isinstance(self.bias_factors, bool):
-            raise ConfigError(f"bias_factors must be True or False, got {self.bias_factors!r}")
+        require_flag(bias_factors=self.bias_factors)
         check_arrangement(self.arrangement)
 
     @property

@@ -39,6 +39,8 @@ class LaplacePosterior(BlockPosterior):
     curvature has shrunk.
     """
 
+    scalable = True
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         blocks = (Block.from_json(values) for values in self.details["blocks"])
@@ -58,7 +60,11 @@ class LaplacePosterior(BlockPosterior):
         centre = self.weights()
 
         def drawn(block: Block, generator: torch.Generator | None) -> dict[str, Tensor]:
-            matrices = [part.rsample(generator=generator) for part in self.normals(block.name, centre)]
+            parts = self.normals(block.name, centre)
+            matrices = [part.rsample(generator=generator) for part in parts]
+            if self.scale != 1:
+                pairs = zip(parts, matrices, strict=True)
+                matrices = [torch.lerp(part.mean, matrix, self.scale) for part, matrix in pairs]
             stacked = matrices[0] if len(matrices) == 1 else torch.stack(matrices)
             shape = (block.groups, block.rows, block.columns)
             return block.tensors(stacked.reshape(shape).to(centre[block.weight].dtype))
@@ -68,7 +74,7 @@ class LaplacePosterior(BlockPosterior):
     def root(self, block: Block) -> TwoSided | None:
         normal = self.normals(block.name)[0]
         same = normal.mean.dtype == self.network.get_parameter(block.weight).dtype
-        return normal.two_sided() if isinstance(normal, EigenbasisNormal) and same else None
+        return normal.two_sided(self.scale) if isinstance(normal, EigenbasisNormal) and same else None
 
     def block(self, name: str) -> Distribution:
         """The distribution of one layer: of its weight with the bias as the last column.
@@ -78,11 +84,16 @@ class LaplacePosterior(BlockPosterior):
         """
         if name not in self.blocks:
             raise unknown_name("block", name, self.blocks)
-        parts = self.normals(name)
+        parts, squared = self.normals(name), self.scale**2
+        if squared == 0:
+            raise ConfigError("a posterior scaled by 0 has no density; ask the one before scaled(0)")
+        if squared != 1:  # P over s² is that of N_s over s² rows under τ over s²
+            prior = self.prior_precisions[name] / squared
+            parts = [part.rescaled(num_data=part.num_data / squared, prior_precision=prior) for part in parts]
         return parts[0] if len(parts) == 1 else GroupedNormal(parts)
 
     def normals(self, name: str, weights: Mapping[str, Tensor] | None = None) -> tuple[StructuredNormal, ...]:
-        """The distributions of one block's matrices, built on first use and after the posterior was moved."""
+        """The distributions of one block's matrices at scale 1, built on first use and after the posterior was moved."""
         block = self.blocks[name]
         centre = self.weights() if weights is None else weights
         state = tuple(
@@ -183,7 +194,7 @@ class LaplacePosterior(BlockPosterior):
             outputs, (covariance,) = self.linearised(inputs)(
                 inputs, [normals], options.max_rows, pairs=needs_pairs(self.likelihood)
             )
-            return predictive(self.likelihood, outputs, covariance)
+            return predictive(self.likelihood, outputs, covariance * self.scale**2)
 
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
@@ -199,7 +210,8 @@ class LaplacePosterior(BlockPosterior):
             rows = self.readable(inputs)
             rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
-            return Joint(*joint_outputs(self.linearised(rows), rows, normals))
+            mean, covariance = joint_outputs(self.linearised(rows), rows, normals)
+            return Joint(mean, covariance * self.scale**2)
 
     def linearised(self, inputs: Inputs) -> Linearised:
         """What reads the network's Jacobians; `inputs` are checked rows like those it will read."""
@@ -236,7 +248,8 @@ class LaplacePosterior(BlockPosterior):
     def log_marginal_likelihood(self) -> float:
         """Log p(D) ≈ log p(D|w*) + log p(w*) − ½ log|P| + P/2 log 2π, in nats, of all data together.
 
-        It judges the model, so the data scale in it is the number of data, whatever validation chose.
+        It judges the model, as `tuned` does: the data scale in it is the number of data, whatever validation chose, and
+        the posterior's scale is 1.
         """
         return self.log_likelihood + self.evidence().log_occam(self.prior_precisions)
 

@@ -1,6 +1,6 @@
 """Noisy Adam, Vadam, VOGN and Noisy K-FAC as methods: natural-gradient variational inference."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ... import optim
 from ...curvature import Block, cover
-from ...errors import require_count, require_fraction, require_positive
+from ...errors import require_count, require_flag, require_fraction, require_positive
 from ...fitting import Prepared
 from ...layers import Layout, Survey, reasons, survey
 from ...method import Method
@@ -21,21 +21,26 @@ from .posterior import NaturalPosterior
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalGradient(Method):
-    """What the four share: the learning rate and its schedule are those of `Training`."""
+    """What the four share: the learning rate and its schedule are those of `Training`; see `recommended_lr`."""
 
     posterior_type = NaturalPosterior
     #: The optimiser behind the method; it takes the method's settings by their names.
-    optimizer_type: ClassVar[Callable[..., optim.NoisyOptimizer]]
+    optimizer_type: ClassVar[type[optim.NoisyOptimizer]]
 
     prior_std: float = 1.0
 
     def __post_init__(self) -> None:
         require_positive(prior_std=self.prior_std)
 
+    @property
+    def recommended_lr(self) -> float:
+        """A learning rate to start from: a rate for Adam does not suit steps that are divided by a curvature."""
+        return type(self).optimizer_type.recommended_lr
+
     def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyOptimizer:
         """The optimiser with the method's settings."""
         settings = {item.name: getattr(self, item.name) for item in fields(self)}
-        return type(self).optimizer_type(params, num_data=num_data, **settings)
+        return type(self).optimizer_type(params, num_data=num_data, **settings)  # pyright: ignore[reportCallIssue]
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> NaturalPosterior:
         network = prepared.network
@@ -96,17 +101,21 @@ class NoisyAdam(DiagonalGradient):
         kl_weight: λ; below 1 the posterior is colder.
         extrinsic_damping: added to the denominator of a step.
         initial_std: standard deviations to start from.
+        count_rows: multiply the square of a batch's mean gradient by its rows, without which standard deviations are
+            the root of the batch size too wide.
     """
 
     optimizer_type = optim.NoisyAdam
 
     kl_weight: float = 1.0
     extrinsic_damping: float = 0.0
+    count_rows: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(kl_weight=self.kl_weight)
         require_damping(self.extrinsic_damping)
+        require_flag(count_rows=self.count_rows)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +126,19 @@ class Vadam(DiagonalGradient):
         betas: decay rates of the momentum and of the mean squared gradient.
         prior_std: of the Normal prior around 0.
         initial_std: standard deviations to start from.
+        count_rows: multiply the square of a batch's mean gradient by its rows, without which standard deviations are
+            the root of the batch size too wide.
+        bias_correction: divide mean squared gradients in steps as if they had started at 0.
     """
 
     optimizer_type = optim.Vadam
+
+    count_rows: bool = True
+    bias_correction: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_flag(count_rows=self.count_rows, bias_correction=self.bias_correction)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +180,19 @@ class NoisyKFAC(NaturalGradient):
         beta: rate of the factors' moving averages.
         prior_std: of the Normal prior around 0.
         kl_weight: λ; below 1 the posterior is colder.
+        initial_std: standard deviations to start from, small for a trained network; None starts the averages at 0.
     """
 
     optimizer_type = optim.NoisyKFAC
 
     beta: float = 0.05
     kl_weight: float = 1.0
+    initial_std: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.initial_std is not None:
+            require_positive(initial_std=self.initial_std)
         require_fraction(zero=False, one=True, beta=self.beta)
         require_positive(kl_weight=self.kl_weight)
 
@@ -196,7 +219,7 @@ def initial_tensors(named: Mapping[str, Tensor], blocks: Sequence[Block]) -> dic
 def row_layouts(surveyed: Survey, names: Collection[str]) -> dict[str, Layout]:
     """Where the uses of parameters hold the rows, of those that layers other than recurrent ones use alike and whole.
 
-    For the others, the square of the batch's mean gradient stands in for those of the rows.
+    For the others, B times the square of the batch's mean gradient stands in for those of the rows.
     """
     layouts: dict[str, Layout] = {}
     for name in names:

@@ -129,7 +129,7 @@ class NaturalStepper(Stepper):
         if self.training.clip_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         lr = self._set_rates(number)
-        self.optimizer.step()
+        self.optimizer.step(rows=rows)
         if self.beside is not None:
             self.beside.descend(number)
         return StepRecord(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)

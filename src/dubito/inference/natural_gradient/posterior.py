@@ -1,5 +1,6 @@
 """What natural-gradient methods leave behind: Gaussians around the network's weights, diagonal or by layers."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,8 @@ class NaturalPosterior(Posterior):
     Σ⁻¹ with N/λ in them ("input_tril", "output_tril") instead, its bias being their last column.
     """
 
+    scalable = True
+
     @cached_property
     def biases(self) -> dict[str, str | None]:
         """The bias of each weight with factors."""
@@ -30,14 +33,12 @@ class NaturalPosterior(Posterior):
         weights = self.weights()
         drawn: dict[str, Tensor] = {}
         for name, std in self.group("std").items():
-            mean = weights[name]
-            unit = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-            drawn[name] = mean + std * unit
+            drawn[name] = weights[name] + std * self._noise(std.shape, weights[name], generator)
         for name, bias in self.biases.items():
             right, left = self.group("input_tril")[name], self.group("output_tril")[name]
             groups, m, n = len(left), left.shape[-1], right.shape[-1]
             like = weights[name]
-            unit = torch.randn(groups, m, n, generator=generator, dtype=like.dtype, device=like.device)
+            unit = self._noise((groups, m, n), like, generator)
             # Rows of L⁻¹ and columns of C⁻ᵀ: Cov = Σ ⊗ R for L Lᵀ = R⁻¹ and C Cᵀ = Σ⁻¹
             noise = torch.linalg.solve_triangular(right, unit, upper=False, left=False)
             noise = torch.linalg.solve_triangular(left.mT, noise, upper=True)
@@ -46,6 +47,10 @@ class NaturalPosterior(Posterior):
             if bias is not None:
                 drawn[bias] = weights[bias] + noise[..., -1].reshape(weights[bias].shape)
         return weights | drawn
+
+    def _noise(self, shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
+        unit = torch.randn(*shape, generator=generator, dtype=like.dtype, device=like.device)
+        return unit.mul_(self.scale)
 
     def holds(self, name: str) -> str:
         if name in self.group("std"):

@@ -29,6 +29,7 @@ class SWAGPosterior(Posterior):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_atoms = self.details.get("atoms")
+        self.scalable = self.num_atoms is None  # statistics were taken at the draws as they are
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         return self.weights() | dict(self.drawer()(index, generator))
@@ -48,7 +49,7 @@ class SWAGPosterior(Posterior):
             drawn = {name: values[index] for name, values in statistics.items()}
             for name, mean in means.items():
                 noise = torch.randn(mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
-                drawn[name] = self._scaled(name, noise.mul_(stds[name]), common.to(mean.dtype)).add_(mean)
+                drawn[name] = self.deviation(name, noise.mul_(stds[name]), common.to(mean.dtype)).add_(mean)
             return drawn
 
         return draw
@@ -58,24 +59,20 @@ class SWAGPosterior(Posterior):
         """K, the number of deviations that are kept."""
         return self.details["rank"]
 
-    def deviation(self, name: str, noise: Tensor, common: Tensor) -> Tensor:
-        """A parameter's deviation from its mean as a linear map of noise.
+    def deviation(self, name: str, total: Tensor, common: Tensor) -> Tensor:
+        """A parameter's deviation from its mean, times the posterior's scale, as a linear map of noise.
 
         w − w̄ = √(s/2) (σ ∘ z₁ + D z₂ / √(K − 1))   [Maddox et al. 2019, Section 3.3, with s = 1]
 
         Args:
             name: of the parameter.
-            noise: z₁, in its shape.
+            total: σ ∘ z₁, in its shape; overwritten.
             common: z₂, [K], the same for all parameters.
         """
-        return self._scaled(name, self.group("variance")[name].sqrt() * noise, common)
-
-    def _scaled(self, name: str, total: Tensor, common: Tensor) -> Tensor:
-        """The deviation, in place of σ ∘ z₁."""
         if self.rank > 1:
             low = common.unsqueeze(0) @ self.group("deviations")[name].flatten(1)
             total.add_(low.view(total.shape).div_(math.sqrt(self.rank - 1)))
-        return total.mul_(math.sqrt(self.method.scale / 2))
+        return total.mul_(self.scale * math.sqrt(self.method.scale / 2))
 
     @torch.no_grad()
     def refreshed(

@@ -1,0 +1,94 @@
+"""The scale of a posterior, chosen on validation rows: changed only for a gain of one paired standard error."""
+
+from collections.abc import Sequence
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import DataError
+from ..fitting import checked_rows
+from ..posterior import MAX_ROWS, Posterior
+from ..prediction import PredictionOptions
+from .temperature import FittedPosterior
+
+#: Scales that are tried; 0 is the posterior's centre.
+SCALES = (0.0, 0.1, 0.3, 1.0, 3.0)
+
+
+def posterior_scaled(posterior: FittedPosterior, validation: Any, **options: Any) -> FittedPosterior:
+    """The posterior at the scale that `chosen_scale` finds, which takes the options; `result.scale` tells it."""
+    return posterior.scaled(chosen_scale(posterior, validation, **options))
+
+
+@torch.no_grad()
+def chosen_scale(
+    posterior: Posterior,
+    validation: Any,
+    *,
+    scales: Sequence[float] = SCALES,
+    num_samples: int = 32,
+    seed: int = 0,
+    max_rows: int = MAX_ROWS,
+    linearised: bool | None = None,
+) -> float:
+    """The factor of all standard deviations that predicts validation rows best, by the rule of `preferred_scale`.
+
+    Args:
+        posterior: with standard deviations (`posterior.scalable`).
+        validation: rows that were not trained on: a pair, a `Dataset` or a `DataLoader`; they are read once.
+        scales: factors of the posterior's scale; 1 is always among them, and all see the same noise.
+        num_samples: as in `predict`.
+        seed: as in `predict`.
+        max_rows: as in `predict`.
+        linearised: as in `predict`.
+    """
+    options = PredictionOptions(num_samples, seed, max_rows, linearised)
+    predictors = {scale: posterior._view(scale).predictor(options) for scale in (1.0, *scales)}
+    losses: dict[float, list[Tensor]] = {scale: [] for scale in predictors}
+    judged = posterior.network, posterior.likelihood, validation
+    for batch in checked_rows(*judged, seed=seed, max_rows=max_rows, name="validation"):
+        for scale, predict in predictors.items():
+            losses[scale].append(-predict(batch.inputs).log_prob(batch.targets))
+    return preferred_scale({scale: torch.cat(parts) for scale, parts in losses.items()})
+
+
+def preferred_scale(losses: dict[float, Tensor]) -> float:
+    """1, or of the scales that gain more than one paired standard error on it the one of the least mean loss.
+
+    0, no uncertainty, is the last resort: taken where every other scale loses to it by more than a standard error.
+
+    Args:
+        losses: of the same rows, [B], by scale; 1 is among them.
+    """
+    above = {scale: values for scale, values in losses.items() if scale > 0}
+    if 0 in losses and all(wins(losses[0], values) for values in above.values()):
+        return 0.0
+    better = [scale for scale, values in above.items() if wins(values, losses[1])]
+    return min(better, key=lambda scale: float(above[scale].mean()), default=1.0)
+
+
+def wins(losses: Tensor, reference: Tensor) -> bool:
+    """Whether losses are lower than others of the same rows by more than one paired standard error."""
+    gain, error = paired_gain(losses, reference)
+    return gain > error
+
+
+def paired_gain(losses: Tensor, reference: Tensor) -> tuple[float, float]:
+    """By how much losses are lower than others of the same rows: the mean difference and its standard error.
+
+    One row has no standard error: it is infinite. Losses that are not all finite lose for sure to those that are.
+
+    Args:
+        losses: one per row, [B].
+        reference: of the same rows.
+    """
+    if losses.ndim != 1 or losses.shape != reference.shape or not len(losses):
+        shapes = f"{tuple(losses.shape)} and {tuple(reference.shape)}"
+        raise DataError(f"losses must be one number for each of the same rows, [B], got {shapes}")
+    finite, finite_before = (bool(values.isfinite().all()) for values in (losses, reference))
+    if not (finite and finite_before):
+        return 0.0 if finite == finite_before else inf if finite else -inf, 0.0
+    gains = reference.double() - losses.double()
+    return float(gains.mean()), float(gains.std() / len(gains) ** 0.5) if len(gains) > 1 else inf

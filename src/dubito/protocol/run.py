@@ -1,0 +1,162 @@
+"""The protocol: rows kept back, pilots for the prior, one MAP fit, the method from its start, choices afterwards."""
+
+import copy
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .. import seeds
+from ..errors import ConfigError, DataError, DubitoWarning
+from ..fitting import Prepared, prepare, undisturbed
+from ..inference.map import MAP
+from ..likelihoods import Gaussian, Likelihood
+from ..method import Method
+from ..networks import duplicate, with_flags
+from ..posterior import Posterior
+from ..sources import OrderedSource, RowsSource
+from ..training import AutoTraining
+from ..training.account import part
+from .choices import settled
+from .recipes import Pilot, recipe
+
+#: Fewer rows than these cannot be parted into training and validation.
+LEAST_ROWS = 10
+
+
+def fit(
+    method: Method,
+    net: nn.Module,
+    data: Any,
+    likelihood: Likelihood,
+    auto: AutoTraining,
+    *,
+    validation: Any = None,
+    num_data: int | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+    point: Posterior | None = None,
+) -> Posterior:
+    """Fit a method by the protocol; what `method.fit(training="auto")` does.
+
+    Args:
+        method: what to fit.
+        net: as in `Method.fit`.
+        data: as in `Method.fit`.
+        likelihood: as in `Method.fit`.
+        auto: the protocol's settings.
+        validation: rows that steer it; None keeps some of the data back.
+        num_data: as in `Method.fit`.
+        checkpoint: as in `Method.fit`; each run has a file of its own beside it.
+        seed: of everything random.
+        progress: as in `Method.fit`.
+        point: the MAP fit of this protocol on the same rows, where it was made before; None makes it.
+    """
+    with torch.inference_mode(False):
+        given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
+        prepared = _parted(
+            prepare(net, data, _standardised(likelihood), seed=seed, progress=progress, **given), auto
+        )
+        with undisturbed(prepared, "fit"):
+            if point is None:
+                point = _map_fit(method if isinstance(method, MAP) else MAP(), prepared, auto)
+            if isinstance(method, MAP):
+                return point
+            return _fitted(method, prepared, point, auto)
+
+
+def pilot_of(point: Posterior) -> Pilot:
+    """What a MAP fit of the protocol tells other methods."""
+    facts = point.details.get("protocol")
+    if facts is None or not isinstance(point.method, MAP):
+        raise ConfigError('point must be a MAP fit of the protocol: MAP().fit(..., training="auto")')
+    return Pilot(
+        prior_std=point.method.prior_std,
+        best_step=facts["best_step"],
+        rows=facts["rows"],
+        real=isinstance(point.likelihood.settings, Gaussian),
+    )
+
+
+def _standardised(likelihood: Likelihood) -> Likelihood:
+    """Real targets are standardised inside of the likelihood, and predictions come back in their units."""
+    if isinstance(likelihood, Gaussian) and hasattr(likelihood, "standardise"):
+        return replace(likelihood, standardise=True)  # pyright: ignore
+    return likelihood
+
+
+def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:
+    """The rows with some kept back for validation, where none were given."""
+    if prepared.run.validation is not None:
+        return prepared
+    source = prepared.source
+    if not isinstance(source, OrderedSource):
+        raise ConfigError(
+            'training="auto" is steered by validation rows, and cannot keep rows back from a stream or a loader with '
+            "an order of its own: pass validation="
+        )
+    rows = source.num_data
+    if rows < LEAST_ROWS:
+        raise DataError(
+            f'training="auto" needs at least {LEAST_ROWS} rows to keep some back, got {rows}; pass validation=, or a '
+            "Training(...)"
+        )
+    count = max(1, round(auto.held_out * rows))
+    order = torch.randperm(rows, generator=seeds.generator(prepared.seed, "validation rows"))
+    held, rest = order[:count].sort().values, order[count:].sort().values
+    warnings.warn(
+        f"no validation rows were given: {count:,} of {rows:,} training rows are kept back to steer the fit; pass "
+        "validation= to choose them",
+        DubitoWarning,
+        stacklevel=5,
+    )
+    return replace(
+        prepared,
+        source=RowsSource(source, rest),
+        num_data=max(1, round(prepared.num_data * len(rest) / rows)),
+        run=replace(prepared.run, validation=RowsSource(source, held)),
+    )
+
+
+def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
+    """The MAP fit that others stand on, under the prior that its pilots chose."""
+    priors = auto.priors if method == MAP() and len(auto.priors) > 1 else (method.prior_std,)
+    losses = {}
+    if len(priors) > 1:
+        for number, prior in enumerate(priors):
+            start = _from(prepared, f"pilot-{number}")
+            with part(auto.pilot / (1 + auto.pilot * (len(priors) - number))):  # of a limited time
+                trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.num_data))
+            losses[prior] = trained.history[-1]["best_nll"]
+        method = MAP(prior_std=min(losses, key=lambda prior: losses[prior]))
+    training = auto.training(auto.steps(prepared.num_data))
+    point = method.fit_prepared(_from(prepared, "map"), training)
+    facts = {"pilots": [[prior, loss] for prior, loss in losses.items()], "rows": prepared.num_data}
+    return settled(point, prepared, facts)
+
+
+def _fitted(method: Method, prepared: Prepared, point: Posterior, auto: AutoTraining) -> Posterior:
+    steps = recipe(method, pilot_of(point), auto)
+    start = _from(prepared, "method", point if steps.warm else None)
+    posterior = steps.method.fit_prepared(start, steps.training)
+    facts = {"rows": prepared.num_data, "prior_std": point.method.prior_std, "warm": steps.warm}
+    return settled(posterior, prepared, facts)
+
+
+def _from(prepared: Prepared, name: str, point: Posterior | None = None) -> Prepared:
+    """The ingredients of one of the protocol's runs: copies of the user's network and likelihood, or the MAP fit's."""
+    path = prepared.run.checkpoint
+    if path is not None:
+        path = Path(path).with_name(f"{Path(path).name}.{name}")
+    network, likelihood = duplicate(prepared.network), copy.deepcopy(prepared.likelihood)
+    if point is not None:
+        network = with_flags(duplicate(point.network), point.trainable)
+        likelihood = duplicate(point.likelihood)
+    return replace(
+        prepared, network=network, likelihood=likelihood, run=replace(prepared.run, checkpoint=path)
+    )

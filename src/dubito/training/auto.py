@@ -1,0 +1,89 @@
+"""The settings of the protocol: how a method is trained where nobody says how."""
+
+from dataclasses import dataclass
+
+from ..errors import ConfigError, require_count, require_fraction, require_positive
+from ..precision import Precision, require_precision
+from .schedules import Constant, Cosine
+from .settings import EarlyStopping, Training
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoTraining:
+    """One protocol for all methods, which validation rows steer; `dubito.protocol` runs it.
+
+    Args:
+        iterations: the most steps of a run; None takes 2,000, and 10 epochs where these are more.
+        batch_size: rows per step.
+        lr: the first learning rate of runs from scratch, from which it falls along half a cosine.
+        patience: steps without a better validation loss before a run ends.
+        every: steps between validations.
+        priors: standard deviations of a Normal prior on the weights that pilots try; None is the flat prior.
+        pilot: the length of a pilot's run, as a share of a whole one; its patience likewise.
+        held_out: the share of the rows that is kept back for validation where none are given.
+        precision: "full", or autocast with "bf16" or "fp16".
+    """
+
+    iterations: int | None = None
+    batch_size: int = 64
+    lr: float = 2e-3
+    patience: int = 400
+    every: int = 20
+    priors: tuple[float | None, ...] = (None, 1.0, 0.3)
+    pilot: float = 0.25
+    held_out: float = 0.1
+    precision: Precision = "full"
+
+    def __post_init__(self) -> None:
+        require_count(batch_size=self.batch_size, patience=self.patience, every=self.every)
+        if self.iterations is not None:
+            require_count(iterations=self.iterations)
+        require_positive(lr=self.lr)
+        require_fraction(zero=False, one=True, pilot=self.pilot)
+        require_fraction(zero=False, held_out=self.held_out)
+        require_precision(self.precision)
+        object.__setattr__(self, "priors", tuple(self.priors))
+        if not self.priors:
+            raise ConfigError("priors must hold at least one standard deviation, or None for the flat prior")
+        for prior in self.priors:
+            if prior is not None:
+                require_positive(priors=prior)
+
+    def steps(self, rows: int) -> int:
+        """The most steps of a run on so many rows."""
+        return self.iterations or max(2000, 10 * -(-rows // self.batch_size))
+
+    def training(
+        self,
+        steps: int,
+        *,
+        start: bool = False,
+        falling: bool = True,
+        stopping: bool = True,
+        **changes: object,
+    ) -> Training:
+        """A run of so many steps.
+
+        Args:
+            steps: at most.
+            start: whether the state it starts from may be the best.
+            falling: whether the rate falls along half a cosine.
+            stopping: whether validation rows may end it.
+            changes: to the settings.
+        """
+        early = EarlyStopping(steps=min(self.patience, steps), every=min(self.every, steps), start=start)
+        settings = {
+            "iterations": steps,
+            "batch_size": self.batch_size,
+            "lr": self.lr,
+            "schedule": Cosine() if falling else Constant(),
+            "early_stopping": early if stopping else None,
+            "precision": self.precision,
+        }
+        return Training(**{**settings, **changes})  # pyright: ignore[reportArgumentType]
+
+    def pilot_training(self, rows: int) -> Training:
+        """The run of a pilot."""
+        steps = max(1, round(self.pilot * self.steps(rows)))
+        early = EarlyStopping(steps=max(1, round(self.pilot * self.patience)), every=min(self.every, steps))
+        return self.training(steps, early_stopping=early)
