@@ -69,10 +69,9 @@ def surviving(
 ) -> Iterator[tuple[int, Any, str | None]]:
     """As `each`, with each job's number; one that raises, or whose process dies, has a reason in place of a result."""
     left = dict(enumerate(arguments))
+    numbered = [(number, function, *values) for number, values in left.items()]
     try:
-        for number, *outcome in workers.each(
-            _guarded, [(number, function, *left[number]) for number in left]
-        ):
+        for number, *outcome in workers.each(_guarded, numbered) if numbered else ():
             del left[number]
             yield number, *outcome
     except worker_deaths():
@@ -130,13 +129,7 @@ _workers: ContextVar[Workers | None] = ContextVar("workers", default=None)
 def pooled(
     jobs: int | None = None, *, backend: Backend = "local", scheduler: str | None = None
 ) -> Iterator[None]:
-    """While open, fits of this context whose parts need nothing of each other run these as jobs.
-
-    Args:
-        jobs: how many at a time; None for one here, and as many as a cluster takes there.
-        backend: "local" processes, or a cluster by joblib's "dask" or "ray" backend.
-        scheduler: the cluster's address.
-    """
+    """While open, fits of this context whose parts need nothing of each other run these as jobs, by `each`."""
     check(jobs, backend, scheduler)
     token = _workers.set(Workers(jobs, backend, scheduler))
     try:

@@ -1,7 +1,6 @@
 """Rows of models that are no networks: a linear model and gradient boosting, by scikit-learn.
 
-They see the rows that the methods see and are judged by the same code. The folder keeps their numbers, not the models:
-nothing is ever unpickled from there.
+They see the rows that the methods see and are judged alike. The folder keeps numbers: nothing is unpickled from there.
 """
 
 import pickle
@@ -117,13 +116,14 @@ def fit(name: str, task: Task) -> Baseline:
 
 def _linear(task: Task, watched: Part) -> Baseline:
     """The penalty of the least validation loss."""
-    linear, real = import_module("sklearn.linear_model"), task.data.task == "regression"
-    fitted = []
-    for penalty in PENALTIES:
-        logistic = linear.LogisticRegression(C=1 / penalty, max_iter=MOST_STEPS)
-        model = linear.Ridge(alpha=penalty) if real else logistic
-        model.fit(_rows(task.train.inputs), task.train.targets.numpy())
-        fitted.append(Baseline(task, (model,), watched))
+    linear, rows = (
+        import_module("sklearn.linear_model"),
+        (_rows(task.train.inputs), task.train.targets.numpy()),
+    )
+    models = [linear.LogisticRegression(C=1 / penalty, max_iter=MOST_STEPS) for penalty in PENALTIES]
+    if task.data.task == "regression":
+        models = [linear.Ridge(alpha=penalty) for penalty in PENALTIES]
+    fitted = [Baseline(task, (model.fit(*rows),), watched) for model in models]
     return max(
         fitted, key=lambda model: float(model.predict(watched.inputs).log_prob(watched.targets).mean())
     )

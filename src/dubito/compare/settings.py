@@ -113,9 +113,8 @@ class Settings:
 
     def digest(self, method: Method | str) -> str:
         """A checksum of all that decides a method's numbers, the contents of the user's own tables among them."""
-        return json_checksum(
-            [REVISION, encode(replace(self, tune=None)), encode(method), dict(self.tables())]
-        )
+        settings = encode(replace(self, tune=None))  # trials decide by what they chose
+        return json_checksum([REVISION, settings, encode(method), dict(self.tables())])
 
     def tables(self) -> tuple[tuple[str, str | None], ...]:
         """The user's own tables with the checksums of their contents, which may change under the same name."""

@@ -52,9 +52,14 @@ def search(
 ) -> list[Settings]:
     """For each method's name, settings and folder, the settings with the values of the least validation loss.
 
-    The first trial is the method as it is; failures count. Optuna's journal `<method>.trials` holds what was tried.
+    The first trial is the method as it is, and the choice where all failed; failures count. Optuna's journal
+    `<method>.trials` holds what was tried.
     """
-    optuna = load_optuna()
+    try:
+        optuna = import_module("optuna")
+    except ImportError as error:
+        needs = "settings are searched with Optuna, which is not installed: pip install 'dubito[tune]'"
+        raise ConfigError(needs) from error
     with ExitStack() as stack:
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -71,7 +76,12 @@ def search(
                 if failure:
                     say(f"{name}: trial {number} failed: {failure}")
             say(f"tuning: {1 + max(number for _, number, *_ in waiting)} trials of each method are done")
-        return [_chosen(study, settings) for study, (_, settings, _) in zip(studies, searches, strict=True)]
+    chosen = []
+    for study, (_, settings, _) in zip(studies, searches, strict=True):
+        trials = [trial for trial in study.trials[: settings.tune] if trial.value is not None]
+        values = min(trials, key=lambda trial: trial.value).params if trials else {}
+        chosen.append(replace(settings, overrides=tuple(values.items())))
+    return chosen
 
 
 def _study(optuna: Any, name: str, settings: Settings, path: Path) -> Any:
@@ -113,19 +123,3 @@ def validation_loss(name: str, settings: Settings, path: Path, threads: int) -> 
     if math.isnan(loss):
         raise TrainingError("its predictions are not numbers")
     return loss
-
-
-def _chosen(study: Any, settings: Settings) -> Settings:
-    """The settings of the best trial; those the method has where every trial failed."""
-    trials = [trial for trial in study.get_trials(deepcopy=False)[: settings.tune] if trial.value is not None]
-    params = min(trials, key=lambda trial: trial.value).params if trials else {}
-    return replace(settings, overrides=tuple(params.items()))
-
-
-def load_optuna() -> Any:
-    """The module Optuna, which an extra installs."""
-    try:
-        return import_module("optuna")
-    except ImportError as error:
-        needs = "settings are searched with Optuna, which is not installed: pip install 'dubito[tune]'"
-        raise ConfigError(needs) from error
