@@ -252,27 +252,9 @@ def test_stored_parts_of_uncertainty_are_those_of_the_prediction(diabetes):
     assert f"<br>epistemic_std {result.evidence['doubtful'][0]['epistemic_std']:g}</small>" in page
 
 
-def test_folders_of_format_1_are_still_read(diabetes, tmp_path):
-    """dubito 0.1.0 called standard deviations of reals aleatoric and epistemic; the numbers were the same."""
-    result = Folder(diabetes).result("mc-dropout")
-    assert result is not None
-    for path in filter(Path.is_file, diabetes.iterdir()):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    for name in ("task", "results", "mc-dropout"):
-        path = tmp_path / f"{name}.json"
-        content = json.loads(path.read_text()) | {"format": 1}
-        if name == "mc-dropout":
-            evidence = content["evidence"]
-            evidence["usual_epistemic"] = evidence.pop("usual_epistemic_std")
-            evidence["decomposition"] = evidence.pop("decomposition_std")["progression"]
-            for values in (*evidence["decomposition"].values(), *evidence["doubtful"]):
-                for part in ("aleatoric", "epistemic"):
-                    values[part] = values.pop(f"{part}_std")
-        path.write_text(json.dumps(content))
-    assert Folder(tmp_path).result("mc-dropout") == result
-    assert write_page(tmp_path).read_text() == write_page(diabetes).read_text()
-    (tmp_path / "task.json").write_text('{"format": 4}')
-    with pytest.raises(dubito.StorageError, match=r"task.json is not of format 3; remove it, or upgrade"):
+def test_folders_of_other_versions_are_refused(tmp_path):
+    (tmp_path / "task.json").write_text('{"format": 2}')
+    with pytest.raises(dubito.StorageError, match=r"task.json is not of format 3: another version .* anew"):
         Folder(tmp_path).read("task")
 
 

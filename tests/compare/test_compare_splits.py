@@ -12,6 +12,7 @@ from dubito import ConfigError, Training, jobs
 from dubito.compare import Settings, compare
 from dubito.compare import replicates as bootstrap
 from dubito.compare.evidence import JudgedPredictions, doubt
+from dubito.compare.folder import Folder
 from dubito.compare.plan import most_steps, plan
 from dubito.compare.predict import predict
 from dubito.compare.task import make_task
@@ -101,16 +102,16 @@ def test_the_plan_says_what_comes_and_a_second_call_fits_only_what_is_new(pooled
     assert [fit.split for fit in again.rows[0].fits] == [2, 0, 1, 3]
     task = make_task(settings.of_split(2, None))
     assert most_steps(Training(epochs=3, batch_size=64), task) == 3 * -(-len(task.train.targets) // 64)
-    told = plan(["map"], [], quick(budget=60.0), task, dubito.compare.folder.Folder(out), 2)
+    told = plan(["map"], [], quick(budget=60.0), task, Folder(out), 2)
     assert told[1].startswith(
         "budget: 60 seconds shared equally: 96 seconds of CPU time for the training of each fit"
     )
 
 
 def test_splits_that_data_do_not_have_are_refused_before_work():
-    with pytest.raises(ConfigError, match=r"'mnist' has one split, 0; got 0, 1: choose others with --splits"):
+    with pytest.raises(ConfigError, match="split of 'mnist' must be a whole number from 0 to 0, got 1"):
         compare(quick("mnist", splits=(0, 1)), ["map"])
-    with pytest.raises(ConfigError, match=r"'wine' has splits 0 to 19; got 20"):
+    with pytest.raises(ConfigError, match="split of 'wine' must be a whole number from 0 to 19, got 20"):
         compare(quick("wine", splits=(20,)), ["map"])
     for splits in ((), (1, 1)):
         with pytest.raises(ConfigError, match="splits must be different numbers, at least one"):
@@ -251,7 +252,10 @@ def test_a_budget_stops_fits_and_the_rows_say_so(tmp_path):
 def test_how_a_fit_of_several_runs_ended():
     assert ended([]) == "" and ended(["limit", "patience"]) == "patience"
     assert ended(["budget", "limit"]) == "budget"
-    assert steps_of([]) == {} and steps_of([{"step": 7}]) == {"steps": 7, "best_step": None}
+    assert steps_of([]) == {"steps": 0, "best_step": None} and steps_of([{"step": 7}]) == {
+        "steps": 7,
+        "best_step": None,
+    }
     assert steps_of([{"step": 9, "best_step": 2}, {"step": 4, "best_step": 3}]) == {
         "steps": 9,
         "best_step": 3,

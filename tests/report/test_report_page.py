@@ -1,5 +1,6 @@
 """The page as text: whole, self-contained, readable without a script and without eyes."""
 
+import html
 import itertools
 import json
 import math
@@ -11,6 +12,7 @@ import pytest
 
 from dubito import StorageError
 from dubito.compare.folder import MethodRow
+from dubito.compare.words import readable
 from dubito.registry import methods
 from dubito.report import colours, write_page
 from dubito.report.charts import Item, _quality, training
@@ -94,6 +96,32 @@ def test_the_table_says_what_the_results_say(pages):
         assert row["method"] in shown
         assert f">{row['metrics']['accuracy']:.2%}<" in shown
         assert f'data-value="{row["metrics"]["nll"]:.9g}"' in shown
+
+
+def test_the_page_opens_with_the_verdict_and_explains_its_columns(pages):
+    text = pages["digits"].read_text()
+    results = json.loads((pages["digits"].parent / "results.json").read_text())
+    opening = text.split("<main>")[0]
+    for sentence in results["verdict"]:
+        assert html.escape(sentence) in opening
+    told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
+    headings = re.findall(
+        r'<th scope="col"[^>]*>(.*?)</th>', text.split('class="sortable"')[1].split("</thead>")[0]
+    )
+    assert set(headings) - set(told) == {"method", "steps", "memory", "CPU time", "1000 predictions"}
+    assert "0.5 is guessing" in told["OOD AUROC"] and "squared error" in told["Brier"]
+    told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", pages["diabetes"].read_text()))
+    assert {"shuffled", "far", "90 % coverage", "90 % width", "NLL, shifted"} <= set(told)
+    half = results["half_widths"]["k-tied"]
+    assert re.search(rf"\d ± {re.escape(readable(half, 2))}", text)
+    assert "±: half the 95 % interval of the paired difference to map in NLL" in text
+
+
+def test_training_is_told_fit_by_fit(pages):
+    text = pages["digits"].read_text()
+    table = text.split("Steps, convergence and chosen settings")[1].split("</table>")[0]
+    rows = re.findall(r"<tr><th scope=\"row\".*?</tr>", table)
+    assert len(rows) == 3 and all("<td>0</td><td>40</td><td>made all its steps</td>" in row for row in rows)
 
 
 def test_failures_are_rows(pages, tmp_path):

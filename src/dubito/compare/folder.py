@@ -8,10 +8,9 @@ from typing import Any
 
 from ..errors import StorageError
 from ..storage import write_text
-from . import earlier
 
-#: Of the files that are written, and of those that can be read.
-FORMAT, READABLE = 3, (1, 2, 3)
+#: Of the files.
+FORMAT = 3
 #: Rows that are no methods of the library and leave no posterior.
 BASELINES = ("logistic-regression", "ridge-regression", "gradient-boosting")
 
@@ -141,8 +140,10 @@ class Folder:
             raise StorageError(
                 f"{path} should be JSON, but reading it failed ({error}); remove it"
             ) from error
-        if not isinstance(content, dict) or content.get("format") not in READABLE:
-            raise StorageError(f"{path} is not of format {FORMAT}; remove it, or upgrade dubito")
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise StorageError(
+                f"{path} is not of format {FORMAT}: another version of dubito wrote it; remove it, or compare anew"
+            )
         return content
 
     def store(self, result: StoredResult) -> None:
@@ -156,10 +157,7 @@ class Folder:
             return None
         try:
             row = MethodRow.from_json(content["row"])
-            evidence = content["evidence"]
-            if content["format"] == 1:
-                evidence = earlier.current(evidence, (self.read("task") or {}).get("target", ""))
-            result = StoredResult(row, evidence, content["digest"])
+            result = StoredResult(row, content["evidence"], content["digest"])
         except (KeyError, TypeError) as error:
             path = self.path / f"{method}.json"
             raise StorageError(f"{path} is altered ({error!r}); remove it") from error

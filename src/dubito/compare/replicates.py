@@ -38,24 +38,14 @@ class Interval:
         ends = replicates.new_tensor([(1 - level) / 2, (1 + level) / 2])
         return cls(value, *replicates.quantile(ends).tolist())
 
-    @property
-    def half_width(self) -> float:
-        """Half of its width."""
-        return (self.upper - self.lower) / 2
-
-    def holds(self, value: float) -> bool:
-        """Whether a value lies within."""
-        return self.lower <= value <= self.upper
-
 
 def counts(rows: int, seed: int, *labels: Any) -> Iterator[Tensor]:
     """How often each row is drawn in each replicate, [some replicates, rows], piece by piece."""
     stream = seeds.generator(seed, "compare", "replicates", *labels)
     for piece in torch.arange(NUM_REPLICATES).split(max(1, MOST_COUNTS // rows)):
         drawn = torch.randint(rows, (len(piece), rows), generator=stream)
-        yield torch.zeros(drawn.shape, dtype=torch.float64).scatter_add_(
-            1, drawn, torch.ones((), dtype=torch.float64).expand(drawn.shape)
-        )
+        ones = torch.ones(drawn.shape, dtype=torch.float64)
+        yield torch.zeros_like(ones).scatter_add_(1, drawn, ones)
 
 
 def replicates_of(seen: Any, score: Callable[[Any], Tensor], seed: int, split: int) -> dict[str, list[float]]:
@@ -68,16 +58,9 @@ def replicates_of(seen: Any, score: Callable[[Any], Tensor], seed: int, split: i
         split: the split's number, which has draws of its own.
     """
     values = rows_of_metrics(seen)
-    result = {}
-    for name in ("nll", "accuracy", "coverage_90", "width_90"):
-        if name in values and values[name].isfinite().all():
-            pieces = counts(len(values[name]), seed, split)
-            result[name] = torch.cat([weights @ values[name] / len(values[name]) for weights in pieces])
-    if seen.shifts:
-        losses = shifted_losses(seen)
-        if losses.isfinite().all():
-            pieces = counts(len(losses), seed, split, "shift")
-            result["shift_nll"] = torch.cat([weights @ losses / len(losses) for weights in pieces])
+    result = {name: _means(rows, seed, split) for name, rows in values.items() if rows.isfinite().all()}
+    if seen.shifts and (losses := shifted_losses(seen)).isfinite().all():
+        result["shift_nll"] = _means(losses, seed, split, "shift")
     if "accuracy" in values:
         confidence = per_row(seen.test.confidence).double()
         pieces = counts(len(confidence), seed, split)
@@ -87,6 +70,10 @@ def replicates_of(seen: Any, score: Callable[[Any], Tensor], seed: int, split: i
         sets = [areas(inside, score(rows), seed, split, name) for name, rows in others]
         result["ood_auroc"] = torch.stack(sets).mean(0)
     return {name: [float(f"{value:.6g}") for value in numbers.tolist()] for name, numbers in result.items()}
+
+
+def _means(rows: Tensor, seed: int, *labels: Any) -> Tensor:
+    return torch.cat([weights @ rows / len(rows) for weights in counts(len(rows), seed, *labels)])
 
 
 def rows_of_metrics(seen: Any) -> dict[str, Tensor]:
@@ -136,15 +123,18 @@ def areas(inside: Tensor, outside: Tensor, seed: int, split: int, name: str) -> 
     inside, outside = inside.cpu().double(), outside.cpu().double()
     order = inside.argsort()
     below, upto = (torch.searchsorted(inside[order], outside, side=side) for side in ("left", "right"))
+    pairs = zip(counts(len(inside), seed, split), _like(outside, inside, seed, split, name), strict=True)
     pieces = []
-    others = counts(len(outside), seed, split, name)
-    outer = torch.cat([weights.float() for weights in others])  # as many replicates as the test rows have
-    for weights in counts(len(inside), seed, split):
+    for weights, others in pairs:
         sums = torch.nn.functional.pad(weights[:, order].cumsum(1), (1, 0))
-        start = sum(map(len, pieces))
-        shares = (sums[:, below] + sums[:, upto]) / (2 * len(inside))
-        pieces.append((shares * outer[start : start + len(weights)]).mean(1))
+        pieces.append(((sums[:, below] + sums[:, upto]) * others).mean(1) / (2 * len(inside)))
     return torch.cat(pieces)
+
+
+def _like(outside: Tensor, inside: Tensor, seed: int, *labels: Any) -> Iterator[Tensor]:
+    """Counts of other rows, in pieces of as many replicates as those of the test rows."""
+    whole = torch.cat([weights.float() for weights in counts(len(outside), seed, *labels)])
+    yield from whole.split(max(1, MOST_COUNTS // len(inside)))
 
 
 def pooled(splits: Sequence[Sequence[float]], seed: int) -> Tensor:
@@ -170,25 +160,18 @@ class Standing:
     metrics: Mapping[str, Mapping[str, float]]
     replicates: Mapping[str, Mapping[str, Tensor]]
 
-    def interval(self, method: str, metric: str) -> Interval | None:
-        """A metric with its interval; None where there is none."""
-        replicates = self.replicates[method].get(metric)
-        return None if replicates is None else Interval.of(self.metrics[method][metric], replicates)
-
     def ahead(self, metric: str, first: str, second: str, level: float = 0.95) -> Interval | None:
         """By how much the first method is better than the second in a metric, paired; None where nothing tells.
 
         Of the coverage of intervals, by how much it is nearer to 90 %.
         """
-        pair = [self.replicates[name].get(metric) for name in (first, second)]
-        if pair[0] is None or pair[1] is None:
+        sides = [
+            (self.metrics[name].get(metric), self.replicates[name].get(metric)) for name in (first, second)
+        ]
+        if any(replicates is None for _, replicates in sides):
             return None
-        values = [self.metrics[name][metric] for name in (first, second)]
-        return Interval.of(
-            _gain(metric, values[0]) - _gain(metric, values[1]),
-            _gain(metric, pair[0]) - _gain(metric, pair[1]),
-            level,
-        )
+        (one, ones), (other, others) = [(_gain(metric, value), _gain(metric, rest)) for value, rest in sides]
+        return Interval.of(one - other, ones - others, level)
 
 
 def _gain(metric: str, value: Any) -> Any:

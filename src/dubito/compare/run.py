@@ -13,8 +13,7 @@ import torch
 from rich.console import Console
 
 from .. import jobs as shared
-from ..data.catalogue import ENTRIES
-from ..data.loading import OWN_SPLITS
+from ..data.loading import check_splits
 from ..errors import ConfigError, Interrupted, require_count
 from ..fitting import prepare
 from ..jobs import Backend
@@ -29,7 +28,7 @@ from .live import Board
 from .new_rows import RowReader
 from .plan import plan
 from .replicates import Standing, pooled
-from .settings import Settings, compared_method, is_table
+from .settings import Settings, compared_method
 from .shift import wanted
 from .task import Task
 from .verdict import REFERENCE, Verdict, differences, rows_in_words
@@ -103,7 +102,7 @@ def compare(
         settings = Settings(data=settings)
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
-    check_splits(settings)
+    check_splits(settings.data, settings.splits)
     task = task_of(settings.of_split(settings.splits[0], None))
     chosen = chosen_methods(methods, task)
     check(task, settings)
@@ -120,20 +119,6 @@ def chosen_methods(names: Sequence[str] | None, task: Task) -> dict[str, Method 
     if misfits := [name for name in names if name in BASELINES and name not in models]:
         raise ConfigError(reason or f"{misfits[0]} is not for {task.data.task}; choose {' or '.join(models)}")
     return {name: name if name in BASELINES else compared_method(name) for name in names}
-
-
-def check_splits(settings: Settings) -> None:
-    """Refuse splits that the data do not have."""
-    count = (
-        OWN_SPLITS
-        if is_table(settings.data) or settings.data not in ENTRIES
-        else ENTRIES[settings.data].splits
-    )
-    if not all(0 <= split < count for split in settings.splits):
-        raise ConfigError(
-            f"{settings.data!r} has {f'splits 0 to {count - 1}' if count > 1 else 'one split, 0'}; got "
-            f"{', '.join(map(str, settings.splits))}: choose others with --splits"
-        )
 
 
 def check(task: Task, settings: Settings) -> None:
@@ -167,8 +152,8 @@ class Course:
 
     def run(self, console: Console | None, begin: Callable[[Task, tuple[str, ...]], None]) -> Comparison:
         """Run what is not finished, and sum up."""
-        fits = [fit for fit in self._waiting(self.fits) if fit[0] in self.methods]
-        begin(self.task, plan(self.methods, fits, self.settings, self.task, self.folder, self.workers.count))
+        names = [name for name, _ in self._waiting(self.fits) if name in self.methods]
+        begin(self.task, plan(self.methods, names, self.settings, self.task, self.folder, self.workers.count))
         self.folder.write("task", facts(self.task, self.settings))
         first = [fit for fit in self.fits if fit[0] == REFERENCE]  # on which the others may stand
         try:
@@ -227,27 +212,24 @@ class Course:
 
     def summed(self) -> Comparison:
         """The comparison so far, written beside the rows: of the splits that all methods have finished."""
-        splits = [k for k in self.settings.splits if all((name, k) in self.results for name in self.chosen)]
-        splits = splits or self.settings.splits[:1]
-        by_method = {
-            name: [self.results[name, split] for split in splits]
-            for name in self.chosen
-            if all((name, split) in self.results for split in splits)
-        }
-        rows = ranked([pooled_row(results) for results in by_method.values()])
+        settings, data = self.settings, self.task.data
+        whole = [k for k in settings.splits if all((name, k) in self.results for name in self.chosen)]
+        splits = whole or settings.splits[:1]
+        fits = {name: [self.results.get((name, split)) for split in splits] for name in self.chosen}
+        by_method = {name: results for name, results in fits.items() if None not in results}
+        rows = ranked([pooled_row(results) for results in by_method.values()])  # pyright: ignore
         finished = [row for row in rows if row.failure is None]
         standing = Standing(
             {row.method: row.metrics for row in finished},
-            {row.method: pooled_replicates(by_method[row.method], self.settings.seed) for row in finished},
+            {row.method: pooled_replicates(by_method[row.method], settings.seed) for row in finished},  # pyright: ignore
         )
         where = rows_in_words(len(self.task.test.targets), len(splits))
-        timed = self.settings.budget is not None or self.settings.budget_per_method is not None
-        verdict = Verdict(finished, standing, where, timed)
+        verdict = Verdict(finished, standing, where, settings.fit_seconds(1) is not None)
         base, half_widths = differences(finished, standing)
         comparison = Comparison(
-            data=self.settings.data,
-            task=f"{self.task.data.task}: {self.task.data.task_reason}",
-            notes=self.task.data.notes,
+            data=settings.data,
+            task=f"{data.task}: {data.task_reason}",
+            notes=data.notes,
             held_out=self.task.held_out,
             rows=rows,
             verdict=verdict.sentences(),
@@ -255,7 +237,7 @@ class Course:
             indistinguishable=verdict.level,
             base=base,
             half_widths=half_widths,
-            settings={**encode(self.settings), "network": self.task.network.title, "versions": versions()},
+            settings={**encode(settings), "network": self.task.network.title, "versions": versions()},
         )
         self.folder.write("results", asdict(comparison))
         return comparison

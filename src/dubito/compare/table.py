@@ -1,12 +1,13 @@
 """A comparison as a table."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
 
 from .folder import MethodRow
 from .run import Comparison
-from .verdict import equal_sign
+from .verdict import NEGLIGIBLE
 from .words import readable, size
 
 #: Columns in order: metric, heading, format, whether lower is better (None where neither is), what it is.
@@ -38,19 +39,19 @@ def cell(value: float, form: str) -> str:
     return form.format(value) if form else readable(value)
 
 
-def nll_cell(comparison: Any, row: MethodRow) -> str:
+def nll_cell(comparison: Mapping[str, Any], row: MethodRow) -> str:
     """The NLL with half the width of its difference's interval."""
     text, half = cell(row.metrics["nll"], "{:.4f}"), comparison["half_widths"].get(row.method)
     return text if half is None else f"{text} ± {readable(half, 2)}"
 
 
-def caption(comparison: Any) -> str:
+def caption(comparison: Mapping[str, Any]) -> str:
     """What the signs in the column of NLL say."""
-    told = []
+    told, reach = [], f"the 95 % interval of the difference reaches 0, or it is below {NEGLIGIBLE:g}"
     if comparison["half_widths"]:
         told.append(f"±: half the 95 % interval of the paired difference to {comparison['base']} in NLL")
     if sum(comparison["indistinguishable"].values()) > 1:
-        told.append(equal_sign(comparison["where"]))
+        told.append(f"≈: cannot be distinguished from the best in NLL {comparison['where']} ({reach})")
     return ". ".join(told)
 
 

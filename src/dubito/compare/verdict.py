@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 from math import prod
 
 from .folder import MethodRow
-from .replicates import Standing
-from .words import duration, listed, readable, size, times
+from .replicates import Interval, Standing
+from .words import duration, listed, size, times
 
-#: The method that the others are measured against.
-REFERENCE = "map"
-#: A difference in NLL that nobody would act on, in nats, however sure it is.
-NEGLIGIBLE = 1e-3
+#: The method that the others are measured against, and a difference in NLL that nobody would act on, however sure.
+REFERENCE, NEGLIGIBLE = "map", 1e-3
 #: What uncertainty may buy beside likelihood: metric, words, format.
 GAINS = (
     ("ood_auroc", "the AUROC at out-of-distribution rows", "{:.3f}"),
@@ -23,28 +21,28 @@ GAINS = (
 )
 
 
-def equal_sign(where: str) -> str:
-    """What ≈ says in tables."""
-    return (
-        f"≈: cannot be distinguished from the best in NLL {where} (the 95 % interval of the paired difference reaches "
-        f"0), or is within {NEGLIGIBLE:g} of it"
-    )
-
-
 def rows_in_words(test_rows: int, splits: int) -> str:
     """On how many rows and splits."""
     rows = f"{test_rows:,} test row{'s' * (test_rows != 1)}"
     return f"on {rows}" if splits == 1 else f"on {splits} splits of {rows}"
 
 
+def differences(rows: Sequence[MethodRow], standing: Standing) -> tuple[str, Mapping[str, float]]:
+    """The method that NLLs are measured against, MAP or else the best, and half the width of each one's interval."""
+    names = [row.method for row in rows]
+    base = REFERENCE if REFERENCE in names else (names or [""])[0]
+    leads = {name: standing.ahead("nll", base, name) for name in names if name != base}
+    return base, {name: (lead.upper - lead.lower) / 2 for name, lead in leads.items() if lead is not None}
+
+
 def indistinguishable(rows: Sequence[MethodRow], standing: Standing) -> dict[str, bool]:
     """Whether a method cannot be distinguished from the best in NLL; methods without replicates are left out."""
-    there = [row.method for row in rows if "nll" in standing.replicates.get(row.method, {})]
-    result = {}
-    for name in there:
-        lead = standing.ahead("nll", there[0], name)
-        result[name] = name == there[0] or (lead is not None and (lead.holds(0) or lead.value < NEGLIGIBLE))
-    return result
+    names = [row.method for row in rows if "nll" in standing.replicates[row.method]]
+    leads = {name: standing.ahead("nll", names[0], name) for name in names}
+    return {
+        name: lead is not None and (lead.lower <= 0 or lead.value < NEGLIGIBLE)
+        for name, lead in leads.items()
+    }
 
 
 class Verdict:
@@ -59,167 +57,131 @@ class Verdict:
 
     def __init__(self, rows: Sequence[MethodRow], standing: Standing, where: str, timed: bool) -> None:
         self.rows, self.standing, self.where, self.timed = rows, standing, where, timed
-        self.by_name = {row.method: row for row in rows}
+        self.best, self.base = (rows or [None])[0], next((r for r in rows if r.method == REFERENCE), None)
         self.level = indistinguishable(rows, standing)
 
     def sentences(self) -> tuple[str, ...]:
         """The verdict, sentence by sentence."""
-        if not self.rows:
+        if self.best is None:
             return ("No method has finished.",)
-        best = self.rows[0]
         if len(self.rows) == 1:
-            told = [f"Only {best.method} was compared: NLL {self._nll(best)} {self.where}."]
+            told = [f"Only {self.best.method} was compared: NLL {self.best.metrics['nll']:.3f} {self.where}."]
         else:
-            told = [self._winner(best), self._cost(best, "It takes"), *self._map(best), *self._cheapest(best)]
-            told += [*self._shift(best), *self._out_of_distribution(best)]
+            told = [self._winner(self.best), self._cost(self.best, "It takes"), self._gains(self.best.method)]
+            told += [
+                *self._cheapest(self.best),
+                self._shift(self.best.method),
+                self._outside(self.best.method),
+            ]
         return tuple(filter(None, [*told, self._stopped()]))
 
-    def _nll(self, row: MethodRow) -> str:
-        return f"{row.metrics['nll']:.3f}"
-
     def _winner(self, best: MethodRow) -> str:
-        others = [(f"the runner-up, {self.rows[1].method}", self.rows[1].method)]
-        if REFERENCE in self.by_name and REFERENCE not in (best.method, others[0][1]):
+        second = self.rows[1].method
+        others = [(f"the runner-up, {second},", second)]
+        if self.base and REFERENCE not in (best.method, second):
             others.insert(0, (REFERENCE, REFERENCE))
         leads = [f"that of {words} by {self._lead(best.method, name)}" for words, name in others]
-        return f"Take {best.method}: its NLL {self.where} is {self._nll(best)}, lower than {listed(leads)}."
+        return f"Take {best.method}: its NLL {self.where} is {best.metrics['nll']:.3f}, lower than {listed(leads)}."
 
     def _lead(self, first: str, second: str) -> str:
-        """By how much one method is ahead of another in NLL, and how sure that is."""
         lead = self.standing.ahead("nll", first, second)
         if lead is None:
-            values = [self.standing.metrics[name]["nll"] for name in (second, first)]
-            return (
-                f"{values[0] - values[1]:.3f} (how sure that is cannot be said: some losses are not finite)"
-            )
-        chance = ", so that the two cannot be distinguished" if lead.holds(0) else ""
-        return f"{lead.value:.3f} (95 % interval {lead.lower:.3f} to {lead.upper:.3f}{chance})"
+            value = self.standing.metrics[second]["nll"] - self.standing.metrics[first]["nll"]
+            return f"{value:.3f} (how sure that is cannot be said: some losses are not finite)"
+        chance = ", so that the two cannot be distinguished" if lead.lower <= 0 else ""
+        return f"{lead.value:.3f} ({_ends(lead)}{chance})"
 
-    def _ratios(self, row: MethodRow, base: MethodRow) -> list[tuple[float, str]]:
-        """What a method costs relative to another."""
-        amounts = [
-            (row.nbytes, base.nbytes, "memory"),
-            (row.predict_seconds, base.predict_seconds, "prediction time"),
-        ]
-        if not self.timed:
-            amounts.insert(1, (row.seconds, base.seconds, "CPU time of training"))
-        return [(amount / max(unit, 1e-9), name) for amount, unit, name in amounts]
+    def _costs(self, row: MethodRow) -> dict[str, float]:
+        costs = {
+            "memory": row.nbytes,
+            "CPU time of training": row.seconds,
+            "prediction time": row.predict_seconds,
+        }
+        return {
+            name: max(cost, 1e-9) for name, cost in costs.items() if not (self.timed and "training" in name)
+        }
 
     def _cost(self, row: MethodRow, opening: str) -> str:
-        base = self.by_name.get(REFERENCE)
-        if base is None or row is base:
-            parts = [size(row.nbytes), f"{duration(row.predict_seconds)} for 1,000 predictions"]
-            if not self.timed:
-                parts.insert(1, f"{duration(row.seconds)} of CPU time to train")
-            return f"{opening} {listed(parts)}."
-        parts = [f"{times(ratio)} the {name}" for ratio, name in self._ratios(row, base)]
+        costs = self._costs(row)
+        if self.base is None or row is self.base:
+            parts = [size(row.nbytes), f"{duration(row.seconds)} of CPU time to train"][
+                : 1 if self.timed else 2
+            ]
+            return f"{opening} {listed([*parts, f'{duration(row.predict_seconds)} for 1,000 predictions'])}."
+        base = self._costs(self.base)
+        parts = [f"{times(costs[name] / base[name])} the {name}" for name in costs]
         return f"{opening} {listed(parts)} of {REFERENCE}."
 
-    def _map(self, best: MethodRow) -> list[str]:
+    def _gains(self, best: str) -> str:
         """Where MAP cannot be distinguished from the best: what uncertainty buys beside likelihood, if anything."""
-        if best.method == REFERENCE:
-            told = f"No method has a lower NLL than {REFERENCE}"
-        elif self.level.get(REFERENCE):
-            told = f"In NLL {REFERENCE}, without any uncertainty of its weights, cannot be distinguished from the best"
-        else:
-            return []
-        gains, measured = [], []
-        level = 1 - 0.05 / max(1, len(self.rows) - 1)  # Bonferroni: the best of so many is looked at
+        if self.base is None or not (best == REFERENCE or self.level.get(REFERENCE)):
+            return ""
+        told = f"In NLL {REFERENCE}, without any uncertainty of its weights, cannot be distinguished from the best"
+        told = f"No method has a lower NLL than {REFERENCE}" if best == REFERENCE else told
+        gains, measured, others = [], [], [row.method for row in self.rows if row is not self.base]
+        level = 1 - 0.05 / len(others)  # Bonferroni: the best of so many is looked at
         for metric, words, form in GAINS:
-            leads = {
-                row.method: lead
-                for row in self.rows
-                if row.method != REFERENCE
-                and (lead := self.standing.ahead(metric, row.method, REFERENCE, level)) is not None
-            }
-            if not leads:
+            leads = {name: self.standing.ahead(metric, name, REFERENCE, level) for name in others}
+            there = {name: lead for name, lead in leads.items() if lead is not None}
+            if not there:
                 continue
             measured.append(words)
-            first = max(leads, key=lambda name: leads[name].value)
-            if leads[first].lower > 0 and (metric != "ood_auroc" or self._beyond_chance(first)):
+            first = max(there, key=lambda name: there[name].value)
+            if there[first].lower > 0 and (metric != "ood_auroc" or self._area(first).lower > 0.5):
                 values = [form.format(self.standing.metrics[name][metric]) for name in (first, REFERENCE)]
                 gains.append(f"{words} ({first} {values[0]}, {REFERENCE} {values[1]})")
         if gains:
-            return [f"{told}. What uncertainty buys here beyond chance: {listed(gains)}."]
-        if not measured:
-            return [f"{told}."]
-        return [
-            f"{told}, and none is ahead of it beyond chance in {listed(measured)}: uncertainty buys nothing here."
-        ]
+            return f"{told}. What uncertainty buys here beyond chance: {listed(gains)}."
+        nothing = (
+            f", and none is ahead of it beyond chance in {listed(measured)}: uncertainty buys nothing here"
+        )
+        return f"{told}{nothing if measured else ''}."
 
     def _cheapest(self, best: MethodRow) -> list[str]:
         level = [row for row in self.rows if self.level.get(row.method)]
-        base = self.by_name.get(REFERENCE, best)
-        cheapest = min(
-            level, key=lambda row: prod(ratio for ratio, _ in self._ratios(row, base)), default=best
-        )
+        cheapest = min(level, key=lambda row: prod(self._costs(row).values()), default=best)
         if cheapest is best:
             return []
-        others = f"of the {len(level)} methods" if len(level) > 2 else "of the two"
-        return [
-            f"Where cost matters take {cheapest.method}, the cheapest {others} that cannot be distinguished from the "
-            f"best {self.where}.",
-            *([] if cheapest is base else [self._cost(cheapest, f"{cheapest.method} takes")]),
-        ]
+        among = f"of the {len(level)} methods" if len(level) > 2 else "of the two"
+        told = f"Where cost matters take {cheapest.method}, the cheapest {among} that cannot be distinguished from "
+        told += f"the best {self.where}."
+        return [told] if cheapest is self.base else [told, self._cost(cheapest, f"{cheapest.method} takes")]
 
-    def _shift(self, best: MethodRow) -> list[str]:
-        rows = [row for row in self.rows if "shift_nll" in row.metrics]
-        if len(rows) < 2:
-            return []
-        first = min(rows, key=lambda row: row.metrics["shift_nll"])
-        lead = self.standing.ahead("shift_nll", first.method, best.method)
-        if first is best or lead is None or lead.lower <= 0:
-            return []
-        return [
-            f"Under shift take {first.method}: its NLL there is lower than that of {best.method} by "
-            f"{lead.value:.3f} (95 % interval {lead.lower:.3f} to {lead.upper:.3f})."
-        ]
+    def _shift(self, best: str) -> str:
+        first = min(self.rows, key=lambda row: row.metrics.get("shift_nll", float("inf"))).method
+        lead = self.standing.ahead("shift_nll", first, best)
+        if lead is None or lead.lower <= 0:
+            return ""
+        lower = f"its NLL there is lower than that of {best} by {lead.value:.3f} ({_ends(lead)})"
+        return f"Under shift take {first}: {lower}."
 
-    def _beyond_chance(self, name: str) -> bool:
-        interval = self.standing.interval(name, "ood_auroc")
-        return interval is not None and interval.lower > 0.5
+    def _area(self, name: str) -> Interval:
+        return Interval.of(
+            self.standing.metrics[name]["ood_auroc"], self.standing.replicates[name]["ood_auroc"]
+        )
 
-    def _out_of_distribution(self, best: MethodRow) -> list[str]:
-        rows = [row for row in self.rows if "ood_auroc" in row.metrics]
-        if not rows:
-            return []
-        first = max(rows, key=lambda row: row.metrics["ood_auroc"])
-        if not self._beyond_chance(first.method):
-            return [
-                f"No method recognises out-of-distribution rows beyond chance: the 95 % interval of the highest AUROC, "
-                f"{self._auroc(first.method)}, reaches 0.5."
-            ]
-        lead = self.standing.ahead("ood_auroc", first.method, best.method)
-        if first is not best and (lead is None or lead.lower > 0):
-            beside = f"AUROC {self._auroc(first.method)}, {best.method} {self._auroc(best.method)}"
-            return [f"To recognise out-of-distribution rows take {first.method}: {beside}."]
-        if not self._beyond_chance(best.method):
-            return []
-        return [
-            f"In recognising out-of-distribution rows no method is ahead of {best.method} beyond chance: its AUROC is "
-            f"{self._auroc(best.method)}."
-        ]
-
-    def _auroc(self, name: str) -> str:
-        interval = self.standing.interval(name, "ood_auroc")
-        if interval is None:
-            return readable(self.standing.metrics[name]["ood_auroc"], 3)
-        return f"{interval.value:.3f} ({interval.lower:.3f} to {interval.upper:.3f})"
+    def _outside(self, best: str) -> str:
+        areas = {row.method: self._area(row.method) for row in self.rows if "ood_auroc" in row.metrics}
+        if best not in areas:
+            return ""
+        first = max(areas, key=lambda name: areas[name].value)
+        shown = {name: f"{area.value:.3f} ({_ends(area)})" for name, area in areas.items()}
+        if areas[first].lower <= 0.5:
+            reach = f"the highest AUROC, {shown[first]}, reaches 0.5"
+            return f"No method recognises out-of-distribution rows beyond chance: the interval of {reach}."
+        lead = self.standing.ahead("ood_auroc", first, best)
+        if lead is not None and lead.lower > 0:
+            beside = f"AUROC {shown[first]}, {best} {shown[best]}"
+            return f"To recognise out-of-distribution rows take {first}: {beside}."
+        told = f"In recognising out-of-distribution rows no method is ahead of {best} beyond chance"
+        return f"{told}: its AUROC is {shown[best]}." if areas[best].lower > 0.5 else ""
 
     def _stopped(self) -> str:
         fits = [fit for row in self.rows for fit in row.fits]
         count = sum(fit.ended == "budget" for fit in fits)
-        if not count:
-            return ""
-        return (
-            f"{count} of {len(fits)} fits were stopped by the budget: the ranking is that of this budget, not of what "
-            "the methods reach when they are trained to the end."
-        )
+        told = f"{count} of {len(fits)} fits were stopped by the budget: the ranking is that of this budget, not of "
+        return f"{told}what the methods reach when they are trained to the end." if count else ""
 
 
-def differences(rows: Sequence[MethodRow], standing: Standing) -> tuple[str, Mapping[str, float]]:
-    """The method that NLLs are measured against, MAP or else the best, and half the width of each one's interval."""
-    names = [row.method for row in rows]
-    base = REFERENCE if REFERENCE in names else (names or [""])[0]
-    leads = {name: standing.ahead("nll", base, name) for name in names if name != base}
-    return base, {name: lead.half_width for name, lead in leads.items() if lead is not None}
+def _ends(interval: Interval) -> str:
+    return f"95 % interval {interval.lower:.3f} to {interval.upper:.3f}"

@@ -62,21 +62,25 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
     with jobs.alone(threads):
         try:
             worked = _baseline if name in BASELINES else _worked
-            result = worked(name, settings, folder, checksum)
+            result = StoredResult(*worked(name, settings, folder, checksum), checksum)
         except Interrupted:
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            fit = FitRecord(split=settings.splits[0])
             title = name if name in BASELINES else repr(compared_method(name))
-            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title, fits=(fit,))
+            fits = (FitRecord(split=settings.splits[0]),)
+            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title, fits=fits)
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
     folder.store(result)
     folder.tidy(name)
     return result
 
 
-def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
+#: What a job leaves: a method's row, and what the page draws of it.
+Judged = tuple[MethodRow, dict[str, Any]]
+
+
+def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Judged:
     task = task_of(settings)
     warmed()
     with (
@@ -96,7 +100,7 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Sto
         chosen={**dict(settings.overrides), **chosen(posterior)},
         **steps_of(posterior.history),
     )
-    result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings, checksum)
+    result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings)
     posterior.save(folder.posterior(name))
     return result
 
@@ -123,14 +127,14 @@ def fitted(
         return fit(network, task.train, task.likelihood, **options), account, shared
 
 
-def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
+def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> Judged:
     """As `_worked`, for a model that is no network."""
     import_module("sklearn.ensemble")  # loading is no part of a fit
     task, account = task_of(settings), Account()
-    model: Any = baselines.fit(name, task)
+    model = baselines.fit(name, task)
     fit = FitRecord(split=settings.splits[0], seconds=round(account.spent(), 2))
     title = " ".join(" ".join(map(repr, model.models)).split())
-    return judged(name, model, title, (), fit, task, settings, checksum)
+    return judged(name, model, title, (), fit, task, settings)
 
 
 def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
@@ -142,34 +146,19 @@ def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
 
 
 def judged(
-    name: str,
-    posterior: Posterior,
-    title: str,
-    notes: Sequence[str],
-    fit: FitRecord,
-    task: Task,
-    settings: Settings,
-    checksum: str,
-) -> StoredResult:
-    """The result of a fitted model: its metrics, what it costs, what the page draws."""
-    seen, predict_seconds = observed(posterior, task, settings)
+    name: str, model: Any, title: str, notes: Sequence[str], fit: FitRecord, task: Task, settings: Settings
+) -> Judged:
+    """The row of a fitted model, and what the page draws of it."""
+    seen, predict_seconds = observed(model, task, settings)
     values = metrics_of(seen)
     if math.isnan(values["nll"]):
         raise TrainingError("its predictions are not numbers: training diverged; try a smaller --lr")
-    watched = in_units_of_targets(task.validation.targets[:MOST_WATCHED], task)
+    watched = targets_in_units(task.validation.targets[:MOST_WATCHED], task)
     loss = -float(seen.validation.log_prob(watched).double().mean()) if len(watched) else None
-    row = MethodRow(
-        name,
-        values,
-        posterior.num_parameters,
-        posterior.nbytes,
-        round(fit.seconds + fit.shared_seconds, 2),
-        round(predict_seconds, 4),
-        notes=tuple(notes),
-        settings=title,
-        fits=(replace(fit, validation_nll=loss),),
-    )
-    return StoredResult(row, evidence(seen, task, posterior, settings), checksum)
+    seconds, fits = round(fit.seconds + fit.shared_seconds, 2), (replace(fit, validation_nll=loss),)
+    costs = (model.num_parameters, model.nbytes, seconds, round(predict_seconds, 4))
+    row = MethodRow(name, values, *costs, notes=tuple(notes), settings=title, fits=fits)
+    return row, evidence(seen, task, model, settings)
 
 
 def ended(endings: Sequence[str]) -> str:
@@ -178,14 +167,9 @@ def ended(endings: Sequence[str]) -> str:
 
 
 def steps_of(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The steps a fit made and the one whose state was kept; of several networks the most, and those of the last."""
-    if not history:
-        return {}
-    best = history[-1].get("best_step")
-    return {
-        "steps": int(max(entry["step"] for entry in history)),
-        "best_step": None if best is None else int(best),
-    }
+    """The steps a fit made and the one whose state was kept; of several networks the most, and that of the last."""
+    best = history[-1].get("best_step") if history else None
+    return {"steps": int(max((entry["step"] for entry in history), default=0)), "best_step": best}
 
 
 #: What validation rows choose, where a posterior's details hold it.
@@ -215,7 +199,7 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
             shifts.setdefault(shift, []).append(predicted(rows))
     seen = JudgedPredictions(
         test=test,
-        targets=in_units_of_targets(task.test.targets, task),
+        targets=targets_in_units(task.test.targets, task),
         validation=predicted(task.validation.inputs[:MOST_WATCHED]),
         foreign={name: predicted(rows) for name, rows in task.foreign.items()},
         shifts=shifts,
@@ -229,7 +213,7 @@ def in_units(prediction: Prediction, task: Task) -> Any:
     return prediction if scaling is None else prediction.rescaled(*scaling)  # pyright: ignore
 
 
-def in_units_of_targets(targets: torch.Tensor, task: Task) -> torch.Tensor:
+def targets_in_units(targets: torch.Tensor, task: Task) -> torch.Tensor:
     """Real targets in their original units; others as they are."""
     scaling = task.data.target_scaling
     return targets if scaling is None else scaling.undo(targets)

@@ -8,19 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ..compare.folder import Folder, MethodRow
-from ..compare.table import SETS, best, caption, cell, columns, nll_cell, training_words
-from ..compare.words import readable, size
 from ..errors import StorageError
 from ..registry import methods
 from ..storage import write_text
 from . import charts, colours, multiples
 from .charts import Item
+from .summary import summary, verdict
 
 #: Methods that are drawn at first; the others are a click away.
 SHOWN = 8
-
-#: What folders of earlier versions do not hold.
-EARLIER: dict[str, Any] = {"verdict": (), "where": "", "indistinguishable": {}, "base": "", "half_widths": {}}
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
@@ -39,7 +35,6 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
             f"{folder} must be a folder that `dubito compare` wrote, with results.json and task.json"
         )
     rows = tuple(MethodRow.from_json(row) for row in results["rows"])
-    results = {**EARLIER, **results}
     stored = {row.method: comparison.result(row.method) for row in rows if row.failure is None}
     styles = colours.places([row.method for row in rows], methods())
     items = [
@@ -64,6 +59,7 @@ def page(
 ) -> str:
     """The whole page as text."""
     name = escape(Path(results["data"]).name)
+    timed = any(results["settings"][key] for key in ("budget", "budget_per_method"))
     style = files("dubito.report").joinpath("style.css").read_text(encoding="utf-8")
     script = files("dubito.report").joinpath("script.js").read_text(encoding="utf-8")
     style = style.replace("/*light hues*/", colours.variables(colours.LIGHT))
@@ -88,11 +84,11 @@ def page(
 <h1>{name}</h1>
 <p class="lead">{_lead(task, rows)}</p>
 </header>
-{_verdict(results)}
+{verdict(results)}
 {_picker(items)}
 <main>
-{_summary(results, task, rows, styles)}
-{"".join(_sections(task, items, _timed(results)))}
+{summary(results, task, rows, styles)}
+{"".join(_sections(task, items, timed))}
 {_settings(results, task, rows)}
 </main>
 <div id="tip" role="status" aria-live="polite" hidden></div>
@@ -124,23 +120,6 @@ def _lead(task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
     return text
 
 
-def _verdict(results: dict[str, Any]) -> str:
-    """Which method to take, in a few sentences."""
-    if not results["verdict"]:
-        return ""
-    first, *others = map(escape, results["verdict"])
-    told = f"<p><b>{first}</b></p>" + (f"<p>{' '.join(others)}</p>" if others else "")
-    small = (
-        "Intervals are those of one pair of methods each; choosing the best of several flatters it a little."
-    )
-    return f'<section id="verdict"><h2>Verdict</h2>{told}<p class="small">{small}</p></section>'
-
-
-def _timed(results: dict[str, Any]) -> bool:
-    """Whether time was the input: then it says nothing of the methods."""
-    return any(results["settings"].get(name) for name in ("budget", "budget_per_method", "seconds"))
-
-
 def _picker(items: Sequence[Item]) -> str:
     boxes = []
     for number, item in enumerate(items):
@@ -154,116 +133,6 @@ def _picker(items: Sequence[Item]) -> str:
     )
     buttons = f'<span class="all" hidden>{buttons}</span>'
     return f'<nav class="pick" aria-label="Methods that the charts show">{"".join(boxes)}{buttons}</nav>'
-
-
-def _summary(
-    results: dict[str, Any], task: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[str, int]
-) -> str:
-    headings = columns(rows)
-    costs = (
-        ("steps", "steps of training, and how it ended", ""),
-        ("memory", "of the posterior", "lower"),
-        ("CPU time", "of a fit, with the MAP fit that it stands on", "lower"),
-        ("1000 predictions", "CPU time", "lower"),
-    )
-    ways = {None: "", True: "lower", False: "higher"}
-    heads = [("method", "", ""), *((name, told, ways[lower]) for _, name, _, lower, told in headings), *costs]
-    head = "".join(
-        f'<th scope="col" title="{escape(told)}{f"; {way} is better" if way else ""}">{escape(name)}</th>'
-        for name, told, way in heads
-    )
-    body = "".join(_row(results, rows, row, styles[row.method], len(heads)) for row in rows)
-    splits = len(results["settings"].get("splits", (0,)))
-    pooled = f" Numbers are means over {splits} splits; charts show the first of them." if splits > 1 else ""
-    signs = f" {escape(caption(results))}." if caption(results) else ""
-    words = [(name, told) for _, name, _, _, told in headings] + [
-        (n, SETS[n]) for n in task["foreign"] if n in SETS
-    ]
-    told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in words)
-    return (
-        '<section id="summary"><h2>Summary</h2><p class="scroll">The table goes on to the right: scroll it.</p>'
-        f'<div class="wide" tabindex="0"><table class="sortable"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-        f'<p class="small">Ranked by the NLL of the test rows; the best of each column is bold.{signs}{pooled} '
-        'A click on a heading sorts.</p><details class="words" open><summary>What the columns and sets are</summary>'
-        f"<dl>{told}</dl></details>{_fits(rows, styles)}</section>"
-    )
-
-
-def _row(results: dict[str, Any], rows: tuple[MethodRow, ...], row: MethodRow, style: int, width: int) -> str:
-    """One method's line of the table."""
-    first = f'<th scope="row" class="m{style}"><i class="swatch"></i>{escape(row.method)}</th>'
-    if row.failure is not None:
-        return f'<tr class="failed">{first}<td colspan="{width - 1}">failed: {escape(row.failure)}</td></tr>'
-    cells, level = [first], results["indistinguishable"]
-    for metric, _, form, lower, _ in columns(rows):
-        value = row.metrics[metric]
-        mark = " class=best" if value == best(rows, metric, lower) else ""
-        text = nll_cell(results, row) if metric == "nll" else cell(value, form)
-        if metric == "nll" and sum(level.values()) > 1:
-            # those without take the same room, so that digits stand under digits
-            text += "&nbsp;≈" if level.get(row.method) else '&nbsp;<i class="gap">≈</i>'
-        cells.append(f'<td{mark} data-value="{value:.9g}">{text}</td>')
-    steps = max((fit.steps for fit in row.fits), default=0)
-    numbers = ((steps, escape(training_words(row))), (row.nbytes, size(row.nbytes)))
-    numbers += (
-        (row.seconds, f"{row.seconds:.1f} s"),
-        (row.predict_seconds, f"{1000 * row.predict_seconds:.0f} ms"),
-    )
-    cells += [f'<td data-value="{value:.9g}">{text}</td>' for value, text in numbers]
-    return f"<tr>{''.join(cells)}</tr>"
-
-
-#: How training ended, in words.
-ENDED = {
-    "limit": "made all its steps",
-    "patience": "stopped early: validation loss no longer fell",
-    "budget": "stopped by the budget",
-    "": "nothing was trained",
-}
-
-
-def _fits(rows: Sequence[MethodRow], styles: dict[str, int]) -> str:
-    """Steps, convergence and chosen settings of every fit."""
-    lines = []
-    pairs = [(row, fit) for row in rows if row.failure is None for fit in row.fits]
-    for row, fit in pairs:
-        best_step = "" if fit.best_step is None else f", best at {fit.best_step:,}"
-        chosen = ", ".join(f"{name} {_plain(value)}" for name, value in fit.chosen.items())
-        loss = "" if fit.validation_nll is None else f"{fit.validation_nll:.4f}"
-        shared = f" + {fit.shared_seconds:.1f} s shared" if fit.shared_seconds else ""
-        texts = (
-            str(fit.split),
-            f"{fit.steps:,}{best_step}",
-            ENDED[fit.ended],
-            chosen,
-            loss,
-            f"{fit.seconds:.1f} s{shared}",
-        )
-        name = (
-            f'<th scope="row" class="m{styles[row.method]}"><i class="swatch"></i>{escape(row.method)}</th>'
-        )
-        lines.append(f"<tr>{name}{''.join(f'<td>{escape(text)}</td>' for text in texts)}</tr>")
-    if not lines:
-        return ""
-    names = (
-        "method",
-        "split",
-        "steps",
-        "training",
-        "chosen on validation rows",
-        "validation NLL",
-        "CPU time",
-    )
-    head = "".join(f'<th scope="col">{name}</th>' for name in names)
-    return (
-        '<details><summary>Steps, convergence and chosen settings</summary><div class="wide"><table class="left">'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
-    )
-
-
-def _plain(value: Any) -> str:
-    return readable(value, 3) if isinstance(value, float) else str(value)
 
 
 def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[str]:
