@@ -74,7 +74,7 @@ def test_the_lead_over_map_stands_beside_that_over_the_runner_up():
     verdict, *_ = made_up({"map": {"nll": 0.60}, "rank1": {"nll": 0.40}, "vogn": {"nll": 0.405}})
     first, *_, cheap, cheap_cost = verdict.sentences()
     assert "lower than that of map by 0.200 (95 % interval 0.1" in first
-    tie = r"that of the runner-up, vogn, by 0\.005 \(95 % interval -0\.\d+ to 0\.\d+, so that the two cannot be dist"
+    tie = r"that of the runner-up, vogn, by 0\.005 \(95 % interval −0\.\d+ to 0\.\d+, so that the two cannot be dist"
     assert re.search(tie, first)
     # rank1 1.2 · 7.5 · 20 = 180 times map's, vogn 2 · 4 · 10 = 80 times
     assert cheap == (

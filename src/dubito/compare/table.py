@@ -78,11 +78,12 @@ def columns(rows: tuple[MethodRow, ...]) -> list[tuple[str, str, str, bool | Non
 
 
 def best(rows: tuple[MethodRow, ...], metric: str, lower: bool | None) -> float | None:
-    """The best value of a metric; None where better has no direction."""
+    """The best value of a metric; None where better has no direction, or half of the methods share it."""
     values = [row.metrics[metric] for row in rows if metric in row.metrics]
     if lower is None or len(values) < 2:
         return None
-    return min(values) if lower else max(values)
+    top = min(values) if lower else max(values)
+    return None if 2 * values.count(top) > len(values) else top
 
 
 def title(comparison: Comparison) -> str:

@@ -184,4 +184,4 @@ class Verdict:
 
 
 def _ends(interval: Interval) -> str:
-    return f"95 % interval {interval.lower:.3f} to {interval.upper:.3f}"
+    return f"95 % interval {interval.lower:.3f} to {interval.upper:.3f}".replace("-", "−")
