@@ -116,17 +116,13 @@ def fit(name: str, task: Task) -> Baseline:
 
 def _linear(task: Task, watched: Part) -> Baseline:
     """The penalty of the least validation loss."""
-    linear, rows = (
-        import_module("sklearn.linear_model"),
-        (_rows(task.train.inputs), task.train.targets.numpy()),
-    )
+    linear, rows = import_module("sklearn.linear_model"), _rows(task.train.inputs)
     models = [linear.LogisticRegression(C=1 / penalty, max_iter=MOST_STEPS) for penalty in PENALTIES]
     if task.data.task == "regression":
         models = [linear.Ridge(alpha=penalty) for penalty in PENALTIES]
-    fitted = [Baseline(task, (model.fit(*rows),), watched) for model in models]
-    return max(
-        fitted, key=lambda model: float(model.predict(watched.inputs).log_prob(watched.targets).mean())
-    )
+    fitted = [Baseline(task, (model.fit(rows, task.train.targets.numpy()),), watched) for model in models]
+    gains = [float(model.predict(watched.inputs).log_prob(watched.targets).mean()) for model in fitted]
+    return fitted[int(np.argmax(gains))]
 
 
 def _boosted(task: Task, watched: Part) -> Baseline:
@@ -134,10 +130,8 @@ def _boosted(task: Task, watched: Part) -> Baseline:
     kind = "Regressor" if task.data.task == "regression" else "Classifier"
     make = getattr(import_module("sklearn.ensemble"), f"HistGradientBoosting{kind}")
     rows, models = _rows(task.train.inputs), []
-    truths, watched_truths = (
-        part.targets.reshape(len(part.targets), -1).T.numpy() for part in (task.train, watched)
-    )
-    for truth, seen in zip(truths, watched_truths, strict=True):
+    truths = [part.targets.reshape(len(part.targets), -1).T.numpy() for part in (task.train, watched)]
+    for truth, seen in zip(*truths, strict=True):
         # Classes without training rows have no trees.
         known = np.isin(seen, truth) if kind == "Classifier" else np.full(len(seen), True)
         stopped = make(max_iter=MOST_TREES, early_stopping=True, n_iter_no_change=PATIENCE, random_state=0)

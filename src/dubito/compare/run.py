@@ -207,8 +207,7 @@ class Course:
         return self.fits[fit].digest(self.chosen[fit[0]])
 
     def _job(self, fit: Fit) -> tuple[Any, ...]:
-        name, split = fit
-        return name, self.fits[fit], self.folders[split].path, self._digest(fit), self.threads
+        return fit[0], self.fits[fit], self.folders[fit[1]].path, self._digest(fit), self.threads
 
     def summed(self) -> Comparison:
         """The comparison so far, written beside the rows: of the splits that all methods have finished."""

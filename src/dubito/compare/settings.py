@@ -94,7 +94,7 @@ class Settings:
         """
         fits = len(self.splits) * (1 + (self.tune or 0))
         if self.budget is not None:
-            return TRAINING_SHARE * self.budget * jobs / (num_methods * fits)
+            return TRAINING_SHARE * self.budget * jobs / (max(1, num_methods) * fits)
         return None if self.budget_per_method is None else self.budget_per_method / fits
 
     def applied(self, method: Method) -> tuple[Method, Training | AutoTraining]:
