@@ -142,7 +142,8 @@ class Course:
 
     def __post_init__(self) -> None:
         splits = self.settings.splits
-        if isinstance(self.settings.training, AutoTraining) and REFERENCE not in self.chosen:
+        self.standing = isinstance(self.settings.training, AutoTraining)  # on one MAP fit of each split
+        if self.standing and REFERENCE not in self.chosen:
             self.chosen = {REFERENCE: compared_method(REFERENCE), **self.chosen}
         self.methods = [name for name in self.chosen if name not in BASELINES]
         seconds = self.settings.fit_seconds(len(self.methods), self.workers.count)
@@ -155,7 +156,7 @@ class Course:
         names = [name for name, _ in self._waiting(self.fits) if name in self.methods]
         begin(self.task, plan(self.methods, names, self.settings, self.task, self.folder, self.workers.count))
         self.folder.write("task", facts(self.task, self.settings))
-        first = [fit for fit in self.fits if fit[0] == REFERENCE]  # on which the others may stand
+        first = [fit for fit in self.fits if self.standing and fit[0] == REFERENCE]
         try:
             for stage in (first, [fit for fit in self.fits if fit not in first]):
                 if self.settings.tune is not None:
@@ -179,7 +180,7 @@ class Course:
     def _tune(self, fits: Sequence[Fit]) -> None:
         """Let trials choose the settings of fits; what those of the first stage are decides the others too."""
         for name, split in fits:
-            point = self.fits[REFERENCE, split].overrides if REFERENCE in self.chosen else ()
+            point = self.fits[REFERENCE, split].overrides if self.standing else ()
             self.fits[name, split] = replace(self.fits[name, split], point=point, overrides=())
         searches = [(name, self.fits[name, split], self.folders[split].path) for name, split in fits]
         self.fits |= zip(fits, tune.search(searches, self.workers, self.threads, self.say), strict=True)
