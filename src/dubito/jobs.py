@@ -20,13 +20,7 @@ turn = threading.Lock()
 
 
 def check(jobs: int | None, backend: str, scheduler: str | None) -> None:
-    """Refuse what cannot be run, before work starts.
-
-    Args:
-        jobs: how many at a time; None and -1 leave it to the backend.
-        backend: "local", "dask" or "ray".
-        scheduler: the cluster's address.
-    """
+    """Refuse arguments of `each` that cannot be run, before work starts; -1 job leaves it to the backend."""
     if jobs is not None and jobs != -1:
         require_count(jobs=jobs)
     known = ("local", "dask", "ray")

@@ -78,11 +78,7 @@ class IntervalRule(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class ScaledResiduals(IntervalRule):
-    """Mean ± q standard deviations, q from the residuals |y − mean| / std of calibration rows [Lei et al. 2018].
-
-    Args:
-        level: the share of new targets that is to lie within.
-    """
+    """Mean ± q standard deviations, q from the residuals |y − mean| / std of calibration rows [Lei et al. 2018]."""
 
     def scores(self, prediction: RealPrediction, targets: Tensor) -> Tensor:
         return (targets - prediction.mean).abs() / prediction.std
@@ -97,9 +93,6 @@ class QuantileResiduals(IntervalRule):
     """The prediction's own central interval, both ends moved by q [Romano et al. 2019].
 
     It follows skewed mixtures; where q < 0 and an interval would turn inside out, it is its middle alone.
-
-    Args:
-        level: the share of new targets that is to lie within.
     """
 
     def scores(self, prediction: RealPrediction, targets: Tensor) -> Tensor:

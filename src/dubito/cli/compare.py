@@ -56,9 +56,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=int, help="the most steps of a fit (default: 2000, at least 10 epochs)"
     )
-    parser.add_argument(
-        "--tune", type=int, help="trials for each method that choose its settings on validation rows"
-    )
+    parser.add_argument("--tune", type=int, help="trials that choose each method's settings, by Optuna")
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--model", help="a network of your own, as package.module:factory")
     parser.add_argument(

@@ -94,14 +94,12 @@ def _study(optuna: Any, name: str, settings: Settings, path: Path) -> Any:
 
 def _batch(optuna: Any, study: Any, name: str, settings: Settings) -> list[Any]:
     """The trials to run next: those left by an interruption, and those that fill their batch."""
-    number_between, word_of = (
-        optuna.distributions.FloatDistribution,
-        optuna.distributions.CategoricalDistribution,
-    )
-    space = {
-        key: number_between(*ends, log=True) if isinstance(ends[0], float) else word_of(ends)
-        for key, ends in SPACES[name].items()
-    }
+    space, kinds = {}, optuna.distributions
+    for key, ends in SPACES[name].items():
+        words = isinstance(ends[0], str)
+        space[key] = (
+            kinds.CategoricalDistribution(ends) if words else kinds.FloatDistribution(*ends, log=True)
+        )
     trials, most = study.get_trials(deepcopy=False), settings.tune or 0
     first = next((trial.number for trial in trials if not trial.state.is_finished()), len(trials))
     for number in range(len(trials), min(first - first % BATCH + BATCH, most)):
