@@ -8,14 +8,13 @@ import pytest
 import torch
 
 import dubito
-from dubito import ConfigError, Training
+from dubito import ConfigError, Training, jobs
 from dubito.compare import Settings, compare
 from dubito.compare import replicates as bootstrap
 from dubito.compare.evidence import JudgedPredictions, doubt
 from dubito.compare.folder import Folder
 from dubito.compare.plan import most_steps, plan
 from dubito.compare.predict import predict
-from dubito.compare.run import Runner
 from dubito.compare.task import make_task
 from dubito.compare.work import ended, steps_of
 from dubito.prediction import RealPrediction
@@ -232,7 +231,7 @@ def test_budgets_are_shared_equally():
     one, other = settings.of_split(1, 2.0), settings.of_split(1, 3.0)
     assert one.digest(dubito.MAP()) != other.digest(dubito.MAP())  # another share is another result
     assert one.digest(dubito.MAP()) == quick(splits=(1,), budget_per_method=2.0).digest(dubito.MAP())
-    assert (Runner(jobs=3).count, Runner().count) == (3, 1)
+    assert [jobs.Workers(count, "local", None).count for count in (3, None)] == [3, 1]
 
 
 def test_a_budget_stops_fits_and_the_rows_say_so(tmp_path):

@@ -842,4 +842,33 @@ MUTANTS = (
         "draws/test_draws_module.py::test_it_says_what_the_prediction_says",
         "the module's interval is turned around",
     ),
+    # -- rows beside the methods, and the search of their settings ---------------------------------------------------
+    mutant(
+        "compare/baselines.py",
+        "errors.abs() / std",
+        "errors / std",
+        "compare/test_compare_baselines.py::test_conformal_intervals_cover_what_they_promise_where_the_gaussian_does_not",
+        "errors below the mean do not widen a conformal interval",
+    ),
+    mutant(
+        "compare/baselines.py",
+        "int(np.argmax(stopped.validation_score_))",
+        "int(stopped.n_iter_)",
+        "compare/test_compare_baselines.py::test_boosting_has_as_many_trees_as_validation_rows_like_best",
+        "boosting keeps the trees that did not help validation rows",
+    ),
+    mutant(
+        "compare/tune.py",
+        '"tune", name, number)',
+        '"tune", name)',
+        "compare/test_compare_tune.py::test_the_best_of_a_made_up_loss_is_found",
+        "all trials that are drawn from the whole space are the same one",
+    ),
+    mutant(
+        "compare/tune.py",
+        "first - first % BATCH + BATCH",
+        "len(trials) + BATCH",
+        "compare/test_compare_tune.py::test_an_interrupted_search_makes_the_same_trials",
+        "an interrupted search asks for trials before those of the batch are told",
+    ),
 )

@@ -56,6 +56,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps", type=int, help="the most steps of a fit (default: 2000, at least 10 epochs)"
     )
+    parser.add_argument("--tune", type=int, help="trials that choose each method's settings, by Optuna")
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--model", help="a network of your own, as package.module:factory")
     parser.add_argument(
@@ -85,6 +86,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the plan, compare, print the verdict and the table, write the page."""
     from ..compare import Settings, compare
+    from ..compare.baselines import offered
     from ..compare.folder import MethodRow
     from ..compare.settings import DEFAULT_TRAINING, seconds_of
     from ..compare.table import table, training_words
@@ -108,14 +110,16 @@ def run(options: argparse.Namespace) -> int:
         budget=options.budget and seconds_of(options.budget),
         budget_per_method=options.budget_per_method and seconds_of(options.budget_per_method),
         seed=options.seed,
+        tune=options.tune,
     )
-    out = options.out or Path("runs") / Path(options.data).stem
+    out = options.out or Path("runs") / (Path(options.data).stem + "-tuned" * (options.tune is not None))
 
     def begin(task: Task, plan: tuple[str, ...]) -> None:
         rows = f"{len(task.train.targets):,} training and {len(task.test.targets):,} test rows"
         console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}", highlight=False)
         console.print(f"network: {escape(task.network.title)}", highlight=False)
-        for note in task.data.notes:
+        left_out = offered(task)[1] if options.methods is None else None
+        for note in (*task.data.notes, *filter(None, [left_out])):
             console.print(escape(note), style="yellow", highlight=False)
         for line in plan:
             console.print(escape(line), highlight=False, soft_wrap=True)
@@ -140,6 +144,7 @@ def run(options: argparse.Namespace) -> int:
         console=console if console.is_terminal else None,
         report=say,
         begin=begin,
+        say=lambda text: console.print(escape(text), highlight=False),
     )
     page = write_page(out)
     if options.json:

@@ -53,11 +53,14 @@ def plan(
             f"{duration(limit)} of CPU time for the training of each fit, which then stops with what it has"
         )
         told.append(f"budget: {share}: {what}; falling learning rates are cut short")
+    if settings.tune is not None:
+        told.append(f"{settings.tune} trials before each fit choose its settings; those in the folder count")
     if waiting:
         earlier = {name: result.row.seconds for name in set(waiting) if (result := folder.result(name))}
         step = 0.0 if len(earlier) == len(set(waiting)) else step_seconds(settings, task)
         fit = {name: earlier.get(name, step * steps * COSTS.get(name, COSTS[""])) for name in waiting}
         expected = sum(JUDGING + min(fit[name], limit or fit[name]) for name in waiting)
+        expected *= 1 + (settings.tune or 0)
         end = datetime.now() + timedelta(seconds=expected / jobs)
         told.append(f"expected: about {duration(expected)} of CPU time at most, done by {end:%H:%M}")
     return tuple(told)

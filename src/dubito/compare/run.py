@@ -1,9 +1,8 @@
 """Compare methods: those that are not finished are run, all are ranked; what is finished is kept at once."""
 
 import platform
-import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from rich.console import Console
 
 from .. import jobs as shared
 from ..data.loading import check_splits
-from ..errors import Interrupted, require_count
+from ..errors import ConfigError, Interrupted, require_count
 from ..fitting import prepare
 from ..jobs import Backend
 from ..method import Method
@@ -23,7 +22,8 @@ from ..registry import methods as known_methods
 from ..storage import encode
 from ..training import AutoTraining
 from ..version import __version__
-from .folder import FitRecord, Folder, MethodRow, StoredResult
+from . import baselines, tune
+from .folder import BASELINES, FitRecord, Folder, MethodRow, StoredResult
 from .live import Board
 from .new_rows import RowReader
 from .plan import plan
@@ -69,40 +69,6 @@ class Comparison:
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Runner:
-    """How jobs are run; the attributes are arguments of `compare`."""
-
-    jobs: int | None = None
-    backend: Backend = "local"
-    scheduler: str | None = None
-    threads: int = 1
-    console: Console | None = None
-
-    @property
-    def count(self) -> int:
-        """Fits at a time, as far as it is known: a cluster's are not."""
-        every = self.jobs == -1 and self.backend == "local"
-        return shared.load_joblib().cpu_count() if every else max(1, self.jobs or 1)
-
-    def each(self, fits: Sequence[tuple[Any, ...]]) -> Iterator[StoredResult]:
-        """What each job left, as they end; a job whose process dies is a failure like any other."""
-        left = {(name, settings.splits[0]): (name, settings, *others) for name, settings, *others in fits}
-        try:
-            options = {"jobs": self.jobs, "backend": self.backend, "scheduler": self.scheduler}
-            for result in shared.each(work, fits, **options) if fits else ():  # pyright: ignore
-                del left[fit_of(result)]
-                yield result
-        except shared.worker_deaths():
-            # Which one died is not told: those left are tried again, each in a pool of its own.
-            for (name, split), arguments in left.items():
-                try:
-                    yield from shared.each(work, [arguments], jobs=2)
-                except shared.worker_deaths() as error:
-                    row = MethodRow(name, {}, failure=_death(error), fits=(FitRecord(split=split),))
-                    yield StoredResult(row, {}, arguments[3])
-
-
 def compare(
     settings: Settings | str,
     methods: Sequence[str] | None = None,
@@ -115,6 +81,7 @@ def compare(
     console: Console | None = None,
     report: Callable[[MethodRow], None] = lambda row: None,
     begin: Callable[[Task, tuple[str, ...]], None] = lambda task, plan: None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Compare methods on one data set.
 
@@ -129,19 +96,29 @@ def compare(
         console: a terminal that shows all jobs live; None shows nothing.
         report: called with each fit's row as soon as it is there.
         begin: called with the first split's task and the plan in sentences, before work starts.
+        say: called with lines about trials, where settings are tuned.
     """
     if isinstance(settings, str):
         settings = Settings(data=settings)
     require_count(threads=threads)
     shared.check(jobs, backend, scheduler)
     check_splits(settings.data, settings.splits)
-    known = known_methods()
-    chosen = {name: known[name] for name in methods or known}
     task = task_of(settings.of_split(settings.splits[0], None))
+    chosen = chosen_methods(methods, task)
     check(task, settings)
-    runner = Runner(jobs, backend, scheduler, threads, console)
+    workers = shared.Workers(jobs, backend, scheduler)
     with tempfile.TemporaryDirectory() if out is None else nullcontext(out.resolve()) as path:
-        return Course(chosen, settings, task, Folder(Path(path)), runner).run(report, begin)
+        course = Course(chosen, settings, task, Folder(Path(path)), workers, threads, report, say)
+        return course.run(console, begin)
+
+
+def chosen_methods(names: Sequence[str] | None, task: Task) -> dict[str, Method | str]:
+    """Methods by name, and the models beside them by name alone; None takes all that suit the task."""
+    models, reason = baselines.offered(task)
+    names = (*known_methods(), *models) if names is None else names
+    if misfits := [name for name in names if name in BASELINES and name not in models]:
+        raise ConfigError(reason or f"{misfits[0]} is not for {task.data.task}; choose {' or '.join(models)}")
+    return {name: name if name in BASELINES else known_methods()[name] for name in names}
 
 
 def check(task: Task, settings: Settings) -> None:
@@ -150,65 +127,88 @@ def check(task: Task, settings: Settings) -> None:
     prepare(task.network.build(settings.seed), rows, task.likelihood, seed=settings.seed, progress=False)
 
 
+@dataclass
 class Course:
-    """One comparison from its folder to its end.
+    """One comparison from its folder to its end; the attributes are arguments of `compare`, and what came of them."""
 
-    Args:
-        chosen: methods by name.
-        settings: what decides the numbers.
-        task: of the first split.
-        folder: where everything is kept.
-        runner: how jobs are run.
-    """
+    chosen: dict[str, Method | str]
+    settings: Settings
+    task: Task
+    folder: Folder
+    workers: shared.Workers
+    threads: int
+    report: Callable[[MethodRow], None]
+    say: Callable[[str], None]
 
-    def __init__(
-        self, chosen: Mapping[str, Method], settings: Settings, task: Task, folder: Folder, runner: Runner
-    ) -> None:
-        self.standing = isinstance(settings.training, AutoTraining)  # on one MAP fit of each split
-        if self.standing and REFERENCE not in chosen:
-            chosen = {REFERENCE: known_methods()[REFERENCE], **chosen}
-        self.chosen, self.settings, self.task = chosen, settings, task
-        self.folder, self.runner, self.results = folder, runner, dict[Fit, StoredResult]()
-        seconds = settings.fit_seconds(len(chosen), runner.count)
-        self.fits: dict[Fit, tuple[Any, ...]] = {}  # with the arguments of their jobs
-        for split in settings.splits:
-            alone, path = settings.of_split(split, seconds), folder.of_split(split, settings.splits[0]).path
-            for name, method in chosen.items():
-                self.fits[name, split] = (name, alone, path, alone.digest(method), runner.threads)
+    def __post_init__(self) -> None:
+        splits = self.settings.splits
+        self.standing = isinstance(self.settings.training, AutoTraining)  # on one MAP fit of each split
+        if self.standing and REFERENCE not in self.chosen:
+            self.chosen = {REFERENCE: known_methods()[REFERENCE], **self.chosen}
+        self.methods = [name for name in self.chosen if name not in BASELINES]
+        seconds = self.settings.fit_seconds(len(self.methods), self.workers.count)
+        self.folders = {split: self.folder.of_split(split, splits[0]) for split in splits}
+        self.fits = {(name, k): self.settings.of_split(k, seconds) for k in splits for name in self.chosen}
+        self.results: dict[Fit, StoredResult] = {}
 
-    def run(
-        self, report: Callable[[MethodRow], None], begin: Callable[[Task, tuple[str, ...]], None]
-    ) -> Comparison:
+    def run(self, console: Console | None, begin: Callable[[Task, tuple[str, ...]], None]) -> Comparison:
         """Run what is not finished, and sum up."""
-        for fit, (name, _, path, digest, _) in self.fits.items():
-            if (result := Folder(path).result(name, digest)) is not None:
-                self.results[fit] = result
-        waiting = [fit for fit in self.fits if fit not in self.results]
-        names, count = [name for name, _ in waiting], self.runner.count
-        begin(self.task, plan(list(self.chosen), names, self.settings, self.task, self.folder, count))
+        names = [name for name, _ in self._waiting(self.fits) if name in self.methods]
+        begin(self.task, plan(self.methods, names, self.settings, self.task, self.folder, self.workers.count))
         self.folder.write("task", facts(self.task, self.settings))
-        for result in self.results.values():
-            report(result.row)
-        paths = {fit: Folder(self.fits[fit][2]).work(fit[0], "progress") for fit in waiting}
-        for path in paths.values():
-            path.unlink(missing_ok=True)
-        board = Board(paths, self.runner.console) if self.runner.console and waiting else None
-        first = [fit for fit in waiting if self.standing and fit[0] == REFERENCE]
+        first = [fit for fit in self.fits if self.standing and fit[0] == REFERENCE]
         try:
-            with board.open() if board else nullcontext():
-                for fits in (first, [fit for fit in waiting if fit not in first]):
-                    for result in self.runner.each([self.fits[fit] for fit in fits]):
-                        self.results[fit_of(result)] = result
-                        if board:
-                            board.ended(fit_of(result), result.row.failure is not None)
-                        report(result.row)
-                        self.summed()
+            for stage in (first, [fit for fit in self.fits if fit not in first]):
+                if self.settings.tune is not None:
+                    self._tune([fit for fit in stage if fit[0] in self.methods])
+                self._run(stage, console)
         except KeyboardInterrupt as error:
             raise Interrupted(
                 f"interrupted after {len(self.results)} of {len(self.fits)} fits; what is finished is kept in "
                 f"{self.folder.path}, and the same command goes on from there"
             ) from error
         return self.summed()
+
+    def _waiting(self, fits: Iterable[Fit]) -> list[Fit]:
+        """Read the results that are there; the other fits wait."""
+        for fit in fits:
+            self.results.pop(fit, None)
+            if result := self.folders[fit[1]].result(fit[0], self._digest(fit)):
+                self.results[fit] = result
+        return [fit for fit in fits if fit not in self.results]
+
+    def _tune(self, fits: Sequence[Fit]) -> None:
+        """Let trials choose the settings of fits; what those of the first stage are decides the others too."""
+        for name, split in fits:
+            point = self.fits[REFERENCE, split].overrides if self.standing else ()
+            self.fits[name, split] = replace(self.fits[name, split], point=point, overrides=())
+        searches = [(name, self.fits[name, split], self.folders[split].path) for name, split in fits]
+        self.fits |= zip(fits, tune.search(searches, self.workers, self.threads, self.say), strict=True)
+
+    def _run(self, stage: Sequence[Fit], console: Console | None) -> None:
+        waiting = self._waiting(stage)
+        for fit in stage:
+            if fit in self.results:
+                self.report(self.results[fit].row)
+        paths = {fit: self.folders[fit[1]].work(fit[0], "progress") for fit in waiting}
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+        board = Board(paths, console) if console and waiting else None
+        with board.open() if board else nullcontext():
+            for number, result, failure in shared.surviving(work, [*map(self._job, waiting)], self.workers):
+                fit = waiting[number]
+                row = MethodRow(fit[0], {}, failure=failure, fits=(FitRecord(split=fit[1]),))
+                self.results[fit] = result or StoredResult(row, {}, self._digest(fit))
+                if board:
+                    board.ended(fit, self.results[fit].row.failure is not None)
+                self.report(self.results[fit].row)
+                self.summed()
+
+    def _digest(self, fit: Fit) -> str:
+        return self.fits[fit].digest(self.chosen[fit[0]])
+
+    def _job(self, fit: Fit) -> tuple[Any, ...]:
+        return fit[0], self.fits[fit], self.folders[fit[1]].path, self._digest(fit), self.threads
 
     def summed(self) -> Comparison:
         """The comparison so far, written beside the rows: of the splits that all methods have finished."""
@@ -243,11 +243,6 @@ class Course:
         return comparison
 
 
-def fit_of(result: StoredResult) -> Fit:
-    """Which fit left a result."""
-    return result.row.method, result.row.fits[0].split
-
-
 def pooled_row(results: Sequence[StoredResult]) -> MethodRow:
     """One method's row: means over splits; a failure on any split is the method's."""
     rows = [result.row for result in results]
@@ -274,12 +269,6 @@ def pooled_replicates(results: Sequence[StoredResult], seed: int) -> dict[str, t
         for name in parts[0]
         if all(name in part for part in parts)
     }
-
-
-def _death(error: Exception) -> str:
-    """A worker's death in one line, with the signal that joblib's paragraph about it names."""
-    codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
-    return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
 
 
 def ranked(rows: Sequence[MethodRow]) -> tuple[MethodRow, ...]:

@@ -2,13 +2,16 @@
 
 import hashlib
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from ..data.registry import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
+from ..inference.laplace import last_layer
 from ..method import Method
+from ..node_factors.laws import NearOne
 from ..storage import encode
 from ..storage.files import json_checksum
 from ..training import AutoTraining, Training
@@ -40,6 +43,9 @@ class Settings:
         budget_per_method: CPU seconds for each method instead.
         seed: of everything random.
         num_samples: draws per prediction.
+        tune: trials for each method that choose settings of its own on validation rows; None for none.
+        overrides: of one method, the names and values that its trials chose.
+        point: those of the MAP fit that it stands on.
     """
 
     data: str
@@ -56,9 +62,12 @@ class Settings:
     budget_per_method: float | None = None
     seed: int = 0
     num_samples: int = 32
+    tune: int | None = None
+    overrides: tuple[tuple[str, float | str], ...] = ()
+    point: tuple[tuple[str, float | str], ...] = ()
 
     def __post_init__(self) -> None:
-        require_count(num_samples=self.num_samples)
+        require_count(num_samples=self.num_samples, tune=1 if self.tune is None else self.tune)
         if self.rows is not None:
             require_count(8, rows=self.rows)
         if self.held_out is not None:
@@ -76,23 +85,35 @@ class Settings:
             )
 
     def fit_seconds(self, num_methods: int, jobs: int = 1) -> float | None:
-        """CPU seconds that the training of one method on one split may take; None for no limit.
+        """CPU seconds that one fit or trial of a method on one split may take; None for no limit.
 
         Args:
             num_methods: among which a budget is shared.
             jobs: fits at a time.
         """
+        fits = len(self.splits) * (1 + (self.tune or 0))
         if self.budget is not None:
-            return TRAINING_SHARE * self.budget * jobs / (num_methods * len(self.splits))
-        return None if self.budget_per_method is None else self.budget_per_method / len(self.splits)
+            return TRAINING_SHARE * self.budget * jobs / (max(1, num_methods) * fits)
+        return None if self.budget_per_method is None else self.budget_per_method / fits
+
+    def applied(self, method: Method) -> tuple[Method, Training | AutoTraining]:
+        """A method and its training with the values that trials chose, each a setting of the one or of the other."""
+        values: dict[str, Any] = dict(self.overrides)
+        if "subset" in values:
+            values["subset"] = {"all": None, "last_layer": last_layer}[values["subset"]]
+        if "initial" in values:
+            values["initial"] = NearOne(std=values["initial"])
+        of_method = {item.name: values.pop(item.name) for item in fields(method) if item.name in values}
+        return replace(method, **of_method), replace(self.training, **values)
 
     def of_split(self, split: int, seconds: float | None) -> "Settings":
         """The settings of the fits on one split, with the CPU seconds that each may take."""
         return replace(self, splits=(split,), budget=None, budget_per_method=seconds)
 
-    def digest(self, method: Method) -> str:
+    def digest(self, method: Method | str) -> str:
         """A checksum of all that decides a method's numbers, the contents of the user's own tables among them."""
-        return json_checksum([REVISION, encode(self), encode(method), dict(self.tables())])
+        settings = encode(replace(self, tune=None))  # trials decide by what they chose
+        return json_checksum([REVISION, settings, encode(method), dict(self.tables())])
 
     def tables(self) -> tuple[tuple[str, str | None], ...]:
         """The user's own tables with the checksums of their contents, which may change under the same name."""

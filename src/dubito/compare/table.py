@@ -88,9 +88,9 @@ def best(rows: tuple[MethodRow, ...], metric: str, lower: bool | None) -> float 
 
 def title(comparison: Comparison) -> str:
     """What was compared."""
-    if comparison.held_out:
-        return f"{comparison.data} (classes held out: {', '.join(comparison.held_out)})"
-    return comparison.data
+    trials = comparison.settings.get("tune")
+    text = comparison.data if trials is None else f"{comparison.data}, each method tuned by {trials} trials"
+    return f"{text} (classes held out: {', '.join(comparison.held_out)})" if comparison.held_out else text
 
 
 def table(comparison: Comparison) -> Table:

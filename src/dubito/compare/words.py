@@ -39,7 +39,7 @@ def duration(seconds: float) -> str:
 
 def times(ratio: float) -> str:
     """How many times as much."""
-    return f"{ratio:.1f}×" if ratio < 9.95 else f"{ratio:,.0f}×"
+    return f"{ratio:.1f}×" if 0.05 <= ratio < 9.95 else f"{ratio:,.0f}×" if ratio > 1 else f"{ratio:.1g}×"
 
 
 def listed(names: list[str]) -> str:

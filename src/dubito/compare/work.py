@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from ..posterior import Posterior
 from ..prediction import Prediction
 from ..registry import methods
 from ..training import Account, AutoTraining, Training, accounted, clock_of, listened
-from . import live
+from . import baselines, live
 from .evidence import JudgedPredictions, evidence, metrics_of
-from .folder import FitRecord, Folder, MethodRow, StoredResult
+from .folder import BASELINES, FitRecord, Folder, MethodRow, StoredResult
 from .settings import Settings
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
@@ -33,7 +34,7 @@ from .verdict import REFERENCE
 
 def task_of(settings: Settings) -> Task:
     """The task, made once for jobs that follow each other in one process."""
-    return _task_of(settings, settings.tables())
+    return _task_of(replace(settings, overrides=(), point=()), settings.tables())
 
 
 @lru_cache(maxsize=1)
@@ -59,16 +60,16 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
         threads: of PyTorch.
     """
     folder = Folder(path)
-    with jobs.alone():
-        if threads != 1:
-            torch.set_num_threads(threads)
+    with jobs.alone(threads):
         try:
-            result = _worked(name, settings, folder, checksum)
+            worked = _baseline if name in BASELINES else _worked
+            result = StoredResult(*worked(name, settings, folder, checksum), checksum)
         except Interrupted:
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            title, fits = repr(methods()[name]), (FitRecord(split=settings.splits[0]),)
+            title = name if name in BASELINES else repr(methods()[name])
+            fits = (FitRecord(split=settings.splits[0]),)
             row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title, fits=fits)
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
     folder.store(result)
@@ -76,29 +77,20 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
     return result
 
 
-def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
-    method, task = methods()[name], task_of(settings)
+#: What a job leaves: a method's row, and what the page draws of it.
+Judged = tuple[MethodRow, dict[str, Any]]
+
+
+def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Judged:
+    task = task_of(settings)
     warmed()
-    network = task.network.build(settings.seed)
-    account = Account(settings.budget_per_method, clock_of(TensorOptions.of(network).device))
     with (
         warnings.catch_warnings(record=True) as caught,
         listened(live.Writer(folder.work(name, "progress"))),
-        accounted(account),
     ):
         warnings.simplefilter("always", DubitoWarning)
-        options = {
-            "validation": tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
-            "checkpoint": folder.work(name, "ckpt", checksum),
-            "seed": settings.seed,
-            "progress": False,
-        }
-        if isinstance(settings.training, AutoTraining) and name != REFERENCE:
-            options["point"], shared = standing(folder, network)
-            fitted = partial(protocol.fit, method, auto=settings.training)
-        else:
-            fitted, shared = partial(method.fit, training=settings.training), 0.0
-        posterior = fitted(network, task.train, task.likelihood, **options)
+        checkpoint = folder.work(name, "ckpt", checksum)
+        posterior, account, shared = fitted(name, settings, task, folder, checkpoint)
         seconds = account.spent()
     notes = [str(item.message) for item in caught if issubclass(item.category, DubitoWarning)]
     fit = FitRecord(
@@ -106,12 +98,44 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Sto
         seconds=round(seconds, 2),
         shared_seconds=shared,
         ended=ended(account.endings),
-        chosen=chosen(posterior),
+        chosen={**dict(settings.overrides), **chosen(posterior)},
         **steps_of(posterior.history),
     )
-    row, drawn = judged(name, posterior, repr(posterior.method), notes, fit, task, settings)
+    result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings)
     posterior.save(folder.posterior(name))
-    return StoredResult(row, drawn, checksum)
+    return result
+
+
+def fitted(
+    name: str, settings: Settings, task: Task, folder: Folder, checkpoint: Path | None = None
+) -> tuple[Posterior, Account, float]:
+    """A method's posterior of a task's training rows, the account of its time, and seconds of the fit it stands on."""
+    method, training = settings.applied(methods()[name])
+    network = task.network.build(settings.seed)
+    options = {
+        "validation": tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
+        "checkpoint": checkpoint,
+        "seed": settings.seed,
+        "progress": False,
+    }
+    account = Account(settings.budget_per_method, clock_of(TensorOptions.of(network).device))
+    with accounted(account):
+        if isinstance(training, AutoTraining) and name != REFERENCE:
+            options["point"], shared = standing(folder, network)
+            fit = partial(protocol.fit, method, auto=training)
+        else:
+            fit, shared = partial(method.fit, training=training), 0.0
+        return fit(network, task.train, task.likelihood, **options), account, shared
+
+
+def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> Judged:
+    """As `_worked`, for a model that is no network."""
+    import_module("sklearn.ensemble")  # loading is no part of a fit
+    task, account = task_of(settings), Account()
+    model = baselines.fit(name, task)
+    fit = FitRecord(split=settings.splits[0], seconds=round(account.spent(), 2))
+    title = " ".join(" ".join(map(repr, model.models)).split())
+    return judged(name, model, title, (), fit, task, settings)
 
 
 def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
@@ -124,7 +148,7 @@ def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
 
 def judged(
     name: str, model: Any, title: str, notes: Sequence[str], fit: FitRecord, task: Task, settings: Settings
-) -> tuple[MethodRow, dict[str, Any]]:
+) -> Judged:
     """The row of a fitted model, and what the page draws of it."""
     seen, predict_seconds = observed(model, task, settings)
     values = metrics_of(seen)
