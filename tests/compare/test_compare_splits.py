@@ -245,7 +245,8 @@ def test_a_budget_stops_fits_and_the_rows_say_so(tmp_path):
         assert 0.4 <= fit.seconds < 2
     assert result.verdict[-1].startswith("2 of 2 fits were stopped by the budget")
     page = write_page(tmp_path).read_text()
-    assert page.count("stopped by the budget</td>") == 4 and "Quality against training time" not in page
+    assert page.count("stopped by the budget</td>") == 2 and "stopped: by the budget" in page
+    assert "Quality against training time" not in page
     assert json.loads((tmp_path / "map.json").read_text())["row"]["fits"][0]["ended"] == "budget"
 
 

@@ -163,7 +163,7 @@ def test_a_budget_is_told_of_and_takes_the_words_of_time():
     told = verdict.sentences()
     assert told[1] == "It takes 1.2× the memory and 20× the prediction time of map."
     assert told[-1].startswith("1 of 4 fits were stopped by the budget: the ranking is that of this budget")
-    assert training_words(rows[0]) == "10, stopped by the budget (1 of 2)"
+    assert training_words(rows[0]) == "10, stopped 1 of 2"
     assert not any("train" in sentence for sentence in told[:-1])
 
 

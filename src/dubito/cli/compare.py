@@ -127,7 +127,8 @@ def run(options: argparse.Namespace) -> int:
     def say(row: MethodRow) -> None:
         fit = row.fits[0]
         state = f"failed: {row.failure}" if row.failure else f"{row.seconds:.1f} CPU seconds"
-        steps = f", steps: {training_words(row)}" if fit.steps else ""
+        by = " by the budget" if fit.ended == "budget" else ""
+        steps = f", steps: {training_words(row)}{by}" if fit.steps else ""
         split = f", split {fit.split}" if len(settings.splits) > 1 else ""
         console.print(escape(f"{row.method}{split}: {state}{steps}"), highlight=False)
         for note in row.notes:

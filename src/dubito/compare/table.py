@@ -52,23 +52,19 @@ def caption(comparison: Mapping[str, Any]) -> str:
         told.append(f"±: half the 95 % interval of the paired difference to {comparison['base']} in NLL")
     if sum(comparison["indistinguishable"].values()) > 1:
         told.append(f"≈: cannot be distinguished from the best in NLL {comparison['where']} ({reach})")
+    if any("stopped" in sentence for sentence in comparison["verdict"]):
+        told.append("stopped: by the budget")
     return ". ".join(told)
 
 
 def training_words(row: MethodRow) -> str:
     """Steps and how training ended, of all splits together."""
-    if not row.fits:
-        return ""
     steps = [fit.steps for fit in row.fits]
     if not any(steps):
         return "none"
-    low, high = min(steps), max(steps)
-    text = f"{high:,}" if low == high else f"{low:,}–{high:,}"
-    stopped = sum(fit.ended == "budget" for fit in row.fits)
-    if stopped:
-        return f"{text}, stopped by the budget" + (
-            f" ({stopped} of {len(steps)})" if stopped < len(steps) else ""
-        )
+    text = f"{max(steps):,}" if min(steps) == max(steps) else f"{min(steps):,}–{max(steps):,}"
+    if stopped := sum(fit.ended == "budget" for fit in row.fits):
+        return f"{text}, stopped" + (f" {stopped} of {len(steps)}" if stopped < len(steps) else "")
     return f"{text}, early" if any(fit.ended == "patience" for fit in row.fits) else text
 
 

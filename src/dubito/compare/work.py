@@ -97,7 +97,7 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Jud
         split=settings.splits[0],
         seconds=round(seconds, 2),
         shared_seconds=shared,
-        ended=ended(account.endings),
+        ended=ended(account.endings[-1:] if name == REFERENCE else account.endings),  # pilots come before
         chosen={**dict(settings.overrides), **chosen(posterior)},
         **steps_of(posterior.history),
     )
