@@ -15,16 +15,18 @@ from dubito.cli import main, make_parser
 SOURCE = Path(dubito.__file__).parent.parent
 
 
-def test_compare_prints_a_table_sentences_and_paths(tmp_path, capsys):
-    arguments = ["compare", "wine", "--methods", "map,mc-dropout", "--epochs", "3", "--out", str(tmp_path)]
+def test_compare_prints_a_plan_a_verdict_a_table_and_paths(tmp_path, capsys):
+    arguments = ["compare", "wine", "--methods", "map,mc-dropout", "--steps", "6", "--out", str(tmp_path)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     for text in (
         "wine: classification (the data set's own)",
         "network: mlp(",
-        "accuracy",
+        "2 methods × 1 split = 2 fits of at most 6 steps each",
+        "expected: about ",
         "map: ",
-        "mc-dropout: ",
+        "Take m",
+        "accuracy",
     ):
         assert text in printed
     assert f"page: {tmp_path / 'report.html'}" in printed
@@ -35,7 +37,7 @@ def test_compare_prints_a_table_sentences_and_paths(tmp_path, capsys):
 
 
 def test_json_is_all_that_goes_to_standard_output(tmp_path, capsys):
-    main(["compare", "wine", "--methods", "map", "--epochs", "2", "--out", str(tmp_path), "--json"])
+    main(["compare", "wine", "--methods", "map", "--steps", "4", "--out", str(tmp_path), "--json"])
     result = json.loads(capsys.readouterr().out)
     assert result["rows"][0]["method"] == "map" and result["page"] == str(tmp_path / "report.html")
 
@@ -45,9 +47,9 @@ def test_a_method_that_fails_makes_the_exit_code_1(tmp_path, capsys, monkeypatch
         raise dubito.NetworkError("no [layer] to treat")
 
     monkeypatch.setattr(dubito.MeanField, "fit_prepared", broken)
-    arguments = ["compare", "wine", "--methods", "mean-field,map", "--epochs", "2", "--out", str(tmp_path)]
+    arguments = ["compare", "wine", "--methods", "mean-field,map", "--steps", "4", "--out", str(tmp_path)]
     assert main(arguments) == 1
-    assert "mean-field failed: no [layer] to treat" in capsys.readouterr().out
+    assert "mean-field: failed: no [layer] to treat" in capsys.readouterr().out
 
 
 def test_lists(capsys):
@@ -71,7 +73,7 @@ def test_errors_are_one_line_and_tracebacks_on_request(capsys, monkeypatch):
     for arguments in (["--debug", "compare"], ["compare", "--debug"]):
         with pytest.raises(KeyError, match="nonsense"):
             main([*arguments, "digits", "--methods", "nonsense"])
-    for arguments in (["compare"], ["compare", "digits", "--budget", "1m", "--epochs", "2"]):
+    for arguments in (["compare"], ["compare", "digits", "--budget", "1m", "--budget-per-method", "1m"]):
         with pytest.raises(SystemExit) as exit_code:
             main(arguments)
         assert exit_code.value.code == 2

@@ -53,7 +53,7 @@ def demo_table(folder: Path) -> str:
     """The table that a comparison printed."""
     content = json.loads((folder / "results.json").read_text())
     del content["format"]
-    content["rows"] = tuple(MethodRow(**{**row, "notes": tuple(row["notes"])}) for row in content["rows"])
+    content["rows"] = tuple(MethodRow.from_json(row) for row in content["rows"])
     text = StringIO()
     Console(file=text, width=130).print(shown(Comparison(**content)))
     return "```\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n```"

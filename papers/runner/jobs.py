@@ -1,5 +1,6 @@
 """Run what is not finished: one job per cell, in parallel, here or on a cluster; each result is kept at once."""
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -103,7 +104,7 @@ def work(experiment: Experiment, scale: str, cells: Sequence[Cell]) -> list[Fini
                 failure = str(error)
         spent = Spent(
             cpu_seconds=round((time.process_time() - start) / len(cells), 2),
-            peak_memory_bytes=shared.peak_memory_bytes(),
+            peak_memory_bytes=peak_memory_bytes(),
             together=tuple(cell.split for cell in cells),
         )
     made = Provenance(fits=fits, commit=commit())
@@ -111,6 +112,16 @@ def work(experiment: Experiment, scale: str, cells: Sequence[Cell]) -> list[Fini
         Finished(cell=cell, outcome=outcome, spent=spent, failure=failure, provenance=made)
         for cell, outcome in zip(cells, outcomes, strict=True)
     ]
+
+
+def peak_memory_bytes() -> int | None:
+    """The most memory this process has held; None where the system does not tell."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def written(experiment: Experiment, scale: str, finished: Finished, results: Results) -> Finished:

@@ -6,8 +6,6 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table as Shown
 
-from dubito.errors import ConfigError
-
 from .experiment import Cell, Table
 from .jobs import Finished
 from .judge import Judged, Row, judged, outcomes, rows
@@ -50,19 +48,6 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds:.2g} seconds"
-
-
-def numbers(text: str) -> list[int]:
-    """The numbers behind `0-4,7`."""
-    found: dict[int, None] = {}
-    for piece in text.split(","):
-        first, dash, last = piece.strip().partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
-            raise ConfigError(f"numbers must be given like 0-4,7, got {text!r}")
-        if dash and int(last) < int(first):
-            raise ConfigError(f"a range must go up, got {piece!r} in {text!r}")
-        found |= dict.fromkeys(range(int(first), int(last if dash else first) + 1))
-    return list(found)
 
 
 def line(finished: Finished) -> str:

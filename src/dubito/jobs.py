@@ -1,6 +1,6 @@
 """Jobs in parallel, here or on a cluster, handed out as they end; one thread of PyTorch each."""
 
-import sys
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from .errors import ConfigError, require_count, unknown_name
+from .errors import ConfigError, Interrupted, require_count, unknown_name
 
 Backend = Literal["local", "dask", "ray"]
 
@@ -20,13 +20,7 @@ turn = threading.Lock()
 
 
 def check(jobs: int | None, backend: str, scheduler: str | None) -> None:
-    """Refuse what cannot be run, before work starts.
-
-    Args:
-        jobs: how many at a time; None and -1 leave it to the backend.
-        backend: "local", "dask" or "ray".
-        scheduler: the cluster's address.
-    """
+    """Refuse arguments of `each` that cannot be run, before work starts; -1 job leaves it to the backend."""
     if jobs is not None and jobs != -1:
         require_count(jobs=jobs)
     known = ("local", "dask", "ray")
@@ -64,6 +58,40 @@ def each(
         yield from as_they_end(joblib, tasks, count, backend)
 
 
+def surviving(
+    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], workers: "Workers"
+) -> Iterator[tuple[int, Any, str | None]]:
+    """As `each`, with each job's number; one that raises, or whose process dies, has a reason in place of a result."""
+    left = dict(enumerate(arguments))
+    numbered = [(number, function, *values) for number, values in left.items()]
+    try:
+        for number, *outcome in workers.each(_guarded, numbered) if numbered else ():
+            del left[number]
+            yield number, *outcome
+    except worker_deaths():
+        # Which one died is not told: those left are tried again, each in a pool of its own.
+        for number, values in left.items():
+            try:
+                yield from each(_guarded, [(number, function, *values)], jobs=2)
+            except worker_deaths() as error:
+                yield number, None, _death(error)
+
+
+def _guarded(number: int, function: Callable[..., Any], *values: Any) -> tuple[int, Any, str | None]:
+    try:
+        return number, function(*values), None
+    except Interrupted:
+        raise
+    except Exception as error:  # whatever it is, the other jobs go on
+        return number, None, " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _death(error: Exception) -> str:
+    """A worker's death in one line, with the signal that joblib's paragraph about it names."""
+    codes = re.search(r"exit codes of the workers are \{(.*?)\}", str(error))
+    return f"its process died{f' ({codes[1]})' if codes else ''}, perhaps for want of memory"
+
+
 @dataclass(frozen=True)
 class Workers:
     """Where parts of one fit run as jobs; the attributes are arguments of `each`."""
@@ -72,6 +100,12 @@ class Workers:
     backend: Backend
     scheduler: str | None
 
+    @property
+    def count(self) -> int:
+        """Jobs at a time, as far as it is known: a cluster's are not."""
+        every = self.jobs == -1 and self.backend == "local"
+        return load_joblib().cpu_count() if every else max(1, self.jobs or 1)
+
     def shares(self, count: int) -> list[range]:
         """Numbers below `count`, in as many groups as there are jobs at a time."""
         groups = min(count, self.jobs) if self.jobs is not None and self.jobs > 0 else count
@@ -79,8 +113,7 @@ class Workers:
 
     def each(self, function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> Iterator[Any]:
         """As `each`."""
-        options = {"jobs": self.jobs, "backend": self.backend, "scheduler": self.scheduler}
-        return each(function, arguments, **options)
+        return each(function, arguments, jobs=self.jobs, backend=self.backend, scheduler=self.scheduler)
 
 
 _workers: ContextVar[Workers | None] = ContextVar("workers", default=None)
@@ -90,13 +123,7 @@ _workers: ContextVar[Workers | None] = ContextVar("workers", default=None)
 def pooled(
     jobs: int | None = None, *, backend: Backend = "local", scheduler: str | None = None
 ) -> Iterator[None]:
-    """While open, fits of this context whose parts need nothing of each other run these as jobs.
-
-    Args:
-        jobs: how many at a time; None for one here, and as many as a cluster takes there.
-        backend: "local" processes, or a cluster by joblib's "dask" or "ray" backend.
-        scheduler: the cluster's address.
-    """
+    """While open, fits of this context whose parts need nothing of each other run these as jobs, by `each`."""
     check(jobs, backend, scheduler)
     token = _workers.set(Workers(jobs, backend, scheduler))
     try:
@@ -129,25 +156,15 @@ def worker_deaths() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """One job at a time in this process, with one thread: small networks want no more, and jobs share the machine."""
+def alone(threads: int = 1) -> Iterator[None]:
+    """One job at a time in this process, by default with one thread: small networks want no more, and jobs share it."""
     with turn:
         before = torch.get_num_threads()
-        torch.set_num_threads(1)
+        torch.set_num_threads(threads)
         try:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-def peak_memory_bytes() -> int | None:
-    """The most memory this process has held; None where the system does not tell."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
 
 
 def load_joblib() -> Any:

@@ -6,8 +6,9 @@ import pytest
 from papers_examples import TRACE
 
 from dubito.cli import main
+from dubito.cli.common import numbers
 from dubito.errors import ConfigError
-from papers.runner.show import duration, numbers
+from papers.runner.show import duration
 
 
 @pytest.fixture(autouse=True)

@@ -27,9 +27,9 @@ PROBE = """
 <script>
 addEventListener("load", () => {
   const found = { errors: window.errors };
-  const rows = () => [...document.querySelectorAll("#summary tbody tr")];
+  const rows = () => [...document.querySelectorAll("#summary .sortable tbody tr")];
   const column = (place) => rows().map((row) => row.cells[place].textContent.trim());
-  const heads = [...document.querySelectorAll("#summary thead button")];
+  const heads = [...document.querySelectorAll("#summary .sortable thead button")];
   found.first = column(0);
   heads[1].click();
   found.up = column(1);
@@ -60,6 +60,9 @@ addEventListener("load", () => {
   document.getElementById("theme").click();
   found.themes = [before, colour()];
   found.width = innerWidth;
+  const table = document.querySelector("#summary .wide");
+  found.more = table.scrollWidth > table.clientWidth;
+  found.hint = getComputedStyle(document.querySelector(".scroll")).display !== "none";
   found.wide = document.documentElement.scrollWidth - innerWidth;
   found.cut = [...document.querySelectorAll("svg text")].filter((text) => {
     const [outer, inner] = [text.closest("figure").getBoundingClientRect(), text.getBoundingClientRect()];
@@ -113,5 +116,8 @@ def test_the_page_works(pages, tmp_path, data, width):
     assert found["themes"][0] != found["themes"][1]
     assert found["width"] == width and found["wide"] <= 0  # nothing sticks out sideways
     assert found["cut"] == []
+    assert found["hint"] == (width == 400) and (
+        found["more"] or width > 400
+    )  # a narrow table says that it scrolls
     # What the page's own policy stops would be told on the console.
     assert [name for name in found["requests"] if not name.startswith("data:")] == []

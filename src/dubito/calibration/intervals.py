@@ -3,6 +3,7 @@
 The guarantee holds for rows exchangeable with the calibration rows, on average over both, whatever the network.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ class ConformalIntervals:
         num_data: calibration rows.
     """
 
-    rule: "ScaledResiduals | QuantileResiduals"
+    rule: "IntervalRule"
     thresholds: tuple[float, ...]
     num_data: int
 
@@ -39,8 +40,8 @@ class ConformalIntervals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledResiduals:
-    """Mean ± q standard deviations, q from the residuals |y − mean| / std of calibration rows [Lei et al. 2018].
+class IntervalRule(ABC):
+    """How intervals are made conformal.
 
     Args:
         level: the share of new targets that is to lie within.
@@ -58,64 +59,50 @@ class ScaledResiduals:
             prediction: of rows that were not trained on.
             targets: their values.
         """
-        return _fitted(self, prediction, targets)
+        real = _real(prediction)
+        values = aligned(targets, real.means[0])
+        if not values.isfinite().all():
+            raise DataError("targets must be finite, got NaN or infinity; remove such rows first")
+        scores = self.scores(real, values)
+        thresholds = conformal_quantile(scores.reshape(len(scores), -1), self.level)
+        return ConformalIntervals(rule=self, thresholds=tuple(thresholds.tolist()), num_data=len(scores))
+
+    @abstractmethod
+    def scores(self, prediction: RealPrediction, targets: Tensor) -> Tensor:
+        """How unlike the prediction targets are, [B, ...]."""
+
+    @abstractmethod
+    def intervals(self, prediction: RealPrediction, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+        """All values whose score is at most the threshold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledResiduals(IntervalRule):
+    """Mean ± q standard deviations, q from the residuals |y − mean| / std of calibration rows [Lei et al. 2018]."""
 
     def scores(self, prediction: RealPrediction, targets: Tensor) -> Tensor:
-        """|y − mean| / std, [B, ...]."""
         return (targets - prediction.mean).abs() / prediction.std
 
     def intervals(self, prediction: RealPrediction, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-        """All values whose score is at most the threshold."""
         mean, reach = prediction.mean, thresholds * prediction.std
         return mean - reach, mean + reach
 
 
 @dataclass(frozen=True, kw_only=True)
-class QuantileResiduals:
+class QuantileResiduals(IntervalRule):
     """The prediction's own central interval, both ends moved by q [Romano et al. 2019].
 
     It follows skewed mixtures; where q < 0 and an interval would turn inside out, it is its middle alone.
-
-    Args:
-        level: the share of new targets that is to lie within.
     """
 
-    level: float = 0.9
-
-    def __post_init__(self) -> None:
-        require_fraction(zero=False, level=self.level)
-
-    def fit(self, prediction: Prediction, targets: Tensor) -> ConformalIntervals:
-        """The rule for a network whose prediction of calibration rows this is.
-
-        Args:
-            prediction: of rows that were not trained on.
-            targets: their values.
-        """
-        return _fitted(self, prediction, targets)
-
     def scores(self, prediction: RealPrediction, targets: Tensor) -> Tensor:
-        """max(lower − y, y − upper), [B, ...]: how far outside, below 0 inside."""
         lower, upper = prediction.interval(self.level)
-        return torch.maximum(lower - targets, targets - upper)
+        return torch.maximum(lower - targets, targets - upper)  # how far outside, below 0 inside
 
     def intervals(self, prediction: RealPrediction, thresholds: Tensor) -> tuple[Tensor, Tensor]:
-        """All values whose score is at most the threshold."""
         lower, upper = prediction.interval(self.level)
         middle = (lower + upper) / 2
         return torch.minimum(lower - thresholds, middle), torch.maximum(upper + thresholds, middle)
-
-
-def _fitted(
-    rule: "ScaledResiduals | QuantileResiduals", prediction: Prediction, targets: Tensor
-) -> ConformalIntervals:
-    real = _real(prediction)
-    values = aligned(targets, real.means[0])
-    if not values.isfinite().all():
-        raise DataError("targets must be finite, got NaN or infinity; remove such rows first")
-    scores = rule.scores(real, values).flatten(1) if values.ndim > 1 else rule.scores(real, values)[:, None]
-    thresholds = conformal_quantile(scores, rule.level)
-    return ConformalIntervals(rule=rule, thresholds=tuple(thresholds.tolist()), num_data=len(scores))
 
 
 def _real(prediction: Prediction) -> RealPrediction:

@@ -6,6 +6,8 @@ from typing import Any
 
 from rich.console import Console
 
+from ..errors import ConfigError
+
 #: What `add_subparsers` returns.
 Commands = Any
 
@@ -13,12 +15,25 @@ Commands = Any
 def wide_console(*, stderr: bool = False) -> Console:
     """A console whose tables stay whole where the output goes to a file or a pipe."""
     console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=130)
+    return console if console.is_terminal else Console(stderr=stderr, width=150)
 
 
 def split_names(text: str | None) -> list[str] | None:
     """Names separated by commas."""
     return [name.strip() for name in text.split(",") if name.strip()] if text else None
+
+
+def numbers(text: str) -> list[int]:
+    """The numbers behind `0-4,7`."""
+    told: dict[int, None] = {}
+    for piece in text.split(","):
+        first, dash, last = piece.strip().partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ConfigError(f"numbers must be given like 0-4,7, got {text!r}")
+        if dash and int(last) < int(first):
+            raise ConfigError(f"a range must go up, got {piece!r} in {text!r}")
+        told |= dict.fromkeys(range(int(first), int(last if dash else first) + 1))
+    return list(told)
 
 
 def completed(argument: argparse.Action, names: Callable[[], Iterable[str]]) -> None:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from .common import Commands, add_jobs, completed, data_names, method_names, split_names, wide_console
+from .common import (
+    Commands,
+    add_jobs,
+    completed,
+    data_names,
+    method_names,
+    numbers,
+    split_names,
+    wide_console,
+)
 
 EXAMPLES = """examples:
   dubito compare digits
@@ -40,16 +49,22 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     completed(methods, method_names)
     parser.add_argument("--out", type=Path, help="folder for everything (default: runs/<data>)")
     budget = parser.add_mutually_exclusive_group()
-    budget.add_argument("--budget", help="time for each method's training, such as 90s, 10m or 1h")
-    budget.add_argument("--epochs", type=int, help="passes over the data, the same for every method")
+    budget.add_argument(
+        "--budget", help="time for the whole command, such as 90s, 10m or 1h, shared equally among methods"
+    )
+    budget.add_argument("--budget-per-method", help="CPU time for each method instead")
+    parser.add_argument(
+        "--steps", type=int, help="the most steps of a fit (default: 2000, at least 10 epochs)"
+    )
+    parser.add_argument("--tune", type=int, help="trials that choose each method's settings, by Optuna")
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--model", help="a network of your own, as package.module:factory")
     parser.add_argument(
-        "--hold-out", type=int, help="classes kept from training, to be told apart as unknown"
+        "--hold-out", type=int, help="classes kept from training, as out-of-distribution rows"
     )
     ood = parser.add_argument(
         "--ood",
-        help="foreign data to be told apart: names or files separated by commas; for tables also shuffled and far",
+        help="out-of-distribution data: names or files separated by commas; for tables also shuffled and far",
     )
     completed(ood, data_names)
     parser.add_argument(
@@ -58,8 +73,10 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
         help="judge under shift too (default: where inputs are a table)",
     )
     parser.add_argument("--rows", type=int, help="train on so many rows at most (default: all)")
-    parser.add_argument("--split", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--splits", default="0", help="numbers of the data's splits, such as 0-4 (default: 0)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch; small networks want one")
     add_jobs(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
@@ -67,46 +84,53 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, print the table and the sentences, write the page."""
+    """Print the plan, compare, print the verdict and the table, write the page."""
     from ..compare import Settings, compare
+    from ..compare.baselines import offered
     from ..compare.folder import MethodRow
     from ..compare.settings import DEFAULT_TRAINING, seconds_of
-    from ..compare.table import table
+    from ..compare.table import table, training_words
     from ..compare.task import Task
     from ..report import write_page
 
     console = wide_console(stderr=options.json)
-    training = DEFAULT_TRAINING
-    if options.epochs is not None:
-        training = replace(training, epochs=options.epochs, iterations=None)
-    if options.lr is not None:
-        training = replace(training, lr=options.lr)
+    given = {"iterations": options.steps, "lr": options.lr}
+    training = replace(DEFAULT_TRAINING, **{key: value for key, value in given.items() if value is not None})
     settings = Settings(
         data=options.data,
         target=options.target,
         task=options.task,
-        split=options.split,
+        splits=tuple(numbers(options.splits)),
         rows=options.rows,
         held_out=options.hold_out,
         ood=tuple(split_names(options.ood) or ()),
         corrupt=options.corrupt,
         model=options.model,
         training=training,
-        seconds=None if options.budget is None else seconds_of(options.budget),
+        budget=options.budget and seconds_of(options.budget),
+        budget_per_method=options.budget_per_method and seconds_of(options.budget_per_method),
         seed=options.seed,
+        tune=options.tune,
     )
-    out = options.out or Path("runs") / Path(options.data).stem
+    out = options.out or Path("runs") / (Path(options.data).stem + "-tuned" * (options.tune is not None))
 
-    def begin(task: Task) -> None:
+    def begin(task: Task, plan: tuple[str, ...]) -> None:
         rows = f"{len(task.train.targets):,} training and {len(task.test.targets):,} test rows"
         console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}", highlight=False)
         console.print(f"network: {escape(task.network.title)}", highlight=False)
-        for note in task.data.notes:
+        left_out = offered(task)[1] if options.methods is None else None
+        for note in (*task.data.notes, *filter(None, [left_out])):
             console.print(escape(note), style="yellow", highlight=False)
+        for line in plan:
+            console.print(escape(line), highlight=False, soft_wrap=True)
 
     def say(row: MethodRow) -> None:
-        state = f"failed: {row.failure}" if row.failure else f"trained in {row.seconds:.1f} s"
-        console.print(escape(f"{row.method}: {state}"), highlight=False)
+        fit = row.fits[0]
+        state = f"failed: {row.failure}" if row.failure else f"{row.seconds:.1f} CPU seconds"
+        by = " by the budget" if fit.ended == "budget" else ""
+        steps = f", steps: {training_words(row)}{by}" if fit.steps else ""
+        split = f", split {fit.split}" if len(settings.splits) > 1 else ""
+        console.print(escape(f"{row.method}{split}: {state}{steps}"), highlight=False)
         for note in row.notes:
             console.print(f"  {escape(note)}", style="yellow", highlight=False)
 
@@ -121,14 +145,18 @@ def run(options: argparse.Namespace) -> int:
         console=console if console.is_terminal else None,
         report=say,
         begin=begin,
+        say=lambda text: console.print(escape(text), highlight=False),
     )
     page = write_page(out)
     if options.json:
         print(json.dumps({**asdict(comparison), "page": str(page)}, indent=1))
     else:
+        console.print()
+        for sentence in comparison.verdict:
+            console.print(
+                escape(sentence), style="bold" if sentence.startswith("Take ") else "", highlight=False
+            )
         console.print(table(comparison))
-        for sentence in comparison.sentences.values():
-            console.print(escape(sentence), highlight=False, soft_wrap=True)
         console.print(f"\nresults and posteriors: {out}", highlight=False, soft_wrap=True)
         console.print(f"page: {page.resolve()}", highlight=False, soft_wrap=True)
     return 1 if any(row.failure for row in comparison.rows) else 0

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..errors import ConfigError
-from .common import Commands, add_jobs, completed, method_names, split_names, wide_console
+from .common import Commands, add_jobs, completed, method_names, numbers, split_names, wide_console
 from .laboratory import runner
 
 
@@ -61,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
     cells = table.experiment.scales[scale].select(
         split_names(options.data),
         split_names(options.methods),
-        options.splits and show.numbers(options.splits),
-        options.seeds and show.numbers(options.seeds),
+        options.splits and numbers(options.splits),
+        options.seeds and numbers(options.seeds),
     )
     failures = []
     if not options.show:

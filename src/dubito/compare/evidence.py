@@ -20,12 +20,13 @@ from ..prediction import (
     std_per_row,
 )
 from ..storage import encode
-from . import pictures
+from . import pictures, replicates
 from .settings import Settings
 from .task import Task
+from .words import readable, with_error
 
-#: Points of a curve, dots of a scatter, bars of a histogram, rows in doubt, rows whose losses are kept.
-MOST_POINTS, MOST_DOTS, NUM_BARS, MOST_DOUBTFUL, MOST_LOSSES = 60, 200, 20, 8, 2000
+#: Points of a curve, dots of a scatter, bars of a histogram, most uncertain rows.
+MOST_POINTS, MOST_DOTS, NUM_BARS, MOST_DOUBTFUL = 60, 200, 20, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,19 +49,21 @@ class JudgedPredictions:
 
 
 def metrics_of(seen: JudgedPredictions) -> dict[str, float]:
-    """Metrics on the test rows, against the unknown, and their mean under shift."""
+    """Metrics on the test rows, of the surest of them, at out-of-distribution rows, and their mean under shift."""
     values = evaluate(seen.test, seen.targets)
+    rows = replicates.rows_of_metrics(seen)
+    values |= {name: float(rows[name].mean()) for name in ("coverage_90", "width_90") if name in rows}
+    if "accuracy" in rows:
+        right, once = rows["accuracy"], torch.ones(1, len(seen.targets), dtype=torch.float64)
+        values["surest_accuracy"] = float(
+            replicates.surest(confidence_of(seen.test).cpu().double(), right, once)
+        )
     inside = doubt(seen.test)
     areas = [area(inside, doubt(other)) for other in seen.foreign.values()]
     if areas:
         values["ood_auroc"] = sum(areas) / len(areas)
     if seen.shifts:
-        losses = [
-            evaluate(prediction, seen.targets[: len(prediction)])["nll"]
-            for severities in seen.shifts.values()
-            for prediction in severities
-        ]
-        values["shift_nll"] = sum(losses) / len(losses)
+        values["shift_nll"] = float(replicates.shifted_losses(seen).mean())
     return values
 
 
@@ -120,10 +123,9 @@ def evidence(seen: JudgedPredictions, task: Task, posterior: Posterior, settings
         drawn = real_evidence(seen, task, posterior, settings)
     else:
         drawn = class_evidence(seen)
-    losses = -seen.test.log_prob(seen.targets)[:MOST_LOSSES]
     return {
         **drawn,
-        "losses": short(losses, 5),
+        "replicates": replicates.replicates_of(seen, doubt, settings.seed, settings.splits[0]),
         "training": curve_of_training(posterior.history),
         "training_settings": encode(settings.training),
         "shifts": {name: shift_curve(seen, severities) for name, severities in seen.shifts.items()},
@@ -234,8 +236,8 @@ def doubtful(seen: JudgedPredictions, task: Task) -> list[dict[str, Any]]:
         entry |= {name: short(getattr(prediction, name), 3)[0] for name in parts}
         entry |= pictures.shown(task, row)
         if real:
-            entry |= {"said": f"{float(prediction.mean):.4g} ± {float(prediction.std):.2g}"}
-            entry |= {"true": f"{float(seen.targets[row]):.4g}"}
+            entry |= {"said": with_error(float(prediction.mean), float(prediction.std))}
+            entry |= {"true": readable(float(seen.targets[row]))}
         else:
             label, truth = int(prediction.labels.flatten()[0]), int(seen.targets[row])
             share = f"{float(prediction.confidence.flatten()[0]):.0%}"

@@ -1,33 +1,60 @@
 """A comparison's folder: what each method left there, whole or not at all."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..errors import StorageError
 from ..storage import write_text
-from . import earlier
 
-#: Of the files that are written, and of those that can be read.
-FORMAT, READABLE = 2, (1, 2)
+#: Of the files.
+FORMAT = 3
+#: Rows that are no methods of the library and leave no posterior.
+BASELINES = ("logistic-regression", "ridge-regression", "gradient-boosting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitRecord:
+    """What became of a method's training on one split.
+
+    Attributes:
+        split: its number.
+        steps: made.
+        best_step: the one whose state was kept; None where the last was.
+        ended: by what: "limit" of its steps, "patience" of early stopping, "budget", or "" where nothing was trained.
+        chosen: settings that validation rows chose, by name.
+        validation_nll: of validation rows; recorded, never used to hide or to replace a result.
+        seconds: of its own work, CPU time (on accelerators the wall's).
+        shared_seconds: of the MAP fit that it stands on and shares with other methods.
+    """
+
+    split: int
+    steps: int = 0
+    best_step: int | None = None
+    ended: str = ""
+    chosen: dict[str, Any] = field(default_factory=dict)
+    validation_nll: float | None = None
+    seconds: float = 0.0
+    shared_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
 class MethodRow:
-    """One method's result.
+    """One method's result, its mean over splits.
 
     Attributes:
         method: its name.
         metrics: by name; empty where it failed.
         num_parameters: of its posterior.
         nbytes: of its posterior.
-        seconds: of the fit: CPU time where one thread does it, else by the wall's clock.
+        seconds: of a fit with the MAP fit that it stands on: CPU time, on accelerators the wall's.
         predict_seconds: of the prediction for 1000 rows, likewise.
         failure: why there is no result, else None.
         notes: warnings the fit gave.
         settings: of the method.
+        fits: one record per split.
     """
 
     method: str
@@ -39,6 +66,13 @@ class MethodRow:
     failure: str | None = None
     notes: tuple[str, ...] = ()
     settings: str = ""
+    fits: tuple[FitRecord, ...] = ()
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "MethodRow":
+        """The row behind what a file holds."""
+        fits = tuple(FitRecord(**fit) for fit in content.get("fits", ()))
+        return cls(**{**content, "notes": tuple(content["notes"]), "fits": fits})
 
 
 @dataclass(frozen=True)
@@ -65,6 +99,10 @@ class Folder:
     """
 
     path: Path
+
+    def of_split(self, split: int, first: int) -> "Folder":
+        """Where the results of a split lie: those of the first in the folder itself."""
+        return self if split == first else Folder(self.path / f"split-{split}")
 
     def posterior(self, method: str) -> Path:
         """A method's posterior."""
@@ -102,8 +140,10 @@ class Folder:
             raise StorageError(
                 f"{path} should be JSON, but reading it failed ({error}); remove it"
             ) from error
-        if not isinstance(content, dict) or content.get("format") not in READABLE:
-            raise StorageError(f"{path} is not of format {FORMAT}; remove it, or upgrade dubito")
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise StorageError(
+                f"{path} is not of format {FORMAT}: another version of dubito wrote it; remove it, or compare anew"
+            )
         return content
 
     def store(self, result: StoredResult) -> None:
@@ -113,19 +153,12 @@ class Folder:
     def result(self, method: str, digest: str | None = None) -> StoredResult | None:
         """What a method left; None where it did not, failed, or had other settings than those of `digest`."""
         content = self.read(method)
-        if content is None or not self.posterior(method).is_file():
+        if content is None or not (method in BASELINES or self.posterior(method).is_file()):
             return None
         try:
-            row = MethodRow(**{**content["row"], "notes": tuple(content["row"]["notes"])})
-            evidence = content["evidence"]
-            if content["format"] == 1:
-                evidence = earlier.current(evidence, (self.read("task") or {}).get("target", ""))
-            result = StoredResult(row, evidence, content["digest"])
+            row = MethodRow.from_json(content["row"])
+            result = StoredResult(row, content["evidence"], content["digest"])
         except (KeyError, TypeError) as error:
             path = self.path / f"{method}.json"
             raise StorageError(f"{path} is altered ({error!r}); remove it") from error
         return result if digest in (None, result.digest) else None
-
-    def finished(self, methods: Sequence[str]) -> list[StoredResult]:
-        """What the methods left that are finished."""
-        return [result for name in methods if (result := self.result(name)) is not None]

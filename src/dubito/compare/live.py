@@ -3,7 +3,7 @@
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..training import Reached
-from .folder import Folder
 
 #: Seconds between two looks.
 PAUSE = 0.25
@@ -49,21 +48,25 @@ class Board:
     """All jobs on the terminal.
 
     Args:
-        folder: where jobs write.
-        methods: their names.
+        paths: the file that each job writes, by its method and split.
         console: where to show them.
     """
 
-    def __init__(self, folder: Folder, methods: Sequence[str], console: Console) -> None:
+    def __init__(self, paths: Mapping[tuple[str, int], Path], console: Console) -> None:
         columns = (
             TextColumn("{task.description}"), BarColumn(bar_width=30), TextColumn("{task.fields[state]}"),
             TimeElapsedColumn(),
         )  # fmt: skip
-        self.folder, self.progress = folder, Progress(*columns, console=console, refresh_per_second=4)
-        self.tasks = {
-            name: self.progress.add_task(name, total=None, start=False, state="waiting") for name in methods
-        }
-        self._done: set[str] = set()
+        self.paths, self.progress = paths, Progress(*columns, console=console, refresh_per_second=4)
+        self.many = len({split for _, split in paths}) > 1  # then only those at work are shown
+        self.tasks = {}
+        for name, split in paths:
+            title = f"{name}, split {split}" if self.many else name
+            task = self.progress.add_task(
+                title, total=None, start=False, visible=not self.many, state="waiting"
+            )
+            self.tasks[name, split] = task
+        self._done: set[tuple[str, int]] = set()
         self._end = threading.Event()
 
     @contextmanager
@@ -78,22 +81,23 @@ class Board:
                 self._end.set()
                 watcher.join()
 
-    def ended(self, name: str, failed: bool) -> None:
+    def ended(self, fit: tuple[str, int], failed: bool) -> None:
         """A job has ended: its bar is full."""
-        self._done.add(name)
-        task = self.tasks[name]
+        self._done.add(fit)
+        task = self.tasks[fit]
         self.progress.start_task(task)
         state = "[red]failed" if failed else "[green]done"
-        self.progress.update(task, total=1, completed=1, state=state)
+        self.progress.update(task, total=1, completed=1, state=state, visible=failed or not self.many)
         self.progress.stop_task(task)
 
     def _watch(self) -> None:
         while not self._end.wait(PAUSE):
-            for name, task in self.tasks.items():
-                if name in self._done or (reached := read(self.folder.work(name, "progress"))) is None:
+            for fit, task in self.tasks.items():
+                if fit in self._done or (reached := read(self.paths[fit])) is None:
                     continue
                 if not self.progress.tasks[task].started:
                     self.progress.start_task(task)
                 over = reached["step"] == reached["total"]
                 state = "judging" if over else f"step {reached['step']:,}, nll {reached['nll']:.3g}"
-                self.progress.update(task, total=reached["total"], completed=reached["step"], state=state)
+                shown = {"total": reached["total"], "completed": reached["step"], "state": state}
+                self.progress.update(task, visible=True, **shown)

@@ -96,10 +96,11 @@ def loaded(settings: Settings) -> Data:
         options = {"target": settings.target, "task": settings.task}
     elif settings.target is not None or settings.task is not None:
         raise ConfigError(f"target and task are for tables of your own; {settings.data!r} has its own")
-    data = load(settings.data, settings.split, **options)
+    split = settings.splits[0]
+    data = load(settings.data, split, **options)
     if data.validation is None and len(data.train.targets) > 1:
         fraction = max(0.1, 1 / len(data.train.targets))
-        data = load(settings.data, settings.split, validation=fraction, **options)
+        data = load(settings.data, split, validation=fraction, **options)
     return data
 
 

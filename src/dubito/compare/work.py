@@ -1,37 +1,40 @@
 """One job: train a method, judge it, keep what it left; what fails says why."""
 
 import math
-import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from .. import jobs, models
+from .. import jobs, models, protocol
 from ..errors import DubitoError, DubitoWarning, Interrupted, TrainingError
 from ..inference.map import MAP
 from ..inputs import TensorOptions
 from ..likelihoods import Gaussian
+from ..loading import load
 from ..posterior import Posterior
 from ..prediction import Prediction
-from ..training import Training, listened
-from . import live
-from .budget import planned
+from ..registry import methods
+from ..training import Account, AutoTraining, Training, accounted, clock_of, listened
+from . import baselines, live
 from .evidence import JudgedPredictions, evidence, metrics_of
-from .folder import Folder, MethodRow, StoredResult
-from .settings import Settings, compared_method
+from .folder import BASELINES, FitRecord, Folder, MethodRow, StoredResult
+from .settings import Settings
 from .shift import shifted, wanted
 from .task import MOST_WATCHED, Task, make_task
+from .verdict import REFERENCE
 
 
 def task_of(settings: Settings) -> Task:
     """The task, made once for jobs that follow each other in one process."""
-    return _task_of(settings, settings.tables())
+    return _task_of(replace(settings, overrides=(), point=()), settings.tables())
 
 
 @lru_cache(maxsize=1)
@@ -47,73 +50,138 @@ def warmed() -> None:
 
 
 def work(name: str, settings: Settings, path: Path, checksum: str, threads: int = 1) -> StoredResult:
-    """Train and judge one method and keep the result in a comparison's folder.
+    """Train and judge one method on one split and keep the result in the split's folder.
 
     Args:
         name: of the method.
-        settings: of the comparison.
+        settings: of the comparison on this split.
         path: the folder.
         checksum: of all that decides the numbers.
         threads: of PyTorch.
     """
     folder = Folder(path)
-    with jobs.alone():
-        if threads != 1:
-            torch.set_num_threads(threads)
+    with jobs.alone(threads):
         try:
-            result = _worked(name, settings, folder, checksum)
+            worked = _baseline if name in BASELINES else _worked
+            result = StoredResult(*worked(name, settings, folder, checksum), checksum)
         except Interrupted:
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
             told = str(error) if isinstance(error, DubitoError) else f"{type(error).__name__}: {error}"
-            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=repr(compared_method(name)))
+            title = name if name in BASELINES else repr(methods()[name])
+            fits = (FitRecord(split=settings.splits[0]),)
+            row = MethodRow(name, {}, failure=" ".join(told.split()), settings=title, fits=fits)
             return StoredResult(row, {"traceback": traceback.format_exc()}, checksum)
     folder.store(result)
     folder.tidy(name)
     return result
 
 
-def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> StoredResult:
-    method, task = compared_method(name), task_of(settings)
+#: What a job leaves: a method's row, and what the page draws of it.
+Judged = tuple[MethodRow, dict[str, Any]]
+
+
+def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Judged:
+    task = task_of(settings)
     warmed()
-    training = planned(method, task, settings, folder.work(name, "steps", checksum))
-    network = task.network.build(settings.seed)
     with (
         warnings.catch_warnings(record=True) as caught,
         listened(live.Writer(folder.work(name, "progress"))),
     ):
         warnings.simplefilter("always", DubitoWarning)
-        clock = clock_of(network)
-        start = clock()
-        posterior = method.fit(
-            network,
-            task.train,
-            task.likelihood,
-            training=training,
-            validation=tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
-            checkpoint=folder.work(name, "ckpt", checksum),
-            seed=settings.seed,
-            progress=False,
-        )
-        seconds = clock() - start
-    seen, predict_seconds = observed(posterior, task, settings)
+        checkpoint = folder.work(name, "ckpt", checksum)
+        posterior, account, shared = fitted(name, settings, task, folder, checkpoint)
+        seconds = account.spent()
+    notes = [str(item.message) for item in caught if issubclass(item.category, DubitoWarning)]
+    fit = FitRecord(
+        split=settings.splits[0],
+        seconds=round(seconds, 2),
+        shared_seconds=shared,
+        ended=ended(account.endings[-1:] if name == REFERENCE else account.endings),  # pilots come before
+        chosen={**dict(settings.overrides), **chosen(posterior)},
+        **steps_of(posterior.history),
+    )
+    result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings)
+    posterior.save(folder.posterior(name))
+    return result
+
+
+def fitted(
+    name: str, settings: Settings, task: Task, folder: Folder, checkpoint: Path | None = None
+) -> tuple[Posterior, Account, float]:
+    """A method's posterior of a task's training rows, the account of its time, and seconds of the fit it stands on."""
+    method, training = settings.applied(methods()[name])
+    network = task.network.build(settings.seed)
+    options = {
+        "validation": tuple(tensor[:MOST_WATCHED] for tensor in task.validation),
+        "checkpoint": checkpoint,
+        "seed": settings.seed,
+        "progress": False,
+    }
+    account = Account(settings.budget_per_method, clock_of(TensorOptions.of(network).device))
+    with accounted(account):
+        if isinstance(training, AutoTraining) and name != REFERENCE:
+            options["point"], shared = standing(folder, network)
+            fit = partial(protocol.fit, method, auto=training)
+        else:
+            fit, shared = partial(method.fit, training=training), 0.0
+        return fit(network, task.train, task.likelihood, **options), account, shared
+
+
+def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> Judged:
+    """As `_worked`, for a model that is no network."""
+    import_module("sklearn.ensemble")  # loading is no part of a fit
+    task, account = task_of(settings), Account()
+    model = baselines.fit(name, task)
+    fit = FitRecord(split=settings.splits[0], seconds=round(account.spent(), 2))
+    title = " ".join(" ".join(map(repr, model.models)).split())
+    return judged(name, model, title, (), fit, task, settings)
+
+
+def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
+    """The MAP fit of a split, on which its other methods stand, and the seconds that it took."""
+    result = folder.result(REFERENCE)
+    if result is None:
+        raise TrainingError(f"it stands on the fit of {REFERENCE}, which failed")
+    return load(folder.posterior(REFERENCE), network), result.row.seconds
+
+
+def judged(
+    name: str, model: Any, title: str, notes: Sequence[str], fit: FitRecord, task: Task, settings: Settings
+) -> Judged:
+    """The row of a fitted model, and what the page draws of it."""
+    seen, predict_seconds = observed(model, task, settings)
     values = metrics_of(seen)
     if math.isnan(values["nll"]):
         raise TrainingError("its predictions are not numbers: training diverged; try a smaller --lr")
-    posterior.save(folder.posterior(name))
-    notes = tuple(str(item.message) for item in caught if issubclass(item.category, DubitoWarning))
-    row = MethodRow(
-        name,
-        values,
-        posterior.num_parameters,
-        posterior.nbytes,
-        round(seconds, 2),
-        round(predict_seconds, 4),
-        notes=notes,
-        settings=repr(posterior.method),
-    )
-    drawn = evidence(seen, task, posterior, replace(settings, training=training))
-    return StoredResult(row, drawn, checksum)
+    watched = targets_in_units(task.validation.targets[:MOST_WATCHED], task)
+    loss = -float(seen.validation.log_prob(watched).double().mean()) if len(watched) else None
+    seconds, fits = round(fit.seconds + fit.shared_seconds, 2), (replace(fit, validation_nll=loss),)
+    costs = (model.num_parameters, model.nbytes, seconds, round(predict_seconds, 4))
+    row = MethodRow(name, values, *costs, notes=tuple(notes), settings=title, fits=fits)
+    return row, evidence(seen, task, model, settings)
+
+
+def ended(endings: Sequence[str]) -> str:
+    """How the training of a fit ended, by how its runs did: by the budget where any was stopped, else as the last."""
+    return "budget" if "budget" in endings else (endings[-1] if endings else "")
+
+
+def steps_of(history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """The steps a fit made and the one whose state was kept; of several networks the most, and that of the last."""
+    best = history[-1].get("best_step") if history else None
+    return {"steps": int(max((entry["step"] for entry in history), default=0)), "best_step": best}
+
+
+#: What validation rows choose, where a posterior tells.
+CHOSEN = ("prior_std", "prior_precision", "scale", "temperature", "warm")
+
+
+def chosen(posterior: Posterior) -> dict[str, Any]:
+    """The settings that validation rows chose, as plain numbers by name."""
+    facts = {"temperature": getattr(posterior.likelihood.settings, "temperature", None), **posterior.details}
+    facts |= {"prior_std": getattr(posterior.method, "prior_std", None), **facts.get("protocol", {})}
+    return {name: facts[name] for name in CHOSEN if isinstance(facts.get(name), int | float | bool)}
 
 
 def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[JudgedPredictions, float]:
@@ -123,7 +191,7 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
     def predicted(inputs: torch.Tensor) -> Prediction:
         return in_units(posterior.predict(inputs, **options), task)
 
-    clock = clock_of(posterior.network)
+    clock = clock_of(TensorOptions.of(posterior.network).device)
     start = clock()
     test = predicted(task.test.inputs)
     seconds = 1000 * (clock() - start) / len(task.test.targets)
@@ -131,10 +199,9 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
     if wanted(task, settings):
         for shift, _, rows in shifted(task, settings):
             shifts.setdefault(shift, []).append(predicted(rows))
-    scaling, targets = task.data.target_scaling, task.test.targets
     seen = JudgedPredictions(
         test=test,
-        targets=targets if scaling is None else scaling.undo(targets),
+        targets=targets_in_units(task.test.targets, task),
         validation=predicted(task.validation.inputs[:MOST_WATCHED]),
         foreign={name: predicted(rows) for name, rows in task.foreign.items()},
         shifts=shifts,
@@ -142,13 +209,13 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
     return seen, seconds
 
 
-def clock_of(network: torch.nn.Module) -> Callable[[], float]:
-    """The clock of what a network costs: CPU time, which neighbours do not change, or the wall's on accelerators."""
-    alone = TensorOptions.of(network).device.type == "cpu" and torch.get_num_threads() == 1
-    return time.process_time if alone else time.perf_counter
-
-
 def in_units(prediction: Prediction, task: Task) -> Any:
     """A prediction of real targets in their original units; others as they are."""
     scaling = task.data.target_scaling
     return prediction if scaling is None else prediction.rescaled(*scaling)  # pyright: ignore
+
+
+def targets_in_units(targets: torch.Tensor, task: Task) -> torch.Tensor:
+    """Real targets in their original units; others as they are."""
+    scaling = task.data.target_scaling
+    return targets if scaling is None else scaling.undo(targets)

@@ -1,6 +1,7 @@
 """`load`: any data set by its name or path."""
 
 import os
+from collections.abc import Iterable
 from numbers import Integral
 from pathlib import Path
 from typing import Any, get_args
@@ -64,11 +65,7 @@ def load(
     if not isinstance(name, str | os.PathLike):
         raise unknown_name("data set", name, ENTRIES)
     name = os.fspath(name)
-    is_table = Path(name).suffix.lower() in tabular.SUFFIXES
-    entry = None if is_table else _named(name)
-    splits = OWN_SPLITS if entry is None else entry.splits
-    if isinstance(split, bool) or not isinstance(split, Integral) or not 0 <= split < splits:
-        raise ConfigError(f"split of {name!r} must be a whole number from 0 to {splits - 1}, got {split!r}")
+    entry = check_splits(name, [split])
     if num_data is not None and not (entry and entry.sized):
         raise ConfigError(
             f"num_data is for synthetic sets, whose size can be chosen; {name!r} has its own: leave it out"
@@ -94,6 +91,18 @@ def load(
         )
     raw = entry.build(int(split), num_data) if entry.build else obtain(name, entry, download=download)
     return assembled(raw, entry, task_reason="the data set's own", **common)
+
+
+def check_splits(name: str, splits: Iterable[int]) -> Entry | None:
+    """What describes a named data set, None for a table of one's own, once it is sure to have the splits."""
+    entry = None if Path(name).suffix.lower() in tabular.SUFFIXES else _named(name)
+    count = OWN_SPLITS if entry is None else entry.splits
+    for split in splits:
+        if isinstance(split, bool) or not isinstance(split, Integral) or not 0 <= split < count:
+            raise ConfigError(
+                f"split of {name!r} must be a whole number from 0 to {count - 1}, got {split!r}"
+            )
+    return entry
 
 
 def _check(validation: float | None, dtype: torch.dtype | None, input_scaling: Scaling | None) -> None:

@@ -1,7 +1,7 @@
 """Predictions of real numbers: a mixture of Gaussians, kept whole."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
@@ -156,7 +156,10 @@ class RealPrediction(Prediction):
             None if matrices is None else matrices * per_output[:, None] * per_output
             for matrices in (self.covariances, self.mean_covariances)
         )
-        return type(self)(self.means * scale + shift, self.variances * scale**2, full, mean_covariances)
+        means, variances = self.means * scale + shift, self.variances * scale**2
+        return replace(
+            self, means=means, variances=variances, covariances=full, mean_covariances=mean_covariances
+        )
 
     def _per_output(self, name: str, value: Any) -> Tensor:
         """A finite number, or numbers that broadcast to a row's outputs and never to the rows themselves."""

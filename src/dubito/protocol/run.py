@@ -20,6 +20,7 @@ from ..networks import duplicate, with_flags
 from ..posterior import Posterior
 from ..sources import OrderedSource, RowsSource
 from ..training import AutoTraining
+from ..training.account import part
 from .choices import settled
 from .recipes import Pilot, recipe
 
@@ -129,7 +130,8 @@ def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
     if len(priors) > 1:
         for number, prior in enumerate(priors):
             start = _from(prepared, f"pilot-{number}")
-            trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.num_data))
+            with part(auto.pilot / (1 + auto.pilot * (len(priors) - number))):  # of a limited time
+                trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.num_data))
             losses[prior] = trained.history[-1]["best_nll"]
         method = MAP(prior_std=min(losses, key=lambda prior: losses[prior]))
     training = auto.training(auto.steps(prepared.num_data))

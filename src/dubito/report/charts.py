@@ -108,7 +108,7 @@ def reliability(items: Sequence[Item]) -> str:
 
 
 def rejection(items: Sequence[Item], what: str, percent: bool) -> str:
-    """What is gained when the most doubtful rows are left to someone else."""
+    """What is gained when the most uncertain rows are left to someone else."""
     curves = [
         Line(item, item.evidence["rejection"]["rejected"], item.evidence["rejection"]["kept"])
         for item in items
@@ -119,31 +119,33 @@ def rejection(items: Sequence[Item], what: str, percent: bool) -> str:
         title=f"{what} of the rest", low=low, high=min(high, 1.002) if percent else high, percent=percent
     )
     x = Axis(
-        title="share of rows left out, most doubtful first",
+        title="share of rows left out, most uncertain first",
         low=0,
         high=0.95,
         percent=True,
         ticks=(0, 0.25, 0.5, 0.75),
     )
     good = "rise" if percent else "fall"
-    caption = f"<b>Leaving out the doubtful.</b> Where doubt is well placed, curves {good} quickly."
+    caption = (
+        f"<b>Leaving out the most uncertain.</b> Where uncertainty is well placed, curves {good} quickly."
+    )
     return lines(curves, x, y, caption)
 
 
-def roc(items: Sequence[Item], foreign: str) -> str:
-    """How well doubt tells foreign rows apart."""
+def roc(items: Sequence[Item], other: str) -> str:
+    """How well uncertainty detects out-of-distribution rows."""
     share = {"low": 0.0, "high": 1.0, "percent": True}
     curves = [
-        Line(item, item.evidence["roc"][foreign]["fpr"], item.evidence["roc"][foreign]["tpr"])
+        Line(item, item.evidence["roc"][other]["fpr"], item.evidence["roc"][other]["tpr"])
         for item in items
-        if foreign in item.evidence.get("roc", {})
+        if other in item.evidence.get("roc", {})
     ]
     caption = (
-        f"<b>Telling the unknown: {escape(foreign)}.</b> Foreign rows found against test rows taken for foreign, by "
-        "doubt alone; the upper left corner is perfect."
+        f"<b>Out-of-distribution rows: {escape(other)}.</b> Share detected against test rows mistaken for them, by "
+        "uncertainty alone; the upper left corner is perfect, the diagonal is guessing."
     )
-    x = Axis(title="test rows taken for foreign", **share)  # pyright: ignore
-    y = Axis(title="foreign rows found", **share)  # pyright: ignore
+    x = Axis(title="test rows mistaken for them", **share)  # pyright: ignore
+    y = Axis(title="out-of-distribution rows detected", **share)  # pyright: ignore
     return lines(curves, x, y, caption, diagonal=True)
 
 
@@ -223,8 +225,8 @@ def training(items: Sequence[Item], metric: str) -> str:
 #: What quality may cost: heading, axis, and where it stands in a row.
 COSTS = {
     "memory": "memory of the posterior, bytes",
-    "time": "training, seconds",
-    "predictions": "1000 predictions, seconds",
+    "time": "training, CPU seconds",
+    "predictions": "1000 predictions, CPU seconds",
 }
 
 

@@ -25,7 +25,7 @@ def _small(item: Item, chart: Chart, told: str = "") -> str:
 
 
 def histograms(items: Sequence[Item], key: str) -> str:
-    """Confidence, entropy or standard deviation of test rows and of foreign ones."""
+    """Confidence, entropy or standard deviation of test rows and of out-of-distribution ones."""
     having = [item for item in items if key in item.evidence.get("histograms", {})]
     if not having:
         return ""
@@ -50,15 +50,15 @@ def histograms(items: Sequence[Item], key: str) -> str:
         for number, (name, heights) in enumerate(outside):
             chart.bars(item.place, f"{item.name}, {name}", heights, f"outside set{number % 3}")
         figures.append(_small(item, chart))
-    _, *foreign = having[0].evidence["histograms"][key]["shares"]
-    keys = (f' <i class="outside set{number % 3}"></i>{escape(name)}' for number, name in enumerate(foreign))
+    _, *others = having[0].evidence["histograms"][key]["shares"]
+    keys = (f' <i class="outside set{number % 3}"></i>{escape(name)}' for number, name in enumerate(others))
     legend = f'<p class="key"><i class="inside"></i>test rows{"".join(keys)}</p>'
     good = {"confidence": "to the left", "entropy": "to the right", "standard deviation": "to the right"}[key]
     text = f"<b>{key.capitalize()}.</b>"
     if len(targets(items)) > 1:
         text += " The geometric mean over the targets."
-    if foreign:
-        text += f" Foreign rows should lie {good}, apart from the test rows."
+    if others:
+        text += f" Out-of-distribution rows should lie {good}, apart from the test rows."
     return grid(text, figures, legend)
 
 
@@ -78,7 +78,7 @@ def decomposition(items: Sequence[Item], target: str | None) -> str:
     """
     aleatoric, epistemic = PARTS if target is None else STD_PARTS
     sets = {item.name: rows for item in items if (rows := _sets(item, target)) is not None}
-    # Rows far outside training may be doubted a hundred times as much as others, which must not become one dot.
+    # Rows far outside training may be a hundred times as uncertain as others, which must not become one dot.
     tests = [{"test": rows["test"]} for rows in sets.values()]
     high = 1.05 * min(_most(list(sets.values())), 4 * _most(tests)) or 1.0
     unit = "nats" if target is None else f"the units of {target}"
@@ -92,15 +92,15 @@ def decomposition(items: Sequence[Item], target: str | None) -> str:
         f"In {escape(unit)}; what lies beyond stands on the edge."
     )
     legend = '<p class="key"><i class="dot"></i>test rows'
-    foreign = any(len(rows) > 1 for rows in sets.values())
-    legend += ' <i class="ring"></i>foreign rows</p>' if foreign else "</p>"
+    others = any(len(rows) > 1 for rows in sets.values())
+    legend += ' <i class="ring"></i>out-of-distribution rows</p>' if others else "</p>"
     return grid(text, figures, legend)
 
 
 def _scatter(
     item: Item, sets: dict[str, dict[str, Any]], aleatoric: str, epistemic: str, axes: Sequence[Axis]
 ) -> str:
-    """One method's rows: the first set as dots, foreign ones as rings."""
+    """One method's rows: the first set as dots, out-of-distribution ones as rings."""
     means = {name: [_mean(parts[part]) for part in (aleatoric, epistemic)] for name, parts in sets.items()}
     told = "; ".join(
         f"{name}: {aleatoric} {short(across)}, {epistemic} {short(up)} on average"
@@ -115,7 +115,7 @@ def _scatter(
         for kind in ("ring", "hole"):
             chart.cloud(item.place, f"{item.name}, {name} rows", parts[aleatoric], parts[epistemic], kind)
     chart.cloud(item.place, f"{item.name}, test rows", inside[aleatoric], inside[epistemic])
-    return _small(item, chart, f"{short(means['test'][1])} {epistemic}")
+    return _small(item, chart, f"{epistemic} {short(means['test'][1])} on average over test rows")
 
 
 def targets(items: Sequence[Item]) -> list[str | None]:
@@ -198,8 +198,8 @@ def _spots(chart: Chart, fan: dict[str, Any]) -> str:
     return "".join(f"M{spot.replace(',', ' ')}h0" for spot in chart.path(fan["dots_x"], fan["dots"]).split())
 
 
-def doubtful(items: Sequence[Item]) -> str:
-    """The rows each method doubts most."""
+def least_certain(items: Sequence[Item]) -> str:
+    """The rows of which each method is least certain."""
     blocks = []
     for number, item in enumerate(items):
         rows = item.evidence.get("doubtful") or []
@@ -208,14 +208,13 @@ def doubtful(items: Sequence[Item]) -> str:
         cards = "".join(_card(row) for row in rows)
         opened = " open" if number == 0 else ""
         blocks.append(
-            f'<details class="doubt m{item.place}"{opened}><summary><i class="swatch"></i>{escape(item.name)}</summary>'
+            f'<details class="rows m{item.place}"{opened}><summary><i class="swatch"></i>{escape(item.name)}</summary>'
             f'<div class="cards">{cards}</div></details>'
         )
     if not blocks:
         return ""
-    return (
-        f'<div class="doubtful"><p><b>The test rows each method doubts most.</b></p>{"".join(blocks)}</div>'
-    )
+    title = "The test rows of which each method is least certain."
+    return f'<div class="uncertain"><p><b>{title}</b></p>{"".join(blocks)}</div>'
 
 
 def _card(row: dict[str, Any]) -> str:

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from ..compare.folder import Folder, MethodRow
-from ..compare.table import best, columns
-from ..compare.words import EQUAL, size
 from ..errors import StorageError
 from ..registry import methods
 from ..storage import write_text
 from . import charts, colours, multiples
 from .charts import Item
+from .summary import summary, verdict
 
 #: Methods that are drawn at first; the others are a click away.
 SHOWN = 8
@@ -35,7 +34,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
         raise StorageError(
             f"{folder} must be a folder that `dubito compare` wrote, with results.json and task.json"
         )
-    rows = tuple(MethodRow(**{**row, "notes": tuple(row["notes"])}) for row in results["rows"])
+    rows = tuple(MethodRow.from_json(row) for row in results["rows"])
     stored = {row.method: comparison.result(row.method) for row in rows if row.failure is None}
     styles = colours.places([row.method for row in rows], methods())
     items = [
@@ -60,6 +59,7 @@ def page(
 ) -> str:
     """The whole page as text."""
     name = escape(Path(results["data"]).name)
+    timed = any(results["settings"][key] for key in ("budget", "budget_per_method"))
     style = files("dubito.report").joinpath("style.css").read_text(encoding="utf-8")
     script = files("dubito.report").joinpath("script.js").read_text(encoding="utf-8")
     style = style.replace("/*light hues*/", colours.variables(colours.LIGHT))
@@ -84,10 +84,11 @@ def page(
 <h1>{name}</h1>
 <p class="lead">{_lead(task, rows)}</p>
 </header>
+{verdict(results)}
 {_picker(items)}
 <main>
-{_summary(results, rows, styles)}
-{"".join(_sections(task, items))}
+{summary(results, task, rows, styles)}
+{"".join(_sections(task, items, timed))}
 {_settings(results, task, rows)}
 </main>
 <div id="tip" role="status" aria-live="polite" hidden></div>
@@ -112,8 +113,8 @@ def _lead(task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
     ]
     text = " · ".join(parts)
     if task["foreign"]:
-        foreign = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in task["foreign"].items())
-        text += f"<br>Unknown to all methods: {foreign}."
+        others = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in task["foreign"].items())
+        text += f"<br>Out-of-distribution rows: {others}."
     if task["notes"]:
         text += "".join(f'<br><span class="note">{escape(note)}</span>' for note in task["notes"])
     return text
@@ -134,73 +135,13 @@ def _picker(items: Sequence[Item]) -> str:
     return f'<nav class="pick" aria-label="Methods that the charts show">{"".join(boxes)}{buttons}</nav>'
 
 
-def _summary(results: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[str, int]) -> str:
-    headings, level = columns(rows), sum(results["as_good"].values()) > 1
-    costs = (("bytes", "memory"), ("seconds", "training"), ("predict", "1000 predictions"))
-    names = ["method", *(heading for _, heading, *_ in headings), *(heading for _, heading in costs)]
-    ways = [
-        "",
-        *("" if lower is None else "lower" if lower else "higher" for *_, lower in headings),
-        "lower",
-        "lower",
-        "lower",
-    ]
-    head = "".join(
-        f'<th scope="col" title="{way} is better">{escape(name)}</th>'
-        if way
-        else f'<th scope="col">{escape(name)}</th>'
-        for name, way in zip(names, ways, strict=True)
-    )
-    body = []
-    for row in rows:
-        first = (
-            f'<th scope="row" class="m{styles[row.method]}"><i class="swatch"></i>{escape(row.method)}</th>'
-        )
-        if row.failure is not None:
-            body.append(
-                f'<tr class="failed">{first}<td colspan="{len(names) - 1}">failed: {escape(row.failure)}</td></tr>'
-            )
-            continue
-        cells = [first]
-        for metric, _, form, lower in headings:
-            value = row.metrics[metric]
-            mark = " class=best" if value == best(rows, metric, lower) else ""
-            equal = ""
-            if (
-                metric == "nll" and level
-            ):  # those without take the same room, so that digits stand under digits
-                equal = "&nbsp;≈" if results["as_good"].get(row.method) else '&nbsp;<i class="gap">≈</i>'
-            cells.append(f'<td{mark} data-value="{value:.9g}">{form.format(value)}{equal}</td>')
-        numbers = ((row.nbytes, size(row.nbytes)), (row.seconds, f"{row.seconds:.1f} s"))
-        numbers += ((row.predict_seconds, f"{1000 * row.predict_seconds:.0f} ms"),)
-        cells += [f'<td data-value="{value:.9g}">{text}</td>' for value, text in numbers]
-        body.append(f"<tr>{''.join(cells)}</tr>")
-    told = "".join(
-        f'<li class="m{styles[name]}"><i class="swatch"></i><span>{_bold(name, text)}</span></li>'
-        for name, text in results["sentences"].items()
-    )
-    equal = f"{EQUAL}. " if level else ""
-    return (
-        '<section id="summary"><h2>Summary</h2><div class="wide"><table class="sortable"><thead><tr>'
-        f"{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-        f'<p class="small">Ranked by the likelihood of the test rows (NLL); the best of each column is bold. {equal}'
-        'A click on a heading sorts.</p><details class="words" open><summary>In words</summary>'
-        f"<ul>{told}</ul></details></section>"
-    )
-
-
-def _bold(name: str, text: str) -> str:
-    text = escape(text)
-    return f"<b>{escape(name)}</b>{text[len(escape(name)) :]}" if text.startswith(escape(name)) else text
-
-
-def _sections(task: dict[str, Any], items: Sequence[Item]) -> list[str]:
+def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[str]:
     """The charts, as far as there is something to show."""
     if not items:
         return []
     real = task["task"] == "regression"
     rejected = charts.rejection(items, "RMSE" if real else "accuracy", percent=not real)
-    quality = [charts.cost(items, what) for what in charts.COSTS]
+    quality = [charts.cost(items, what) for what in charts.COSTS if not (timed and what == "time")]
     shifts = [
         charts.shift(items, metric)
         for metric in (("rmse", "nll", "coverage") if real else ("accuracy", "nll", "ece"))
@@ -214,13 +155,13 @@ def _sections(task: dict[str, Any], items: Sequence[Item]) -> list[str]:
         trust = [charts.reliability(items), rejected]
     told = dict.fromkeys(name for item in items for name in item.evidence.get("roc", {}))
     trust += [charts.roc(items, name) for name in told]
-    unknown_title = "In and out of distribution" if task["foreign"] else "How sure it is"
+    title = "In and out of distribution" if task["foreign"] else "How sure it is"
     return [
         _section("quality", "Cost against quality", quality),
         _section("trust", "Can it be trusted?", trust),
-        _section("unknown", unknown_title, drawn),
+        _section("distribution", title, drawn),
         _section("shift", "Under shift", shifts),
-        _section("doubt", "Where uncertainty comes from", [*parts, multiples.doubtful(items)]),
+        _section("uncertainty", "Where uncertainty comes from", [*parts, multiples.least_certain(items)]),
         _section("training", "Training", learned),
     ]
 

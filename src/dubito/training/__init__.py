@@ -3,6 +3,10 @@
 from ..fitting import Run as Run
 from ..processes import Processes as Processes
 from ..processes import current as current
+from .account import Account as Account
+from .account import accounted as accounted
+from .account import clock_of as clock_of
+from .account import cpu_seconds as cpu_seconds
 from .auto import AutoTraining as AutoTraining
 from .contract import Loss as Loss
 from .contract import ObjectiveLike as ObjectiveLike

@@ -9,6 +9,7 @@ from ..errors import Interrupted
 from ..fitting import Run
 from ..inputs import Batch
 from ..sources import OrderedSource, Source
+from .account import part
 from .contract import ObjectiveLike, Stepper, StepRecord
 from .loop import Loop, interruptible
 from .settings import Training
@@ -53,7 +54,11 @@ def train_many(
     loops = [Loop(objective, source, training, run) for objective, source, run in triples]
     joined = join(loops[0].plan.batch_size) if len(loops) > 1 and _joinable(sources, training) else None
     if joined is None:
-        return [loops.pop(0).run_to_end() for _ in runs]
+        histories = []
+        while loops:
+            with part(1 / len(loops)):  # each run has the same time
+                histories.append(loops.pop(0).run_to_end())
+        return histories
     for loop in loops[1:]:  # a terminal shows one bar
         loop.run = replace(loop.run, progress=False)
     return _Beside(loops, joined).run_to_end()

@@ -25,6 +25,7 @@ from ..metrics.paired import wins
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
+from .account import account
 from .contract import ObjectiveLike, StepArguments, StepRecord
 from .plan import Plan, plan_run
 from .progress import Bar
@@ -53,6 +54,8 @@ class RunProgress:
         judged: the steps made at the last validation; −1 before the first.
         score: the loss of the last validation.
         done: whether the run has ended.
+        ended: by what: "limit", "patience" or "budget".
+        spent: seconds of the whole fit so far, where somebody keeps account of them.
     """
 
     step: int = 0
@@ -67,6 +70,8 @@ class RunProgress:
     judged: int = -1
     score: float | None = None
     done: bool = False
+    ended: str = ""
+    spent: float = 0.0
 
 
 def train(objective: ObjectiveLike, source: Source, training: Training, run: Run) -> list[dict[str, float]]:
@@ -98,6 +103,9 @@ class Loop:
         self.warned = self.interrupted = False
         self.saved_at = time.monotonic()
         self.expected: dict[str, Any] = {}
+        self.account = account()
+        if self.processes.count > 1 and self.account and self.account.limit is not None:
+            raise ConfigError("a limit of time is for runs in one process; leave it out, or give epochs")
 
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
@@ -142,6 +150,8 @@ class Loop:
                     self._judge()
                 while not self.progress.done:
                     yield from self._epoch()
+            if self.account:
+                self.account.endings.append(self.progress.ended)
         if self.best_state and not self._last_is_preferred():
             checkpoint.put(self.objective.draft.stored(), self.best_state)
         self.processes.broadcast(list(self.objective.draft.stored().values()))
@@ -171,7 +181,9 @@ class Loop:
     def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:
         """The passes of each step that is left in this epoch, with the rows all processes see in it."""
         passes = self._passes()
-        while self.progress.step != self.training.iterations:
+        while self.progress.step != self.training.iterations and not (
+            self.progress.rows and self._overspent()
+        ):
             # Samplers and datasets that draw from the global state find the same one in every process and after
             # every interruption.
             with reading(self.source, self.run.seed, "data", self.progress.step, device=self.device):
@@ -242,6 +254,8 @@ class Loop:
         state, stopping = self.progress, self.training.early_stopping
         state.epoch += 1
         over = state.epoch == self.training.epochs or state.step == self.training.iterations
+        if over or self._overspent():
+            over, state.ended = True, "limit" if over else "budget"
         self.stepper.close_epoch(state.step, over)
         loss, nll, kl = (value / state.rows for value in state.sums)
         entry: dict[str, float] = {
@@ -263,9 +277,14 @@ class Loop:
         state.history.append(entry)
         state.passes, state.sums, state.rows = 0, [0.0, 0.0, 0.0], 0
         state.done = over or self._patience_is_over()
+        if state.done and not over:
+            state.ended = "patience"
         if state.done and not self.best_state and (name := self._unsound()):
             raise TrainingError(self._diagnosis(name, "NaN or infinite", state.step))
         self._save() if state.done else self._save_if_due()
+
+    def _overspent(self) -> bool:
+        return self.account is not None and self.account.over()
 
     def _due(self, start: bool = False) -> bool:
         """Whether a validation is due between the ends of epochs, or before the first step."""
@@ -384,6 +403,8 @@ class Loop:
         self.stepper.settle(self.progress.step)
         if self._unsound():
             return  # a state whose next loss is no number must not replace a good one
+        if self.account:
+            self.progress.spent = self.account.spent()
         tensors, facts = self.stepper.state()
         everything = {
             **{f"draft/{name}": tensor for name, tensor in self.objective.draft.stored().items()},
@@ -416,6 +437,8 @@ class Loop:
             self.processes.broadcast([value])
             tensors[name] = value
         self.progress = RunProgress(**content["progress"])
+        if self.account:
+            self.account.resumed(self.progress.spent)
         checkpoint.put(self.objective.draft.stored(), checkpoint.part(tensors, "draft"))
         self.stepper.restore(checkpoint.part(tensors, "stepper"), content["stepper"])
         self.best_state = checkpoint.part(tensors, "best")

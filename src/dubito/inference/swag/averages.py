@@ -180,6 +180,11 @@ class AveragingStepper(GradientStepper):
             self.objective.collect()
         return record
 
+    def close_epoch(self, step: int, last: bool) -> None:
+        if last and not self.objective.averages.count:  # stopped before the part of the run that is averaged
+            self.objective.collect()
+        super().close_epoch(step, last)
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, facts = super().state()
         averages = self.objective.averages

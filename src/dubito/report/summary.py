@@ -1,0 +1,115 @@
+"""The top of the page: the verdict, the table of all methods, and what became of their training."""
+
+from collections.abc import Sequence
+from html import escape
+from typing import Any
+
+from ..compare.folder import MethodRow
+from ..compare.table import SETS, best, caption, cell, columns, nll_cell, training_words
+from ..compare.words import readable, size
+
+#: Columns beside the metrics: heading, what it is, which way is better.
+COSTS = (
+    ("steps", "steps of training, and how it ended", ""),
+    ("memory", "of the posterior", "lower"),
+    ("CPU time", "of a fit, with the MAP fit that it stands on", "lower"),
+    ("predict", "CPU time of 1,000 predictions", "lower"),
+)
+#: How training ended, in words.
+ENDED = {
+    "limit": "made all its steps",
+    "patience": "stopped early: validation loss no longer fell",
+    "budget": "stopped by the budget",
+    "": "nothing was trained",
+}
+FITS = ("method", "split", "steps", "training", "chosen on validation rows", "validation NLL", "CPU time")
+FLATTERED = (
+    "Intervals are those of one pair of methods each; choosing the best of several flatters it a little."
+)
+
+
+def verdict(results: dict[str, Any]) -> str:
+    """Which method to take, in a few sentences."""
+    first, *others = map(escape, results["verdict"])
+    told = f"<p><b>{first}</b></p><p>{' '.join(others)}</p>"
+    return f'<section id="verdict"><h2>Verdict</h2>{told}<p class="small">{FLATTERED}</p></section>'
+
+
+def summary(
+    results: dict[str, Any], task: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[str, int]
+) -> str:
+    """The table of all methods, what its columns mean, and their training."""
+    metrics = columns(rows)
+    ways = {None: "", True: "lower", False: "higher"}
+    heads = [("method", "", ""), *((name, told, ways[lower]) for _, name, _, lower, told in metrics), *COSTS]
+    head = "".join(
+        f'<th scope="col" title="{escape(told)}{f"; {way} is better" if way else ""}">{escape(name)}</th>'
+        for name, told, way in heads
+    )
+    body = "".join(_row(results, rows, row, _name(row, styles), len(heads)) for row in rows)
+    splits = len(results["settings"]["splits"])
+    pooled = f" Numbers are means over {splits} splits; charts show the first of them." if splits > 1 else ""
+    signs = f" {escape(caption(results))}." if caption(results) else ""
+    words = {name: told for _, name, _, _, told in metrics} | {
+        n: SETS[n] for n in task["foreign"] if n in SETS
+    }
+    told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in words.items())
+    return (
+        '<section id="summary"><h2>Summary</h2><p class="scroll">The table goes on to the right: scroll it.</p>'
+        f'<div class="wide" tabindex="0"><table class="sortable"><thead><tr>{head}</tr></thead>'
+        f"<tbody>{body}</tbody></table></div>"
+        f'<p class="small">Ranked by the NLL of the test rows; the best of each column is bold.{signs}{pooled} '
+        'A click on a heading sorts.</p><details class="words" open><summary>What the columns and sets are</summary>'
+        f"<dl>{told}</dl></details>{_fits(rows, styles)}</section>"
+    )
+
+
+def _name(row: MethodRow, styles: dict[str, int]) -> str:
+    return f'<th scope="row" class="m{styles[row.method]}"><i class="swatch"></i>{escape(row.method)}</th>'
+
+
+def _row(results: dict[str, Any], rows: tuple[MethodRow, ...], row: MethodRow, name: str, width: int) -> str:
+    """One method's line of the table."""
+    if row.failure is not None:
+        return f'<tr class="failed">{name}<td colspan="{width - 1}">failed: {escape(row.failure)}</td></tr>'
+    cells, level = [name], results["indistinguishable"]
+    for metric, _, form, lower, _ in columns(rows):
+        value = row.metrics[metric]
+        mark = " class=best" if value == best(rows, metric, lower) else ""
+        text = nll_cell(results, row) if metric == "nll" else cell(value, form)
+        if metric == "nll" and sum(level.values()) > 1:
+            # those without take the same room, so that digits stand under digits
+            text += "&nbsp;≈" if level.get(row.method) else '&nbsp;<i class="gap">≈</i>'
+        cells.append(f'<td{mark} data-value="{value:.9g}">{text}</td>')
+    costs = (max((fit.steps for fit in row.fits), default=0), row.nbytes, row.seconds, row.predict_seconds)
+    shown = (size(row.nbytes), f"{row.seconds:.1f} s", f"{1000 * row.predict_seconds:.0f} ms")
+    pairs = zip(costs, (escape(training_words(row)), *shown), strict=True)
+    cells += [f'<td data-value="{cost:.9g}">{text}</td>' for cost, text in pairs]
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _fits(rows: Sequence[MethodRow], styles: dict[str, int]) -> str:
+    """Steps, convergence and chosen settings of every fit."""
+    lines = []
+    for row in rows:
+        for fit in row.fits if row.failure is None else ():
+            shared = f" + {fit.shared_seconds:.1f} s shared" if fit.shared_seconds else ""
+            texts = (
+                f"{fit.split}",
+                f"{fit.steps:,}" + ("" if fit.best_step is None else f", best at {fit.best_step:,.0f}"),
+                ENDED[fit.ended],
+                ", ".join(f"{name} {_plain(value)}" for name, value in fit.chosen.items()),
+                "" if fit.validation_nll is None else f"{fit.validation_nll:.4f}",
+                f"{fit.seconds:.1f} s{shared}",
+            )
+            cells = "".join(f"<td>{escape(text)}</td>" for text in texts)
+            lines.append(f"<tr>{_name(row, styles)}{cells}</tr>")
+    head = "".join(f'<th scope="col">{name}</th>' for name in FITS)
+    return (
+        '<details><summary>Steps, convergence and chosen settings</summary><div class="wide"><table class="left">'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
+    )
+
+
+def _plain(value: Any) -> str:
+    return readable(value, 3) if isinstance(value, float) else str(value)
