@@ -602,9 +602,9 @@ MUTANTS = (
         "a scaled view of factors draws with the standard deviations that another scale left",
     ),
     mutant(
-        "inference/laplace/posterior.py",
-        "predictive(self.likelihood, outputs, covariance * self.scale**2)",
-        "predictive(self.likelihood, outputs, covariance * self.scale)",
+        "inference/laplace/linearised.py",
+        "values = values * scale**2",
+        "values = values * scale",
         "contract/test_scaled.py::test_closed_forms_have_the_covariance_times_the_square",
         "linearised predictions have standard deviations times the root of the scale",
     ),
