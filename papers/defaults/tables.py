@@ -91,9 +91,11 @@ def generate_cell(cell: Cell) -> Ground:
     inputs = torch.randn(90, 5, generator=stream)
     real = cell.data in REALS or cell.data.startswith("gap/")
     targets = inputs[:, :1] if real else (inputs[:, 0] > 0).long()
-    parts = [Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90))]
+    train, validation, test = (
+        Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90))
+    )
     kind = "regression" if real else "classification"
-    return Ground(*parts, mlp(5, [8], num_classes=1 if real else 2), LIKELIHOODS[kind]())
+    return Ground(train, validation, test, mlp(5, [8], num_classes=1 if real else 2), LIKELIHOODS[kind]())
 
 
 def shared_by(cell: Cell) -> tuple[str, int]:
