@@ -9,6 +9,8 @@ TABLES = {
     "bali-figure-1": "papers.bali.figure_1",
     "bali-table-1": "papers.bali.uci.tables_1_7",
     "bali-table-7": "papers.bali.uci.tables_1_7",
+    "defaults-tables": "papers.defaults.tables",
+    "defaults-gap": "papers.defaults.tables",
     "implicit-figure-1": "papers.implicit.figure_1",
     "implicit-figure-3": "papers.implicit.figure_3",
     "implicit-figure-4": "papers.implicit.figures_4_8",

@@ -107,7 +107,7 @@ _rivals: dict[Any, tuple[Rival, list[dict[str, Any]]]] = {}
 
 
 def rival_of(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining) -> Rival:
-    """The MAP fit, made once for the methods of a split that one process runs."""
+    """The MAP fit, made once for the methods of a table that one process runs."""
 
     def made() -> Rival:
         point = provenance.fit(
@@ -117,7 +117,7 @@ def rival_of(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining) -> R
         fitted = temperature_scaled(point, ground.validation, smoothed=True)
         return Rival(point, losses_of(fitted.predict(ground.test.inputs), ground.test.targets))
 
-    for old in [key for key in _rivals if key[:2] != (cell.data, cell.split)]:
+    for old in [key for key in _rivals if key[0] != cell.data]:
         del _rivals[old]
     key = cell.data, cell.split, auto, settings.train_rows, settings.test_rows
     return provenance.shared(_rivals, key, made)

@@ -91,9 +91,11 @@ def generate_cell(cell: Cell) -> Ground:
     inputs = torch.randn(90, 5, generator=stream)
     real = cell.data in REALS or cell.data.startswith("gap/")
     targets = inputs[:, :1] if real else (inputs[:, 0] > 0).long()
-    parts = [Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90))]
+    train, validation, test = (
+        Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90))
+    )
     kind = "regression" if real else "classification"
-    return Ground(*parts, mlp(5, [8], num_classes=1 if real else 2), LIKELIHOODS[kind]())
+    return Ground(train, validation, test, mlp(5, [8], num_classes=1 if real else 2), LIKELIHOODS[kind]())
 
 
 def shared_by(cell: Cell) -> tuple[str, int]:
@@ -120,9 +122,9 @@ GAP_EXPERIMENT = Experiment(
     run=run_cells,
     shares=shared_by,
 )
-NLL = Metric("difference", "NLL less MAP's", lower_is_better=True)
-AUROC = Metric("auroc_total", "AUROC, shuffled columns", lower_is_better=False)
-COVERAGE = Metric("coverage_90", "coverage of 90 % intervals", lower_is_better=False)
+NLL = Metric(name="difference", title="NLL less MAP's", lower_is_better=True)
+AUROC = Metric(name="auroc_total", title="AUROC, shuffled columns", lower_is_better=False)
+COVERAGE = Metric(name="coverage_90", title="coverage of 90 % intervals", lower_is_better=False)
 COMMON = {"paper": "the project's own", "plus_minus": "standard error over splits", "published": {}}
 TABLES = (
     Table(

@@ -49,7 +49,7 @@ class DubitoWarning(UserWarning):
     """Something the user should know, though work goes on."""
 
 
-def require_positive(*, zero: bool = False, **values: float) -> None:
+def require_positive(*, zero: float = False, **values: float) -> None:
     """Refuse settings that are not finite numbers above zero; `zero` says whether it belongs."""
     for name, value in values.items():
         number = isinstance(value, Real) and not isinstance(value, bool)

@@ -186,10 +186,14 @@ class GaussianLikelihood(BuiltLikelihood):
             warn_if_far(self.check_targets(outputs, targets), outputs)
 
     def standardised(self, targets: Tensor) -> Tensor:
-        return targets if self.scale is None else (targets - self.location) / self.scale
+        if self.scale is None or self.location is None:
+            return targets
+        return (targets - self.location) / self.scale
 
     def restored(self, outputs: Tensor) -> Tensor:
-        return outputs if self.scale is None else outputs * self.scale + self.location
+        if self.scale is None or self.location is None:
+            return outputs
+        return outputs * self.scale + self.location
 
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         if isinstance(self.raw_std, nn.UninitializedParameter):
@@ -237,7 +241,9 @@ class GaussianLikelihood(BuiltLikelihood):
                 trils = [self._of(self.scale_tril, draw) for draw in components]
                 full = per_draw([tril @ tril.mT for tril in trils])
         prediction = RealPrediction(means, variances, full, mean_covariances)
-        return prediction if self.scale is None else prediction.mapped(self.location, self.scale)
+        if self.scale is None or self.location is None:
+            return prediction
+        return prediction.mapped(self.location, self.scale)
 
     def with_noise(
         self, *, std: Tensor | None = None, covariance: Tensor | None = None
