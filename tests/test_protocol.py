@@ -124,6 +124,25 @@ def test_settings_of_the_user_stay():
     assert recipe(Rank1(), pilot, auto).training.weight_decay == pytest.approx(1 / (0.09 * 1000))
 
 
+def test_a_warm_start_begins_at_the_map_fit():
+    """Methods that start from the MAP fit stay near it in a run of few steps; from scratch they would not get there."""
+    auto = Training.auto(iterations=4, patience=400, every=20, batch_size=16)
+    point = fit(training=Training.auto(iterations=200, batch_size=16, every=20))
+    posterior = protocol.fit(
+        MeanField(),
+        network(),
+        rows(120),
+        Categorical(),
+        auto,
+        validation=rows(40, 1),
+        progress=False,
+        point=point,
+    )
+    for name, weight in posterior.weights().items():
+        start = dict(network().named_parameters())[name]
+        assert (weight - point.weights()[name]).abs().max() < 0.01 < (weight - start).abs().max()
+
+
 def test_a_method_of_ones_own_starts_from_scratch():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Mine(MAP):
