@@ -11,6 +11,7 @@ from dubito.protocol import Pilot
 from dubito.training import Training
 
 from ..runner.store import Results
+from ..settings import explicit
 from .bounds import Bound, harmed, mean_bound, replicates, table_bound
 from .fits import METHODS, POST_HOC
 from .results_of import Stored, splits_by_table, stored
@@ -75,7 +76,9 @@ def recipe_words(name: str, real: bool) -> str:
     start = "from the MAP fit" if made.warm else "from scratch"
     if made.training is None:
         return f"{start}; nothing is trained"
-    training = changes(Training(), made.training, leave_out=("epochs", "early_stopping", "batch_size"))
+    training = changes(
+        explicit(Training), made.training, leave_out=("epochs", "early_stopping", "batch_size")
+    )
     stopping = made.training.early_stopping
     ends = "to its end" if stopping is None else "to its end, or back" if stopping.last else "early stopping"
     settings = "; ".join(part for part in (changed, training) if part)
