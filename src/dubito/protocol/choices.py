@@ -48,6 +48,7 @@ def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> 
             "steps": steps,
             "best_step": int(history[-1].get("best_step", steps)) if history else 0,
             "scale": scale,
+            "temperature": getattr(chosen.likelihood.settings, "temperature", None),
             "validation_nll": float(loss.mean()),
         },
     }
