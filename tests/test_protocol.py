@@ -152,6 +152,22 @@ def test_a_method_of_ones_own_starts_from_scratch():
     assert not recipe(Mine(), pilot, AutoTraining()).warm
 
 
+def test_few_of_many_validation_rows_watch_and_all_choose(monkeypatch):
+    from dubito.training import loop
+
+    seen, watch = set(), loop.Loop._validate
+    monkeypatch.setattr(
+        loop.Loop,
+        "_validate",
+        lambda self, count: (seen.add(self.run.validation.num_data), watch(self, count))[1],
+    )
+    posterior = fit(training=dataclasses.replace(QUICK, watched=25))
+    assert seen == {25}
+    inputs, targets = rows(40, 1)
+    losses = -posterior.predict(inputs).log_prob(targets)
+    assert posterior.details["protocol"]["validation_nll"] == pytest.approx(float(losses.mean()), abs=1e-6)
+
+
 def test_rows_are_kept_back_and_counted():
     with pytest.warns(DubitoWarning, match="12 of 120 training rows are kept back"):
         posterior = fit(validation=None)

@@ -164,7 +164,9 @@ def judged(posterior: Posterior, rival: Rival, ground: Ground, samples: int) -> 
     """What the test rows say, and rows whose columns were shuffled apart."""
     inputs, targets = ground.test
     prediction = posterior.predict(inputs, samples)
-    apart = feature_shuffled(inputs.flatten(1), seed=0).reshape(inputs.shape)  # of images, pixels are the columns
+    apart = feature_shuffled(inputs.flatten(1), seed=0).reshape(
+        inputs.shape
+    )  # of images, pixels are the columns
     shuffled = posterior.predict(apart, samples)
     differences = losses_of(prediction, targets) - rival.losses
     metrics = {
