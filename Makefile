@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test mutants lint docs runs bench clean
+.PHONY: demo test mutants lint docs runs defaults bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -28,6 +28,11 @@ lint: .venv/ready
 # The papers' cells that were not run yet; stop and start it at any time. RUNS="--only bali --jobs 1" for a part.
 runs: .venv/ready
 	$(BIN)/python -m papers runs $(RUNS)
+
+# The tables behind the defaults through the same queue, and their page; with the data in a folder of DUBITO_DATA.
+defaults: .venv/ready
+	$(BIN)/python -m papers runs --only "defaults-*" $(RUNS)
+	$(BIN)/python -m papers.defaults.page
 
 # Every bar, with other libraries where they are installed: `make bench BENCH="--only start --rounds 3"` for a part.
 bench: .venv/ready

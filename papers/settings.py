@@ -225,6 +225,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "lr": 2e-3,
         "patience": 400,
         "every": 20,
+        "watched": 1000,
         "priors": (None, 1.0, 0.3),
         "pilot": 0.25,
         "held_out": 0.1,
@@ -265,6 +266,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 #: Fields that a class gained after results were stored, with the value under which nothing changes: at that value they
 #: are no part of a checksum. Class and fields by name: {"Rank1": {"new_field": None}}.
 ADDED: Mapping[str, Mapping[str, Any]] = {
+    "AutoTraining": {"watched": 1000},
     "BALI": {"refactor_every": 1},
     "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},
     "Laplace": {"precision": "full"},

@@ -25,7 +25,7 @@ CORE = (
     ("draws",),
     ("curvature", "posterior"),
     ("training", "optim", "matrices"),
-    ("objective",),
+    ("objective", "noise_check"),
     ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
     ("inference", "factors"),
     ("protocol",),

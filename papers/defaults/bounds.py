@@ -24,12 +24,12 @@ class Bound:
 def replicates(splits: Splits, seed: int = 0, draws: int = DRAWS) -> np.ndarray:
     """Bootstrap means of a table's difference, [draws]: splits drawn anew, and rows within each."""
     stream = np.random.default_rng(seed)
-    means = np.empty((draws, len(splits)))
-    for number, rows in enumerate(splits):
-        chosen = stream.integers(len(rows), size=(draws, len(rows)))
-        means[:, number] = np.asarray(rows)[chosen].mean(1)
     picked = stream.integers(len(splits), size=(draws, len(splits)))
-    return np.take_along_axis(means, picked, 1).mean(1)
+    means = np.empty(picked.shape)
+    for number, rows in enumerate(splits):
+        chosen = picked == number
+        means[chosen] = np.asarray(rows)[stream.integers(len(rows), size=(chosen.sum(), len(rows)))].mean(1)
+    return means.mean(1)
 
 
 def mean_bound(tables: Mapping[str, Splits]) -> Bound:

@@ -1,8 +1,8 @@
 """One method on one split of one table: fitted by the protocol, judged against the MAP fit it shares with the others.
 
 The rival is the protocol's MAP fit with its temperature (classes) or noise (reals) fitted on the validation rows.
-Beside the methods of the registry stands "laplace-post-hoc": `Laplace().fit(net, train, likelihood)` around the MAP
-fit's network, without validation rows.
+Beside the methods of the registry stands "laplace-post-hoc": `Laplace()` fitted around the MAP fit's network as given,
+without validation rows.
 """
 
 import base64
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dubito import Laplace, methods, protocol
+from dubito import methods
 from dubito.calibration import temperature_scaled
 from dubito.compare.network import suited
 from dubito.compare.task import LIKELIHOODS
@@ -25,7 +25,8 @@ from dubito.method import Method
 from dubito.metrics import auroc
 from dubito.posterior import Posterior
 from dubito.prediction import ClassPrediction, Prediction, RealPrediction, per_row, std_per_row
-from dubito.protocol import Pilot, Recipe
+from dubito.protocol import Pilot, Recipe, pilot_of, recipe
+from dubito.protocol import fit as protocol_fit
 from dubito.shifts import feature_shuffled
 from dubito.shifts.corruptions import chosen_rows
 from dubito.training import AutoTraining
@@ -80,9 +81,9 @@ class Fit:
 
 def settings_of(name: str, auto: AutoTraining, **changes: Any) -> Fit:
     """The settings of a method's cells."""
-    method = Laplace() if name == POST_HOC else methods()[name]
+    method = methods()["laplace-kfac" if name == POST_HOC else name]
     examples = [Pilot(prior_std=0.3, best_step=400, rows=1000, real=real) for real in (False, True)]
-    recipes = tuple(protocol.recipe(method, pilot, auto) for pilot in examples)
+    recipes = tuple(recipe(method, pilot, auto) for pilot in examples)
     return Fit(method=method, auto=auto, recipes=recipes, **changes)
 
 
@@ -145,10 +146,10 @@ def fitted(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining, point:
         return provenance.fit(
             settings.method, point.fold(0), ground.train, point.likelihood.settings, seed=cell.split
         )
-    steps = protocol.recipe(settings.method, protocol.pilot_of(point), auto)
+    steps = recipe(settings.method, pilot_of(point), auto)
     common = ground.network, ground.train, ground.likelihood
     provenance.record(steps.method, *common, training=steps.training, warm=steps.warm, seed=cell.split)
-    return protocol.fit(
+    return protocol_fit(
         settings.method,
         *common,
         auto,
@@ -163,7 +164,10 @@ def judged(posterior: Posterior, rival: Rival, ground: Ground, samples: int) -> 
     """What the test rows say, and rows whose columns were shuffled apart."""
     inputs, targets = ground.test
     prediction = posterior.predict(inputs, samples)
-    shuffled = posterior.predict(feature_shuffled(inputs, seed=0), samples)
+    apart = feature_shuffled(inputs.flatten(1), seed=0).reshape(
+        inputs.shape
+    )  # of images, pixels are the columns
+    shuffled = posterior.predict(apart, samples)
     differences = losses_of(prediction, targets) - rival.losses
     metrics = {
         "nll": float(rival.losses.mean() + differences.mean()),

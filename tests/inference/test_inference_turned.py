@@ -26,7 +26,7 @@ METHODS = {
     "inf": Laplace(structure=INF(rank=0.5)),
     "diagonal": Laplace(structure=Diagonal()),
     "bali": BALI(effective_data=40.0),
-    "noisy-kfac": NoisyKFAC(),
+    "noisy-kfac": NoisyKFAC(initial_std=None),  # with one, the first draw is laid out as the parameter is
     "rank1": Rank1(components=2),
 }
 

@@ -455,10 +455,24 @@ MUTANTS = (
     ),
     mutant(
         "method.py",
-        "seed=seed,\n                progress=progress,",
-        "seed=0,\n                progress=progress,",
+        'given |= {"seed": seed, "progress": progress}',
+        'given |= {"seed": 0, "progress": progress}',
         "inference/test_inference_build.py::test_a_seed_starts_and_trains_as_fit_does[map]",
         "every fit starts from seed 0",
+    ),
+    mutant(
+        "protocol/run.py",
+        "steps.warm else None",
+        "False else None",
+        "test_protocol.py::test_a_warm_start_begins_at_the_map_fit",
+        "no method starts from the MAP fit",
+    ),
+    mutant(
+        "protocol/choices.py",
+        "scale = preferred_scale(losses, LEAST_GAIN)",
+        "scale = 1.0",
+        "test_protocol.py::test_a_posterior_that_is_far_too_wide_is_scaled_down",
+        "validation rows choose no scale",
     ),
     mutant(
         "processes.py",

@@ -44,7 +44,7 @@ def test_noisy_kfac_has_factors_of_its_own_for_each_network():
     """One network's factors do not know of the other, whose inputs are a hundred times as large."""
     inputs = torch.randn(40, 2, 3, generator=torch.Generator().manual_seed(0))
     inputs[:, 1] *= 100
-    posterior = NoisyKFAC().fit(
+    posterior = NoisyKFAC(initial_std=None).fit(
         SideBySide(3, 6, [1, 2]),
         (inputs, inputs[..., 0]),
         Gaussian(std=1.0),

@@ -15,10 +15,10 @@ from joblib.externals.loky import get_reusable_executor
 from papers_examples import TRACE, Toy, experiment, load
 
 from dubito.errors import ConfigError, Interrupted, UnknownNameError
-from dubito.jobs import as_they_end, peak_memory_bytes
+from dubito.jobs import as_they_end
 from papers.runner import Cell, Outcome, Results, Scale, Variant, run
 from papers.runner.experiment import Experiment
-from papers.runner.jobs import batches, work
+from papers.runner.jobs import batches, peak_memory_bytes, work
 
 
 @pytest.fixture

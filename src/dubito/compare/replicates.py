@@ -39,10 +39,10 @@ class Interval:
         return cls(value, *replicates.quantile(ends).tolist())
 
 
-def counts(rows: int, seed: int, *labels: Any) -> Iterator[Tensor]:
-    """How often each row is drawn in each replicate, [some replicates, rows], piece by piece."""
+def counts(rows: int, seed: int, *labels: Any, most: int = 0) -> Iterator[Tensor]:
+    """How often each row is drawn in each replicate, [some replicates, rows], in pieces that suit `most` rows too."""
     stream = seeds.generator(seed, "compare", "replicates", *labels)
-    for piece in torch.arange(NUM_REPLICATES).split(max(1, MOST_COUNTS // rows)):
+    for piece in torch.arange(NUM_REPLICATES).split(max(1, MOST_COUNTS // max(rows, most))):
         drawn = torch.randint(rows, (len(piece), rows), generator=stream)
         ones = torch.ones(drawn.shape, dtype=torch.float64)
         yield torch.zeros_like(ones).scatter_add_(1, drawn, ones)
@@ -62,7 +62,7 @@ def replicates_of(seen: Any, score: Callable[[Any], Tensor], seed: int, split: i
     if seen.shifts and (losses := shifted_losses(seen)).isfinite().all():
         result["shift_nll"] = _means(losses, seed, split, "shift")
     if "accuracy" in values:
-        confidence = per_row(seen.test.confidence).double()
+        confidence = per_row(seen.test.confidence).cpu().double()
         pieces = counts(len(confidence), seed, split)
         result["surest_accuracy"] = torch.cat([surest(confidence, values["accuracy"], w) for w in pieces])
     if seen.foreign:
@@ -123,18 +123,12 @@ def areas(inside: Tensor, outside: Tensor, seed: int, split: int, name: str) -> 
     inside, outside = inside.cpu().double(), outside.cpu().double()
     order = inside.argsort()
     below, upto = (torch.searchsorted(inside[order], outside, side=side) for side in ("left", "right"))
-    pairs = zip(counts(len(inside), seed, split), _like(outside, inside, seed, split, name), strict=True)
-    pieces = []
-    for weights, others in pairs:
+    most, pieces = max(len(inside), len(outside)), []
+    others = counts(len(outside), seed, split, name, most=most)
+    for weights, outer in zip(counts(len(inside), seed, split, most=most), others, strict=True):
         sums = torch.nn.functional.pad(weights[:, order].cumsum(1), (1, 0))
-        pieces.append(((sums[:, below] + sums[:, upto]) * others).mean(1) / (2 * len(inside)))
+        pieces.append(((sums[:, below] + sums[:, upto]) * outer).mean(1) / (2 * len(inside)))
     return torch.cat(pieces)
-
-
-def _like(outside: Tensor, inside: Tensor, seed: int, *labels: Any) -> Iterator[Tensor]:
-    """Counts of other rows, in pieces of as many replicates as those of the test rows."""
-    whole = torch.cat([weights.float() for weights in counts(len(outside), seed, *labels)])
-    yield from whole.split(max(1, MOST_COUNTS // len(inside)))
 
 
 def pooled(splits: Sequence[Sequence[float]], seed: int) -> Tensor:

@@ -30,10 +30,8 @@ class Rank1(TrainedMethod):
         on: the nodes whose factors are random: "input", "output" or "both"; the others are point masses.
         additive: add r sᵀ to the weight instead of multiplying; give the family a prior mean of 0 with it.
         initial: where means start: `factors.NearOne()` or `factors.Signs()`; 1 is taken off where additive.
-        initial_rate: standard deviations start at √(p / (1 − p)), those of dropout with rate p; None takes the
-            family's, 1e-3 but for `Cauchy`, whose tails need 1e-6.
-        bound: the largest absolute value of a draw; None sets no limit. The divergence is that of the law
-            without it.
+        initial_rate: p; standard deviations start at √(p / (1 − p)). None takes the family's, 1e-3, `Cauchy`'s 1e-6.
+        bound: the largest absolute value of a draw; None sets no limit. The divergence does not know it.
         kl: "mean" over components, or their "sum" as in the authors' code, which weighs it K times as much.
         log_mixture: train on the log of the mean likelihood of the components instead of the mean of the logs.
         factor_rate: multiplies the learning rate of the factors.
@@ -90,6 +88,5 @@ class Rank1(TrainedMethod):
 
     def objective(self, start: Start) -> ComponentObjective:
         rate = self.family.initial_rate if self.initial_rate is None else self.initial_rate
-        return component_objective(
-            self, start, initial_std=(rate / (1 - rate)) ** 0.5, summed=self.kl == "sum"
-        )
+        std = (rate / (1 - rate)) ** 0.5  # that of dropout
+        return component_objective(self, start, initial_std=std, summed=self.kl == "sum")

@@ -25,7 +25,9 @@ def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> 
     """The posterior with what validation rows choose, and the protocol's facts among its details.
 
     Real targets always have their noise fitted; a scale other than 1 and a temperature other than 1 must gain one
-    paired standard error. A Laplace posterior has chosen its precision already, which is its scale.
+    paired standard error. A Laplace posterior has chosen its precision already, which is its scale, and stands on the
+    MAP fit's noise or temperature: fitted anew, noise would shrink by what the weights add on the data, and lack where
+    there are none (inside gaps, intervals then cover less than those of MAP).
 
     Args:
         posterior: as fitted.
@@ -34,19 +36,10 @@ def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> 
     """
     validation, seed, history = prepared.run.validation, prepared.seed, posterior.history
     assert validation is not None
-    scales = SCALES if posterior.scalable and not isinstance(posterior, LaplacePosterior) else (1.0,)
-    candidates, losses = {}, {}
-    for scale in scales:
-        plain = posterior if scale == 1 else posterior.scaled(scale)
-        candidates[scale] = fitted = calibrated(plain, validation, seed)
-        losses[scale] = row_losses(fitted, validation, seed)
-    scale = preferred_scale(losses, LEAST_GAIN)
-    chosen, loss = candidates[scale], losses[scale]
-    if not isinstance(posterior.likelihood.settings, Gaussian):
-        plain = posterior if scale == 1 else posterior.scaled(scale)
-        untempered = row_losses(plain, validation, seed)
-        if not wins(loss, untempered, LEAST_GAIN):
-            chosen, loss = plain, untempered
+    if isinstance(posterior, LaplacePosterior):
+        chosen, scale, loss = posterior, 1.0, row_losses(posterior, validation, seed)
+    else:
+        chosen, scale, loss = _chosen(posterior, validation, seed)
     steps = int(history[-1]["step"]) if history else 0
     chosen.details = {
         **chosen.details,
@@ -55,10 +48,31 @@ def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> 
             "steps": steps,
             "best_step": int(history[-1].get("best_step", steps)) if history else 0,
             "scale": scale,
+            "temperature": getattr(chosen.likelihood.settings, "temperature", None),
             "validation_nll": float(loss.mean()),
         },
     }
     return chosen
+
+
+def _chosen(posterior: Posterior, rows: Source, seed: int) -> tuple[Posterior, float, Tensor]:
+    """The posterior at the scale, and with the noise or temperature, that rows choose; the scale; the rows' losses."""
+    candidates, losses = {}, {}
+    for scale in SCALES if posterior.scalable else (1.0,):
+        candidates[scale] = fitted = calibrated(_at(posterior, scale), rows, seed)
+        losses[scale] = row_losses(fitted, rows, seed)
+    scale = preferred_scale(losses, LEAST_GAIN)
+    if isinstance(posterior.likelihood.settings, Gaussian):
+        return candidates[scale], scale, losses[scale]
+    plain = _at(posterior, scale)
+    untempered = row_losses(plain, rows, seed)
+    if wins(losses[scale], untempered, LEAST_GAIN):
+        return candidates[scale], scale, losses[scale]
+    return plain, scale, untempered
+
+
+def _at(posterior: Posterior, scale: float) -> Posterior:
+    return posterior if scale == 1 else posterior.scaled(scale)
 
 
 def calibrated(posterior: Posterior, rows: Source, seed: int) -> Posterior:

@@ -129,27 +129,32 @@ def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
     losses = {}
     if len(priors) > 1:
         for number, prior in enumerate(priors):
-            start = _from(prepared, f"pilot-{number}")
+            start = _from(prepared, auto, f"pilot-{number}")
             with part(auto.pilot / (1 + auto.pilot * (len(priors) - number))):  # of a limited time
                 trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.num_data))
             losses[prior] = trained.history[-1]["best_nll"]
         method = MAP(prior_std=min(losses, key=lambda prior: losses[prior]))
     training = auto.training(auto.steps(prepared.num_data))
-    point = method.fit_prepared(_from(prepared, "map"), training)
+    point = method.fit_prepared(_from(prepared, auto, "map"), training)
     facts = {"pilots": [[prior, loss] for prior, loss in losses.items()], "rows": prepared.num_data}
     return settled(point, prepared, facts)
 
 
 def _fitted(method: Method, prepared: Prepared, point: Posterior, auto: AutoTraining) -> Posterior:
     steps = recipe(method, pilot_of(point), auto)
-    start = _from(prepared, "method", point if steps.warm else None)
+    start = _from(prepared, auto, "method", point if steps.warm else None)
+    if steps.training is None:
+        start = replace(start, run=replace(start.run, validation=prepared.run.validation))
     posterior = steps.method.fit_prepared(start, steps.training)
     facts = {"rows": prepared.num_data, "prior_std": point.method.prior_std, "warm": steps.warm}
     return settled(posterior, prepared, facts)
 
 
-def _from(prepared: Prepared, name: str, point: Posterior | None = None) -> Prepared:
-    """The ingredients of one of the protocol's runs: copies of the user's network and likelihood, or the MAP fit's."""
+def _from(prepared: Prepared, auto: AutoTraining, name: str, point: Posterior | None = None) -> Prepared:
+    """The ingredients of one of the protocol's runs: copies of the user's network and likelihood, or the MAP fit's.
+
+    At most `auto.watched` of the validation rows watch over it.
+    """
     path = prepared.run.checkpoint
     if path is not None:
         path = Path(path).with_name(f"{Path(path).name}.{name}")
@@ -157,6 +162,9 @@ def _from(prepared: Prepared, name: str, point: Posterior | None = None) -> Prep
     if point is not None:
         network = with_flags(duplicate(point.network), point.trainable)
         likelihood = duplicate(point.likelihood)
-    return replace(
-        prepared, network=network, likelihood=likelihood, run=replace(prepared.run, checkpoint=path)
-    )
+    rows = prepared.run.validation
+    if isinstance(rows, OrderedSource) and rows.num_data > auto.watched:
+        stream = seeds.generator(prepared.seed, "watched rows")
+        rows = RowsSource(rows, torch.randperm(rows.num_data, generator=stream)[: auto.watched].sort().values)
+    run = replace(prepared.run, checkpoint=path, validation=rows)
+    return replace(prepared, network=network, likelihood=likelihood, run=run)

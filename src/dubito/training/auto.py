@@ -18,6 +18,7 @@ class AutoTraining:
         lr: the first learning rate of runs from scratch, from which it falls along half a cosine.
         patience: steps without a better validation loss before a run ends.
         every: steps between validations.
+        watched: validation rows that watch over a run, drawn by seed where there are more; all choose afterwards.
         priors: standard deviations of a Normal prior on the weights that pilots try; None is the flat prior.
         pilot: the length of a pilot's run, as a share of a whole one; its patience likewise.
         held_out: the share of the rows that is kept back for validation where none are given.
@@ -29,6 +30,7 @@ class AutoTraining:
     lr: float = 2e-3
     patience: int = 400
     every: int = 20
+    watched: int = 1000
     priors: tuple[float | None, ...] = (None, 1.0, 0.3)
     pilot: float = 0.25
     held_out: float = 0.1
@@ -36,6 +38,7 @@ class AutoTraining:
 
     def __post_init__(self) -> None:
         require_count(batch_size=self.batch_size, patience=self.patience, every=self.every)
+        require_count(watched=self.watched)
         if self.iterations is not None:
             require_count(iterations=self.iterations)
         require_positive(lr=self.lr)

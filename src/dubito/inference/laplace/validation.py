@@ -101,7 +101,9 @@ def row_losses(
     losses, parts = [], []
     for batch, outputs, covariances in linearised_outputs(posterior, batches, candidates, MAX_ROWS):
         centre = torch.zeros_like(covariances[0])
-        judged: list[Any] = [predictive(posterior.likelihood, outputs, part) for part in (*covariances, centre)]
+        judged: list[Any] = [
+            predictive(posterior.likelihood, outputs, part) for part in (*covariances, centre)
+        ]
         rows = [-p.log_prob(batch.targets).detach().cpu().double() for p in judged]
         losses.append(torch.stack([values.reshape(len(values), -1).mean(1) for values in rows]))
         uncertainty = [torch.stack([p.epistemic.sum(0), p.aleatoric.sum(0)]) for p in judged[:-1]]

@@ -1,0 +1,272 @@
+"""The protocol: what `training="auto"` does with validation rows, pilots, starts and choices."""
+
+import dataclasses
+
+import pytest
+import torch
+from scipy.optimize import minimize_scalar
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import dubito
+from dubito import (
+    MAP,
+    Categorical,
+    ConfigError,
+    DataError,
+    DubitoWarning,
+    Gaussian,
+    Interrupted,
+    Laplace,
+    MCDropout,
+    MeanField,
+    Rank1,
+    Training,
+    methods,
+    protocol,
+)
+from dubito.calibration import temperature_scaled
+from dubito.protocol import Pilot, recipe
+from dubito.protocol.choices import settled
+from dubito.training import AutoTraining
+
+QUICK = Training.auto(iterations=60, patience=30, every=5, batch_size=16)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def rows(count: int, seed: int = 0, real: bool = False) -> tuple[Tensor, Tensor]:
+    inputs = normal(count, 3, seed=seed)
+    score = inputs[:, 0] * inputs[:, 1] + 0.3 * normal(count, seed=seed + 100)
+    return inputs, score.unsqueeze(1) if real else (score > 0).long()
+
+
+def network(outputs: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, outputs))
+
+
+def fit(method=None, real=False, **options):
+    options = {"training": QUICK, "validation": rows(40, 1, real), "progress": False, **options}
+    likelihood = Gaussian() if real else Categorical()
+    return (method or MAP()).fit(network(1 if real else 2), rows(120, 0, real), likelihood, **options)
+
+
+def same(a, b) -> bool:
+    return all(torch.equal(value, b.stored()[name]) for name, value in a.stored().items())
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("name", list(methods()))
+def test_every_method_is_fitted_and_stored(name, real, tmp_path):
+    posterior = fit(methods()[name], real)
+    facts = posterior.details["protocol"]
+    assert facts["rows"] == 120 and facts["validation_nll"] == facts["validation_nll"]
+    posterior.save(tmp_path / "p")
+    again = dubito.load(tmp_path / "p", network(1 if real else 2))
+    assert again.details["protocol"] == facts
+    inputs = rows(5, 2, real)[0]
+    assert torch.equal(again.predict(inputs, 4).log_prob(rows(5, 2, real)[1]),
+                       posterior.predict(inputs, 4).log_prob(rows(5, 2, real)[1]))  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["mean-field", "laplace-kfac", "mc-dropout", "deep-ensemble"])
+def test_a_map_fit_made_before_changes_nothing(name):
+    """Whoever compares methods trains it once; the result is that of a fit by itself."""
+    point, method = fit(), methods()[name]
+    shared = protocol.fit(
+        method,
+        network(),
+        rows(120),
+        Categorical(),
+        QUICK,
+        validation=rows(40, 1),
+        progress=False,
+        point=point,
+    )
+    assert same(shared, fit(method)) and shared.details == fit(method).details
+
+
+def test_the_prior_is_that_of_the_best_pilot():
+    point = fit()
+    pilots = dict(map(tuple, point.details["protocol"]["pilots"]))
+    assert list(pilots) == list(QUICK.priors)
+    assert point.method.prior_std == min(pilots, key=pilots.__getitem__)
+    for prior, loss in pilots.items():  # the losses are those of short runs from the same start
+        alone = MAP(prior_std=prior).fit(
+            network(), rows(120), Categorical(), training=QUICK.pilot_training(120), validation=rows(40, 1),
+            progress=False,
+        )  # fmt: skip
+        assert alone.history[-1]["best_nll"] == loss
+    assert fit(MAP(prior_std=0.5)).details["protocol"]["pilots"] == []
+
+
+def test_pilots_cost_less_than_one_and_a_half_fits():
+    auto = AutoTraining()
+    for count in (100, 2000, 50_000):
+        whole = auto.steps(count)
+        assert len(auto.priors) * auto.pilot_training(count).iterations <= 0.75 * whole + len(auto.priors)
+        patience = auto.pilot_training(count).early_stopping.steps
+        assert len(auto.priors) * patience <= 0.75 * auto.training(whole).early_stopping.steps
+    assert auto.steps(100) == 2000 and auto.steps(50_000) == 10 * 782
+
+
+def test_settings_of_the_user_stay():
+    pilot = Pilot(prior_std=0.3, best_step=100, rows=1000, real=False)
+    auto = AutoTraining()
+    assert recipe(MeanField(), pilot, auto).method.prior_std == 0.3
+    assert recipe(MeanField(prior_std=0.7), pilot, auto).method.prior_std == 0.7
+    assert recipe(MCDropout(rate=0.2), dataclasses.replace(pilot, real=True), auto).method.rate == 0.2
+    flat = dataclasses.replace(pilot, prior_std=None)
+    assert recipe(MeanField(), flat, auto).method.prior_std == 1.0
+    assert recipe(Rank1(), pilot, auto).training.weight_decay == pytest.approx(1 / (0.09 * 1000))
+
+
+def test_a_warm_start_begins_at_the_map_fit():
+    """Methods that start from the MAP fit stay near it in a run of few steps; from scratch they would not get there."""
+    auto = Training.auto(iterations=4, patience=400, every=20, batch_size=16)
+    point = fit(training=Training.auto(iterations=200, batch_size=16, every=20))
+    posterior = protocol.fit(
+        MeanField(),
+        network(),
+        rows(120),
+        Categorical(),
+        auto,
+        validation=rows(40, 1),
+        progress=False,
+        point=point,
+    )
+    for name, weight in posterior.weights().items():
+        start = dict(network().named_parameters())[name]
+        assert (weight - point.weights()[name]).abs().max() < 0.01 < (weight - start).abs().max()
+
+
+def test_a_method_of_ones_own_starts_from_scratch():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Mine(MAP):
+        pass
+
+    pilot = Pilot(prior_std=1.0, best_step=100, rows=1000, real=False)
+    assert not recipe(Mine(), pilot, AutoTraining()).warm
+
+
+def test_few_of_many_validation_rows_watch_and_all_choose(monkeypatch):
+    from dubito.training import loop
+
+    seen, watch = set(), loop.Loop._validate
+    monkeypatch.setattr(
+        loop.Loop,
+        "_validate",
+        lambda self, count: (seen.add(self.run.validation.num_data), watch(self, count))[1],
+    )
+    posterior = fit(training=dataclasses.replace(QUICK, watched=25))
+    assert seen == {25}
+    inputs, targets = rows(40, 1)
+    losses = -posterior.predict(inputs).log_prob(targets)
+    assert posterior.details["protocol"]["validation_nll"] == pytest.approx(float(losses.mean()), abs=1e-6)
+
+
+def test_rows_are_kept_back_and_counted():
+    with pytest.warns(DubitoWarning, match="12 of 120 training rows are kept back"):
+        posterior = fit(validation=None)
+    assert posterior.details["protocol"]["rows"] == 108
+    with pytest.warns(DubitoWarning, match="24 of 120"):
+        fit(validation=None, training=dataclasses.replace(QUICK, held_out=0.2))
+    with pytest.warns(DubitoWarning, match="12 of 120"):
+        loader = DataLoader(TensorDataset(*rows(120)), batch_size=16, shuffle=True)
+        MAP().fit(network(), loader, Categorical(), training=QUICK, progress=False)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return zip(*rows(40), strict=True)
+
+
+def test_what_cannot_be_parted_is_refused_before_work():
+    with pytest.raises(ConfigError, match="pass validation="):
+        MAP().fit(network(), Stream(), Categorical(), training="auto", num_data=40)
+    with pytest.raises(DataError, match="at least 10 rows"):
+        MAP().fit(network(), rows(8), Categorical(), training="auto")
+    with pytest.raises(ConfigError, match='or "auto", got'):
+        MAP().fit(network(), rows(8), Categorical(), training="automatic")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ConfigError, match="MAP fit of the protocol"):
+        protocol.pilot_of(MAP().fit(network(), rows(20), Categorical(), training=Training(iterations=2)))
+    for wrong in ({"priors": ()}, {"pilot": 0.0}, {"held_out": 1.0}, {"patience": 0}):
+        with pytest.raises(ConfigError):
+            Training.auto(**wrong)
+
+
+@pytest.mark.parametrize("method", [MAP(), MeanField(), Laplace()], ids=lambda method: type(method).__name__)
+def test_real_targets_of_any_units(method):
+    """A fit to a·y + b is the fit to y in other units."""
+    inputs, targets = rows(120, 0, True)
+    validation = rows(40, 1, True)
+    plain = fit(method, real=True)
+    scaled = method.fit(
+        network(1), (inputs, 1e5 * targets + 1e6), Gaussian(), training=QUICK, progress=False,
+        validation=(validation[0], 1e5 * validation[1] + 1e6),
+    )  # fmt: skip
+    a, b = plain.predict(inputs), scaled.predict(inputs)
+    assert torch.allclose((b.mean - 1e6) / 1e5, a.mean, atol=2e-2)
+    assert torch.allclose(b.std / 1e5, a.std, rtol=2e-2)
+
+
+@pytest.mark.parametrize("method", [MAP(), MeanField()], ids=lambda method: type(method).__name__)
+def test_an_interrupted_fit_goes_on_to_the_same_end(method, tmp_path, monkeypatch):
+    from dubito.training import loop
+
+    whole, step = fit(method), loop.Loop._step
+    for last in (10, 40, 70, 100):
+        made = 0
+
+        def counted(self, arguments, last=last):
+            nonlocal made
+            made += 1
+            if made > last:
+                raise Interrupted("asked to")
+            return step(self, arguments)
+
+        path = tmp_path / str(last)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.Loop, "_step", counted)
+            training = dataclasses.replace(QUICK)
+            with pytest.raises(Interrupted):
+                fit(method, checkpoint=path, training=training)
+        assert same(fit(method, checkpoint=path), whole)
+
+
+def test_a_posterior_that_is_far_too_wide_is_scaled_down():
+    point = fit(training=Training.auto(iterations=300, patience=300, every=20, batch_size=16))
+    prepared = dubito.fitting.prepare(
+        network(), rows(120), Categorical(), validation=rows(200, 1), progress=False
+    )
+    wide = MeanField(initial_std=0.5).build(point.fold(0), Categorical(), 120).posterior()
+    narrow = MeanField(initial_std=0.05).build(point.fold(0), Categorical(), 120).posterior()
+    assert settled(wide, prepared, {}).scale < 1
+    assert settled(narrow, prepared, {}).scale > 0
+
+
+def test_few_rows_that_are_all_right_do_not_ask_for_certainty():
+    inputs, targets = rows(30)
+    net = nn.Linear(3, 2)
+    with torch.no_grad():
+        net.weight.zero_(), net.bias.zero_()
+        net.weight[1, 0] = 1.0
+    labels = (inputs[:, 0] > 0).long()
+    posterior = MAP().fit(net, (inputs, labels), Categorical(), training=Training(iterations=1, lr=1e-9))
+    with pytest.warns(DubitoWarning, match="temperature beyond"):
+        assert temperature_scaled(posterior, (inputs, labels)).likelihood.settings.temperature < 0.03
+    found = temperature_scaled(posterior, (inputs, labels), smoothed=True).likelihood.settings.temperature
+    logits = posterior.network(inputs).detach().double()
+
+    def loss(log_temperature: float) -> float:
+        logs = (logits / torch.tensor(log_temperature).exp()).log_softmax(1)
+        doubted = 1 / 32  # of 30 rows
+        return -float(((1 - doubted) * logs[torch.arange(30), labels] + doubted * logs.mean(1)).mean())
+
+    assert found == pytest.approx(
+        2.718281828 ** minimize_scalar(loss, bounds=(-4, 3), method="bounded").x, rel=1e-3
+    )
+    assert targets.shape == labels.shape
