@@ -11,7 +11,7 @@ import torch
 BLOCK = re.compile(r"```python\n(?P<code>.*?)```\n(?:\n```text\n(?P<output>.*?)```)?", re.DOTALL)
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[-+]\d+)?")
 
-#: Rounding differs between processors, and a thousand steps of training make up to a fifth of it in the standard
+#: Rounding differs between processors, and a thousand steps of training make up to 16 % of it in the standard
 #: deviations (float64, and inputs moved by 1e-6, on README's example); what rounding leaves alone is asked for more
 #: narrowly by the promises of each page.
 TOLERANCE = 0.35
