@@ -87,14 +87,15 @@ def settings_of(name: str, auto: AutoTraining, **changes: Any) -> Fit:
     return Fit(method=method, auto=auto, recipes=recipes, **changes)
 
 
-def ground_of(data: Data, train_rows: int, test_rows: int, seed: int) -> Ground:
+def ground_of(data: Data, train_rows: int, validation_rows: int, test_rows: int, seed: int) -> Ground:
     """Rows, network and likelihood of a data set."""
     assert data.validation is not None
+    validation = Part(*(tensor[:validation_rows] for tensor in data.validation))
     rows = chosen_rows(len(data.train.targets), train_rows, seed)
     train = Part(*(tensor[rows] for tensor in data.train))
     test = Part(*(tensor[:test_rows] for tensor in data.test))
     network = suited(data, data.num_outputs, None).build(seed)
-    return Ground(train, data.validation, test, network, LIKELIHOODS[data.task]())
+    return Ground(train, validation, test, network, LIKELIHOODS[data.task]())
 
 
 class Rival(NamedTuple):

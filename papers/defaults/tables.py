@@ -72,7 +72,7 @@ def variants(data: Mapping[str, int], **changes: int) -> dict[tuple[str, str], V
 
 def load_cell(cell: Cell) -> Ground:
     """The rows of a split; images, which have one, are drawn by the number of the split."""
-    limits = (2000 if cell.data in IMAGES else 5000), 1000
+    limits = (2000, 500, 1000) if cell.data in IMAGES else (5000, 5000, 1000)
     split = 0 if cell.data in IMAGES else cell.split
     return ground_of(load(cell.data, split, validation=0.1), *limits, seed=cell.split)
 
