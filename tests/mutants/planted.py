@@ -187,8 +187,8 @@ MUTANTS = (
     ),
     mutant(
         "inference/rank1.py",
-        "initial_std=(rate / (1 - rate)) ** 0.5",
-        "initial_std=rate**0.5",
+        "std = (rate / (1 - rate)) ** 0.5",
+        "std = rate**0.5",
         "inference/test_inference_rank1.py::test_start",
         "deviations do not start at those of dropout",
     ),
