@@ -75,7 +75,8 @@ def killed(run, folder: Path, stream: random.Random) -> dict:
         if kills:  # the first may meet the start of a run, the others a run that has gone on
             progressed(process, folder / "killed.c", steps[-1] if steps else 0)
         process.join(stream.uniform(0.1, 1.0) * duration / (KILLS + 1))
-        if process.exitcode is not None:  # the machine was busier while the whole run was timed: begin again, faster
+        if process.exitcode is not None:
+            # The machine was busier while the whole run was timed: begin again, faster.
             if duration < 0.05:
                 break
             for left in folder.glob("killed.*"):
