@@ -54,8 +54,11 @@ def demo_table(folder: Path) -> str:
     content = json.loads((folder / "results.json").read_text())
     del content["format"]
     content["rows"] = tuple(MethodRow.from_json(row) for row in content["rows"])
-    text = StringIO()
-    Console(file=text, width=130).print(shown(Comparison(**content)))
+    text, comparison = StringIO(), Comparison(**content)
+    console = Console(file=text, width=145, highlight=False)
+    for sentence in comparison.verdict:
+        console.print(sentence)
+    console.print(shown(comparison))
     return "```\n" + "\n".join(line.rstrip() for line in text.getvalue().splitlines()) + "\n```"
 
 
