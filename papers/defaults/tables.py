@@ -6,6 +6,7 @@ the rows in order of one column.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 
@@ -113,14 +114,11 @@ EXPERIMENT = Experiment(
     shares=shared_by,
 )
 GAPS = {f"gap/{name}": splits for name, splits in GAP_SPLITS.items()}
-GAP_EXPERIMENT = Experiment(
-    paper="defaults",
+GAP_EXPERIMENT = replace(
+    EXPERIMENT,
     name="defaults-gap",
     scales={"paper": Scale(variants=variants(GAPS), splits=GAPS)},
     load=load_gap,
-    generate=generate_cell,
-    run=run_cells,
-    shares=shared_by,
 )
 NLL = Metric(name="difference", title="NLL less MAP's", lower_is_better=True)
 AUROC = Metric(name="auroc_total", title="AUROC, shuffled columns", lower_is_better=False)

@@ -469,7 +469,7 @@ MUTANTS = (
     ),
     mutant(
         "protocol/choices.py",
-        "scale = preferred_scale(losses, LEAST_GAIN)",
+        "scale = preferred_scale(losses, NEGLIGIBLE)",
         "scale = 1.0",
         "test_protocol.py::test_a_posterior_that_is_far_too_wide_is_scaled_down",
         "validation rows choose no scale",

@@ -94,12 +94,14 @@ def temperature_scaled(
     draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
     labels = torch.cat(targets)
 
-    doubted = 1 / (len(labels) + 2) if smoothed else 0.0
+    mislabelled = 1 / (len(labels) + 2) if smoothed else 0.0
 
     def score(temperature: float) -> float:
         prediction = tempered(settings, temperature).predictive(draws)
         loss = mean_nll(prediction, labels)
-        return loss if not doubted else (1 - doubted) * loss + doubted * mean_nll_of_any(prediction)
+        return (
+            loss if not mislabelled else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction)
+        )
 
     result.likelihood = tempered(settings, best(score))
     return result.finished()

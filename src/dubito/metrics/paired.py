@@ -6,6 +6,9 @@ from torch import Tensor
 
 from ..errors import DataError
 
+#: A difference that nobody would act on, in nats a row.
+NEGLIGIBLE = 0.005
+
 
 def wins(losses: Tensor, reference: Tensor, margin: float = 0.0, *, errors: float = 1.0) -> bool:
     """Whether losses are lower than others of the same rows by more than chance, and a margin.

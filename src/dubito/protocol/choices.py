@@ -12,13 +12,13 @@ from ..errors import DubitoWarning
 from ..fitting import Prepared
 from ..inference.laplace import LaplacePosterior
 from ..likelihoods import Gaussian
-from ..metrics.paired import wins
+from ..metrics.paired import NEGLIGIBLE, wins
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from ..sources import Source
 
-#: Draws by which choices are made, and the gain in nats below which none is.
-NUM_SAMPLES, LEAST_GAIN = 32, 0.005
+#: Draws by which choices are made.
+NUM_SAMPLES = 32
 
 
 def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> Posterior:
@@ -61,12 +61,12 @@ def _chosen(posterior: Posterior, rows: Source, seed: int) -> tuple[Posterior, f
     for scale in SCALES if posterior.scalable else (1.0,):
         candidates[scale] = fitted = calibrated(_at(posterior, scale), rows, seed)
         losses[scale] = row_losses(fitted, rows, seed)
-    scale = preferred_scale(losses, LEAST_GAIN)
+    scale = preferred_scale(losses, NEGLIGIBLE)
     if isinstance(posterior.likelihood.settings, Gaussian):
         return candidates[scale], scale, losses[scale]
     plain = _at(posterior, scale)
     untempered = row_losses(plain, rows, seed)
-    if wins(losses[scale], untempered, LEAST_GAIN):
+    if wins(losses[scale], untempered, NEGLIGIBLE):
         return candidates[scale], scale, losses[scale]
     return plain, scale, untempered
 

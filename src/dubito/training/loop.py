@@ -21,7 +21,7 @@ from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
 from ..fitting import Run
 from ..inputs import Batch, TensorOptions, map_tensors
 from ..layers.shell import seeded
-from ..metrics.paired import wins
+from ..metrics.paired import NEGLIGIBLE, wins
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
@@ -33,8 +33,6 @@ from .settings import Training
 
 #: A gradient norm this many times the usual one is reported.
 EXPLOSION = 1e3
-#: A difference in validation loss that nobody would act on, in nats a row.
-NEGLIGIBLE = 0.005
 
 
 @dataclass

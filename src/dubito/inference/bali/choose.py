@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ... import seeds
 from ...inputs import Batch
-from ...sources import OrderedSource
+from ...sources import OrderedSource, RowsSource
 from .layer import Layer
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ NUM_SAMPLES = 8
 REACH = 4.0
 
 
-class WithheldRows(OrderedSource):
+class WithheldRows(RowsSource):
     """All rows of a source, some of which do not train until they are released: others are read in their place.
 
     Args:
@@ -42,11 +42,10 @@ class WithheldRows(OrderedSource):
     """
 
     def __init__(self, source: OrderedSource, seed: int) -> None:
-        self.source, self.num_data = source, source.num_data
-        self.batch_size, self.drop_last = source.batch_size, source.drop_last
+        super().__init__(source, torch.arange(source.num_data))
         order = torch.randperm(self.num_data, generator=seeds.generator(seed, "judging rows"))
         count = min(MOST_ROWS, math.ceil(PART * self.num_data))
-        self.judging, self.rows = order[:count].sort().values, torch.arange(self.num_data)
+        self.judging = order[:count].sort().values
         self.rows[order[:count]] = order[count : 2 * count]
 
     def release(self) -> None:
@@ -55,18 +54,7 @@ class WithheldRows(OrderedSource):
 
     def judges(self, batch_size: int) -> Iterator[Batch]:
         """The rows that are, or were, withheld."""
-        return self._batches(self.judging, batch_size)
-
-    def batches(self, batch_size: int) -> Iterator[Batch]:
-        return self._batches(self.rows, batch_size)
-
-    def _batches(self, rows: Tensor, batch_size: int) -> Iterator[Batch]:
-        for batch in self.source.read(rows.split(batch_size)):
-            assert batch is not None
-            yield batch
-
-    def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
-        return self.source.read([self.rows[group] for group in groups])
+        return RowsSource(self.source, self.judging).batches(batch_size)
 
     def digest(self) -> str:
         return f"{len(self.judging)} rows late of {self.source.digest()}"
