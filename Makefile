@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test mutants lint docs runs defaults bench clean
+.PHONY: demo test mutants chaos lint docs runs defaults bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -19,6 +19,10 @@ test: lint
 # Plants bugs in a copy of the tree, one at a time, and runs the test that must notice: `make mutants ONLY=laplace`.
 mutants: .venv/ready
 	$(BIN)/python -m tests.mutants $(ONLY)
+
+# Campaigns against the library, about half an hour on two cores: `make chaos CHAOS="files --size 0.1 --seed 3"`.
+chaos: .venv/ready
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 lint: .venv/ready
 	$(BIN)/ruff format --check src papers tests benchmarks
