@@ -18,7 +18,7 @@ CORE = (
     ("errors", "version", "allocator", "lazy", "devices"),
     ("seeds", "processes", "jobs", "precision"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
-    ("inputs", "evaluation"),
+    ("inputs", "evaluation", "fingerprints"),
     ("sources", "likelihoods", "layers"),
     ("networks",),
     ("fitting",),

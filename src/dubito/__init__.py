@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .errors import NetworkError as NetworkError
     from .errors import ProcessError as ProcessError
     from .errors import StorageError as StorageError
+    from .errors import Terminated as Terminated
     from .errors import TrainingError as TrainingError
     from .errors import UnknownNameError as UnknownNameError
     from .inference.bali import BALI as BALI
@@ -78,6 +79,7 @@ _NAMES = {
         "NetworkError",
         "ProcessError",
         "StorageError",
+        "Terminated",
         "TrainingError",
         "UnknownNameError",
     ),

@@ -45,6 +45,19 @@ class Interrupted(DubitoError, KeyboardInterrupt):
     """A run ended by Ctrl-C, after its state was saved; the message says how to go on."""
 
 
+class Terminated(Interrupted, SystemExit):
+    """A run ended by SIGTERM, after its state was saved; a program that lets it pass ends with status 143."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.code = 128 + 15
+
+
+def interruption(error: KeyboardInterrupt, message: str) -> Interrupted:
+    """An interruption that says more, of the kind that came."""
+    return (Terminated if isinstance(error, Terminated) else Interrupted)(message)
+
+
 class DubitoWarning(UserWarning):
     """Something the user should know, though work goes on."""
 

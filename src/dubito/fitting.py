@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from . import networks, seeds
-from .errors import DataError, DubitoError, NetworkError, require_count
+from .errors import DataError, DubitoError, NetworkError, ProcessError, require_count
+from .fingerprints import first_difference, modules_of, weights_of
 from .inputs import (
     Batch,
     Inputs,
@@ -192,6 +193,38 @@ def _built(
     # Loaders of several processes may have orders of their own, and so sums with other last digits.
     current(PATIENCE, outputs.device).broadcast(list(built.state_dict().values()))
     return built
+
+
+def require_agreement(prepared: Prepared, timeout: float) -> None:
+    """Refuse processes of one run that were given different data, networks or seeds; all of them learn of it.
+
+    Args:
+        prepared: what this process was given.
+        timeout: seconds to wait for the others.
+    """
+    device = TensorOptions.of(prepared.network).device
+    processes = prepared.run.processes or current(timeout, device)
+    if processes.count == 1:
+        return
+    validation = prepared.run.validation
+    facts = {
+        "seed": int(prepared.seed),
+        "num_data": int(prepared.num_data),
+        "data": prepared.source.digest(),
+        "validation": validation and validation.digest(),
+        "network": modules_of(prepared.network, prepared.modes),
+        "first weights": weights_of(prepared.network),
+    }
+    first = processes.broadcast_json(facts, device)
+    differences = processes.gathered_json(first_difference(first, facts), device)
+    for rank, difference in enumerate(differences):
+        if difference is not None:
+            name, there, here = difference
+            raise ProcessError(
+                f"processes of one run must make the same call, but {name} is {there!r} in process 0 and {here!r} in "
+                f"process {rank}; give all of them the same data, seed and network, built with the same weights "
+                "(torch.manual_seed before it): each takes its share of the rows by itself"
+            )
 
 
 def checked_rows(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from .errors import ConfigError
-from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
+from .fitting import Prepared, Start, prepare, prepare_start, require_agreement, undisturbed
 from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
@@ -24,6 +24,8 @@ class Method(ABC):
 
     #: The class of the posteriors this method makes.
     posterior_type: ClassVar[type[Posterior]]
+    #: Whether a fit without `training=` has something that a checkpoint can keep.
+    resumable: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -53,7 +55,7 @@ class Method(ABC):
                 `Training.auto(...)`, is the protocol of `dubito compare`: see `dubito.protocol`.
             validation: data that watch over training, in any form `data` may have.
             num_data: the number of training rows, where the data do not tell (iterable datasets).
-            checkpoint: a file that lets an interrupted run go on.
+            checkpoint: a file that lets an interrupted run go on; one of another run is refused.
             seed: of everything random.
             progress: show a progress bar; None shows it on terminals only.
         """
@@ -64,8 +66,14 @@ class Method(ABC):
             return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             require_training(training)
+            if checkpoint is not None and training is None and not self.resumable:
+                raise ConfigError(
+                    f"{type(self).__name__} without training= makes a few passes over the data and keeps no "
+                    "checkpoint of them; leave checkpoint= out, or give training= to fit the network first"
+                )
             prepared = prepare(net, data, likelihood, **given)
             with undisturbed(prepared, "fit"):
+                require_agreement(prepared, (training or Training()).timeout)
                 return self.fit_prepared(prepared, training)
 
     @abstractmethod

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds, storage
-from ..errors import ConfigError, DataError, StorageError, require_count
+from ..errors import ConfigError, DataError, require_count
+from ..fingerprints import described, modules_of, weights_of
 from ..inputs import TensorOptions, take
 from ..likelihoods import Likelihood, settings_of
 from ..method import Method
-from ..networks import copied
+from ..networks import copied, frozen_modes
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from ..sources import TensorSource, as_source
 from ..training import Training
+from ..training.checkpoint import REVISION, require_same
 from ..training.progress import Bar
 from .acquisition import Acquisition, Selection
 from .curves import Curve, CurvePoint
@@ -82,8 +84,7 @@ class ActiveLearning:
             test: rows to judge every fit by.
             likelihood: as in `fit`.
             seed: of the first rows, of fits and of draws.
-            finish: what is done to a posterior before it is used, such as `lambda p: p.tuned()`; a checkpoint cannot
-                tell whether it is still the same.
+            finish: what is done to a posterior before it is used, such as `lambda p: p.tuned()`.
             options: what else `predict` takes when the test rows are judged, such as {"linearised": True}.
             checkpoint: a file that lets an interrupted run go on after its last step.
             progress: show a bar; None on terminals only.
@@ -103,8 +104,23 @@ class ActiveLearning:
                 f"{self.initial} rows and {self.steps} steps of {self.selection.size} need a pool of at least {needed} "
                 f"rows, got {rows}"
             )
-        as_source(test, like, "test")  # what cannot be read is found before work starts
-        state = _LoopState.begun(self, source, network, likelihood, seed, options, checkpoint)
+        judged = as_source(test, like, "test")  # what cannot be read is found before work starts
+        state = _LoopState.begun(self, source, seed, checkpoint)
+        if state.path is not None:
+            state.resume(
+                {
+                    "revision": REVISION,
+                    "loop": storage.encode(self),
+                    "likelihood": storage.encode(likelihood),
+                    "seed": int(seed),
+                    "options": storage.encode(options or {}),
+                    "finish": described(finish),
+                    "data": source.digest(),
+                    "test": judged.digest(),
+                    "network": modules_of(network, frozen_modes(net)),
+                    "first weights": weights_of(network),
+                }
+            )
         bar = Bar(self.steps + 1, progress, "active learning", done=len(state.points))
         with bar.open():
             while len(state.points) <= self.steps:
@@ -163,43 +179,25 @@ class _LoopState:
 
     @classmethod
     def begun(
-        cls,
-        loop: ActiveLearning,
-        source: TensorSource,
-        network: nn.Module,
-        likelihood: Likelihood,
-        seed: int,
-        options: dict[str, Any] | None,
-        checkpoint: str | os.PathLike[str] | None,
+        cls, loop: ActiveLearning, source: TensorSource, seed: int, path: str | os.PathLike[str] | None
     ) -> "_LoopState":
-        """The state a checkpoint holds, or the first one."""
+        """The first state."""
         stream = seeds.generator(seed, "initial rows")
         first = torch.randperm(source.num_data, generator=stream)[: loop.initial].tolist()
-        state = cls(first, [], None if checkpoint is None else Path(checkpoint), {})
-        if state.path is None:
-            return state
-        state.expected = {
-            "loop": storage.encode(loop),
-            "likelihood": storage.encode(likelihood),
-            "seed": int(seed),
-            "options": storage.encode(options or {}),
-            "data": source.digest(),
-            "network": storage.checksum(network.state_dict()),
-        }
-        if not state.path.exists():
-            state.save()  # what cannot be written is found before work starts
-            return state
-        _, content = storage.read(state.path, KIND)
-        for name, value in state.expected.items():
-            if content["expected"].get(name) != value:
-                raise StorageError(
-                    f"the checkpoint {state.path} belongs to another run: its {name} differs; give the same settings, "
-                    "data and network to go on, or another path to start anew"
-                )
+        return cls(first, [], None if path is None else Path(path), {})
+
+    def resume(self, expected: dict[str, Any]) -> None:
+        """Go on from the checkpoint, if there is one, after checking that it is of the `expected` run."""
+        assert self.path is not None
+        self.expected = expected
+        if not self.path.exists():
+            self.save()  # what cannot be written is found before work starts
+            return
+        _, content = storage.read(self.path, KIND)
+        require_same(self.path, content["expected"], expected)
         for point in content["points"]:
-            state.points.append(CurvePoint(**{**point, "chosen": tuple(point["chosen"])}))
-            state.labelled += point["chosen"]
-        return state
+            self.points.append(CurvePoint(**{**point, "chosen": tuple(point["chosen"])}))
+            self.labelled += point["chosen"]
 
     def add(self, point: CurvePoint) -> None:
         """Take in a point, and the rows it chose."""

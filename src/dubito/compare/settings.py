@@ -13,7 +13,7 @@ from ..inference.laplace import last_layer
 from ..method import Method
 from ..node_factors.laws import NearOne
 from ..storage import encode
-from ..storage.files import json_checksum
+from ..storage import json_checksum
 from ..training import AutoTraining, Training
 
 #: What a comparison trains with where nothing else is asked for.

@@ -12,7 +12,7 @@ from torch import nn
 
 from .. import seeds
 from ..errors import ConfigError, DataError, DubitoWarning
-from ..fitting import Prepared, prepare, undisturbed
+from ..fitting import Prepared, prepare, require_agreement, undisturbed
 from ..inference.map import MAP
 from ..likelihoods import Gaussian, Likelihood
 from ..method import Method
@@ -63,6 +63,7 @@ def fit(
             prepare(net, data, _standardised(likelihood), seed=seed, progress=progress, **given), auto
         )
         with undisturbed(prepared, "fit"):
+            require_agreement(prepared, auto.training(1).timeout)
             if point is None:
                 point = _map_fit(method if isinstance(method, MAP) else MAP(), prepared, auto)
             if isinstance(method, MAP):

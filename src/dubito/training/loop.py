@@ -1,12 +1,10 @@
 """The one training loop: order, progress, validation, checkpoints and processes around a method's steps."""
 
 import math
-import signal
 import statistics
-import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
@@ -27,6 +25,7 @@ from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
 from .account import account
 from .contract import ObjectiveLike, StepArguments, StepRecord
+from .interruption import interruptible
 from .plan import Plan, plan_run
 from .progress import Bar
 from .settings import Training
@@ -107,7 +106,7 @@ class Loop:
 
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
-        with interruptible(self.interrupt):
+        with interruptible(self):
             course = self.course()
             try:
                 arguments = next(course)
@@ -381,6 +380,10 @@ class Loop:
         """Ask the run to save itself and end at its next step."""
         self.interrupted = True
 
+    def save_soon(self) -> None:
+        """Ask the run to save itself at its next step."""
+        self.saved_at = -math.inf
+
     def _farewell(self) -> str:
         where = f"step {self.progress.step} of {self.plan.total or 'an open number'}"
         if self.run.checkpoint is None:
@@ -419,11 +422,13 @@ class Loop:
         Where there is none yet one is written at once: what cannot be saved is found before work starts.
         """
         assert self.run.checkpoint is not None
-        validation = self.run.validation and self.run.validation.digest()
-        self.expected = checkpoint.fingerprint(
-            self.objective, self.training, self.run.seed, self.source.digest(), validation
-        )
-        stored = checkpoint.load(self.run.checkpoint, self.expected) if self.processes.first else None
+        stored = None
+        if self.processes.first:
+            validation = self.run.validation and self.run.validation.digest()
+            self.expected = checkpoint.fingerprint(
+                self.objective, self.training, self.run.seed, self.source.digest(), validation
+            )
+            stored = checkpoint.load(self.run.checkpoint, self.expected)
         tensors, content = stored or ({}, None)
         content = self.processes.broadcast_json(content, self.device)
         if content is None:
@@ -475,25 +480,3 @@ def prepared(network: nn.Module, training: Training, *, compiled: bool) -> Itera
         network._compiled_call_impl = None
         if training.channels_last:
             network.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-
-
-@contextmanager
-def interruptible(ask: Callable[[], None]) -> Iterator[None]:
-    """While open, Ctrl-C asks the run to end at its next step; a second one ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if before in (None, signal.SIG_IGN):  # not Python's to handle, or a job in the background
-        yield
-        return
-
-    def asked(*_: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        ask()
-
-    signal.signal(signal.SIGINT, asked)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ... import seeds, storage
 from ...errors import ConfigError
+from ...fingerprints import modules_of, weights_of
 from ...fitting import Prepared
-from ...posterior import stored_tensors
 from ...training import checkpoint
 from ...training.progress import Bar
 from .target import Target
@@ -29,11 +29,13 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
     """
     path, seed = prepared.run.checkpoint, prepared.run.seed
     expected = {
+        "revision": checkpoint.REVISION,
         "method": storage.encode(method),
         "likelihood": storage.encode(prepared.likelihood.settings),
         "seed": int(seed),
         "data": prepared.source.digest(),
-        "network": storage.checksum(stored_tensors(prepared.network)),
+        "network": modules_of(prepared.network, {}),
+        "first weights": weights_of(prepared.network),
     }
     draws, divergent = [], []
 

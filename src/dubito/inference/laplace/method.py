@@ -77,6 +77,7 @@ class Laplace(Method):
     precision: Precision = "full"
 
     posterior_type = LaplacePosterior
+    resumable = False
 
     def __post_init__(self) -> None:
         require_precision(self.precision)
