@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from . import Report
-from .victims import METHODS, OTHERS, compare, reproduce, victim
+from .victims import METHODS, OTHERS, compare, quiet, reproduce, victim
 
 FORK = multiprocessing.get_context("fork")
 #: Kills of each run at size 1, and the most that one of its trials meets.
@@ -131,10 +131,12 @@ class Campaign:
 
 
 def _compared(folder: Path) -> None:
+    quiet(folder)
     compare(folder, "--jobs", "2")
 
 
 def _reproduced(folder: Path) -> None:
+    quiet(folder)
     reproduce(folder, jobs=2)
 
 

@@ -4,6 +4,7 @@ The campaign's processes import this module once and fork, so that a run to be k
 """
 
 import json
+import os
 import sys
 import warnings
 from dataclasses import replace
@@ -54,13 +55,20 @@ def plain(outputs: int = 3) -> nn.Module:
 
 def victim(name: str, folder: Path, minutes: float = 0.0) -> None:
     """Run it to the end, from what an earlier process left in the folder."""
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    sys.stdout = sys.stderr = (folder / "said").open("a")
+    quiet(folder)
     if name in METHODS:
         method(name, folder, minutes)
     else:
         {"hmc": hmc, "auto": auto, "active": active, "compare": compare, "reproduce": reproduce}[name](folder)
+
+
+def quiet(folder: Path) -> None:
+    """One thread, and all that is said goes to a file, that of workers too."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    with (folder / "said").open("a") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
 
 
 def method(name: str, folder: Path, minutes: float) -> None:

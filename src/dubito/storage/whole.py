@@ -29,7 +29,7 @@ def whole_file(path: Path) -> Iterator[Path]:
             _remove(left)
     prefix = f".{path.name}.{_machine()}-{os.getpid()}-"
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=prefix, suffix=PARTIAL))
-    temporary = folder / path.name
+    temporary = folder / f"writing{PARTIAL}"
     try:
         yield temporary
         with temporary.open("rb") as file:

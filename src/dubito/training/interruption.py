@@ -35,6 +35,7 @@ def interruptible(run: Interruptible) -> Iterator[None]:
     # Others are not Python's to handle, or those of a job in the background.
     before = {number: old for number, old in before.items() if old not in (None, signal.SIG_IGN)}
     raised: list[BaseException] = []
+    children: list[Any] = []
 
     def asked(number: int, frame: FrameType | None) -> None:
         if raised:
@@ -47,6 +48,8 @@ def interruptible(run: Interruptible) -> Iterator[None]:
             raised.append(error)
             if signal.SIGINT in before:
                 signal.signal(signal.SIGINT, before[signal.SIGINT])
+            if number == signal.SIGTERM:  # schedulers end all processes: loaders of PyTorch raise where theirs die
+                children.append(signal.signal(signal.SIGCHLD, lambda *_: None))
             run.interrupt()
         else:
             run.save_soon()
@@ -59,7 +62,13 @@ def interruptible(run: Interruptible) -> Iterator[None]:
         if not raised:  # another process of the run was asked
             raise
         raise _told(raised[0], end, before) from end
+    except RuntimeError as error:
+        if not (raised and children and "DataLoader worker" in str(error)):
+            raise
+        raise raised[0] from error
     finally:
+        for old in children:
+            signal.signal(signal.SIGCHLD, old)
         for number, old in before.items():
             signal.signal(number, old)
     if raised:  # too late for a step, and yet the program was asked to end

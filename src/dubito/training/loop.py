@@ -184,7 +184,13 @@ class Loop:
             # Samplers and datasets that draw from the global state find the same one in every process and after
             # every interruption.
             with reading(self.source, self.run.seed, "data", self.progress.step, device=self.device):
-                chunk = list(islice(passes, self.training.accumulate))
+                try:
+                    chunk = list(islice(passes, self.training.accumulate))
+                except RuntimeError as error:
+                    if not self.interrupted or self.processes.count > 1:
+                        raise
+                    self._save()  # the signal has ended the loader's workers too
+                    raise Interrupted(self._farewell()) from error
             if not chunk:
                 return
             yield [batch for batch, _ in chunk], sum(rows for _, rows in chunk)
