@@ -11,7 +11,7 @@ from ..errors import StorageError
 from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.form import Nodes
-from ..storage.schema import Names, Scale, Size, conform
+from ..storage.schema import LARGEST, Names, Multiplier, Size, conform
 from .tensors import stored_tensors
 
 Built = TypeVar("Built")
@@ -24,7 +24,7 @@ class Details(TypedDict, total=False):
 
     survey: dict[str, Any]
     points: Names
-    scale: Scale
+    scale: Multiplier
     protocol: dict[str, Any]
     inputs: Any
 
@@ -40,7 +40,7 @@ class SampledFacts(TypedDict, total=False):
     additive: bool
     seeds: list[int]
     dropouts: Names
-    scale: Scale
+    scale: Multiplier
 
 
 class SampledDetails(Details):
@@ -142,5 +142,5 @@ def check_draws(posterior: Any) -> None:
                 raise StorageError(
                     f"draw {index} gives {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, which is not the network's"
                 )
-            if tensor.is_floating_point() and not tensor.isfinite().all():
-                raise StorageError(f"draw {index} of {name!r} holds NaN or infinity")
+            if tensor.is_floating_point() and not (tensor.abs() <= LARGEST).all():
+                raise StorageError(f"draw {index} of {name!r} holds NaN, infinity, or numbers beyond {LARGEST:g}")

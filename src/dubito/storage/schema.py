@@ -36,7 +36,7 @@ class Within(NamedTuple):
 Count = Annotated[int, Within(0, 2**40)]
 Size = Annotated[int, Within(1, 2**40)]
 #: A factor that may be 0, and one that may not.
-Scale = Annotated[float, Within(0, LARGEST)]
+Multiplier = Annotated[float, Within(0, LARGEST)]
 Positive = Annotated[float, Within(1 / LARGEST, LARGEST)]
 #: A number that is recorded and never computed with.
 Recorded = Annotated[float, Within(-inf, inf)]
