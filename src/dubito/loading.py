@@ -231,6 +231,8 @@ def _check_numbers(name: str, stored: Tensor, expected: Tensor) -> None:
     real = stored.is_floating_point()
     if real != expected.is_floating_point() or (not real and stored.dtype != expected.dtype):
         raise StorageError(f"{name!r} holds {stored.dtype}, and {expected.dtype} in the network")
+    if name.endswith("running_var") and (stored < 0).any():
+        raise StorageError(f"{name!r} must not be negative")
     if real and not torch.equal(stored.isfinite(), expected.isfinite()):
         raise StorageError(f"{name!r} holds NaN or infinity, where the network has numbers")
 

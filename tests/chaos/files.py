@@ -276,14 +276,14 @@ def runs() -> dict[str, Callable[[Path], Any]]:
         network(),
         (torch_inputs, TARGETS["classes"][1]),
         Categorical(),
-        training=Training(epochs=3, batch_size=16, optimizer=dubito.SGD(momentum=0.9), lr=0.01),
+        training=Training(epochs=3, batch_size=16, optimizer=dubito.training.SGD(momentum=0.9), lr=0.01),
         checkpoint=path,
     )
     every["validation"] = lambda path: dubito.MeanField().fit(
         network(),
         (torch_inputs, TARGETS["classes"][1]),
         Categorical(),
-        training=Training(epochs=3, batch_size=16, early_stopping=dubito.EarlyStopping(patience=2)),
+        training=Training(epochs=3, batch_size=16, early_stopping=dubito.training.EarlyStopping(patience=2)),
         validation=(torch_inputs, TARGETS["classes"][1]),
         checkpoint=path,
     )

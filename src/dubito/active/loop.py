@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,9 @@ from ..networks import copied
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from ..sources import TensorSource, as_source
+from ..storage.schema import conform
 from ..training import Training
+from ..training.checkpoint import altered
 from ..training.progress import Bar
 from .acquisition import Acquisition, Selection
 from .curves import Curve, CurvePoint
@@ -152,6 +154,13 @@ def _others(rows: int, labelled: Sequence[int]) -> Tensor:
     return free.nonzero().flatten()
 
 
+class LoopContent(TypedDict):
+    """What a checkpoint holds."""
+
+    expected: dict[str, Any]
+    points: list[dict[str, Any]]
+
+
 @dataclass
 class _LoopState:
     """How far a run has come; written after every step."""
@@ -186,20 +195,36 @@ class _LoopState:
             "data": source.digest(),
             "network": storage.checksum(network.state_dict()),
         }
-        if not state.path.exists():
+        if not storage.exists(state.path):
             state.save()  # what cannot be written is found before work starts
             return state
         _, content = storage.read(state.path, KIND)
+        with altered(state.path):
+            points = state.points_of(content, source.num_data)
         for name, value in state.expected.items():
             if content["expected"].get(name) != value:
                 raise StorageError(
                     f"the checkpoint {state.path} belongs to another run: its {name} differs; give the same settings, "
                     "data and network to go on, or another path to start anew"
                 )
-        for point in content["points"]:
-            state.points.append(CurvePoint(**{**point, "chosen": tuple(point["chosen"])}))
-            state.labelled += point["chosen"]
+        for point in points:
+            state.points.append(point)
+            state.labelled += point.chosen
         return state
+
+    def points_of(self, content: Any, rows: int) -> list[CurvePoint]:
+        """The points that a file holds, after checking that a run over so many rows can have left them."""
+        conform(content, LoopContent, "its content")
+        points = [CurvePoint(**{**point, "chosen": tuple(point["chosen"])}) for point in content["points"]]
+        labelled = [*self.labelled]
+        for number, point in enumerate(points):
+            conform(point, CurvePoint, f"point {number}")
+            if point.num_labelled != len(labelled):
+                raise StorageError(f"point {number} must have {len(labelled)} labelled rows, got {point.num_labelled}")
+            labelled += point.chosen
+        if len({*labelled}) != len(labelled) or not all(0 <= row < rows for row in labelled):
+            raise StorageError("rows were chosen twice, or are none of the pool")
+        return points
 
     def add(self, point: CurvePoint) -> None:
         """Take in a point, and the rows it chose."""

@@ -19,6 +19,10 @@ Built = TypeVar("Built")
 ShapeRule: TypeAlias = Callable[[str, Tensor], Sequence[int]]
 
 
+#: Groups of variances, of standard deviations, and of what a curvature has along its eigenvectors.
+NEVER_NEGATIVE = ("variance", "std", "diagonal")
+
+
 class Details(TypedDict, total=False):
     """The facts that every posterior may hold; a class that holds others extends it."""
 
@@ -112,6 +116,8 @@ def check_tensors(posterior: Any) -> None:
                 raise StorageError(f"{where} holds NaN or infinity")
             if not tensor.is_floating_point() and key != "statistics":
                 raise StorageError(f"{where} must hold floating-point numbers, got {tensor.dtype}")
+            if (key in NEVER_NEGATIVE or name.endswith("running_var")) and (tensor < 0).any():
+                raise StorageError(f"{where} must not be negative: it holds variances or standard deviations")
             if rules is None:  # a class of the user's own
                 continue
             if key not in rules:

@@ -49,6 +49,11 @@ def write(
         save_file(plain, temporary, metadata=metadata)
 
 
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file at a path; what can be none is refused."""
+    return file_path(path, "read")[1]
+
+
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and content of a file written by `write`; truncated, altered or foreign files are refused."""
     target, exists = file_path(path, "read")
