@@ -4,7 +4,6 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -45,7 +44,7 @@ def write(
         "content": content,
     }
     metadata = {KEY: json.dumps({**header, "metadata_sha256": json_checksum(header)})}
-    with whole_file(Path(path)) as temporary:
+    with whole_file(path) as temporary:
         save_file(plain, temporary, metadata=metadata)
 
 

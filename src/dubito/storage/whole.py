@@ -42,7 +42,7 @@ def file_path(path: Any, verb: str) -> tuple[Path, bool]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """The path of a file beside `path`, to be written, which takes its place in one move if nothing fails.
 
     A link stays one, and the file it points to is replaced. What the disk refuses is a `StorageError`, and what was at

@@ -22,7 +22,7 @@ from .posterior import NaturalPosterior
 
 
 #: What changes while an optimiser runs, among its settings.
-COUNTED: dict[str, Any] = {"lr": Multiplier, "kl_now": Positive, "kl_weight": Positive}
+COUNTED: dict[str, Any] = {"lr": Multiplier, "kl_now": Multiplier, "kl_weight": Positive}
 COUNTED |= dict.fromkeys(("draws", "steps", "passes", "rows"), Count)
 #: The slots of Kronecker factors.
 SIDES = ("inputs", "outputs")
