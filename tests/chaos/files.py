@@ -7,6 +7,7 @@ result of finite numbers. What is not: an error of another library, and NaN with
 
 import copy
 import json
+import math
 import random
 import shutil
 import sys
@@ -23,9 +24,11 @@ from torch import Tensor, nn
 import dubito
 from dubito import Bernoulli, Categorical, Gaussian, MCDropout, Training, methods, storage
 from dubito.active import ActiveLearning, OutputVariance, Selection
+from dubito.compare import Settings, compare
+from dubito.compare.folder import Folder
+from dubito.compare.predict import predict
 from dubito.errors import DubitoError
 from dubito.posterior import Posterior
-from dubito.storage.files import json_checksum
 
 from . import Report
 
@@ -364,18 +367,48 @@ def stopped_at_epochs(work: Callable[[Path], Any], path: Path) -> None:
 
 def comparison(folder: Path) -> tuple[Path, Path]:
     """The folder of a small comparison, and a file of new rows."""
-    from dubito.compare import compare
-
-    rows = folder / "rows.csv"
-    lines = ["a,b,kind"] + [
-        f"{x:.3f},{y:.3f},{'ab'[int(x + y > 0)]}" for x, y, *_ in torch_inputs.tolist() for _ in range(2)
-    ]
-    rows.write_text("\n".join(lines))
-    out = folder / "comparison"
+    rows, out = folder / "rows.csv", folder / "comparison"
+    lines = [f"{x:.3f},{y:.3f},{'ab'[int(x + y > 0)]}" for x, y, *_ in torch_inputs.tolist()]
+    rows.write_text("\n".join(["first,second,kind", *lines]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compare(rows, target="kind", methods=["map", "laplace-diag"], out=out, budget=2)
+        compare(Settings(data=str(rows), target="kind", training=QUICK, num_samples=4), ["map", "rank1"], out=out)
     return out, rows
+
+
+def run_folders(folder: Path, size: float, chance: random.Random, report: Report) -> None:
+    """A comparison's task and results, edited without and with a checksum that fits, and predicted with."""
+    out, rows = comparison(folder)
+    task, method = out / "task.json", out / "rank1.json"
+    whole = {path: path.read_text() for path in (task, method)}
+
+    def told() -> bool:
+        predictions = predict(out / "rank1.safetensors", rows)
+        numbers = [value for column in predictions.columns.values() for value in column if isinstance(value, float)]
+        return all(map(math.isfinite, numbers))
+
+    assert told()
+    for case in range(round(FOLDERS * size)):
+        path = (task, method)[case % 2]
+        content = json.loads(whole[path])
+        fits = case % 4 < 2
+        body = {key: value for key, value in content.items() if key not in ("format", "sha256")} if fits else content
+        words = f"folder {path.name}: {'signed ' if fits else ''}{changed_content(body, chance)}"
+        try:
+            if fits:
+                Folder(out).write(path.stem, body)
+            else:
+                path.write_text(json.dumps(body))
+        except (ValueError, DubitoError):  # a number of thousands of digits
+            path.write_text("[" * 100_000)
+        if not fits and json.loads(whole[path]) != body:  # whatever was edited is noticed
+            refused = Report()
+            judged(refused, words, told)
+            ended = "own error" if refused.outcomes["own error"] else "edit not noticed"
+            report.count(ended, None if ended == "own error" else words)
+        else:
+            judged(report, words, told)
+        path.write_text(whole[path])
 
 
 def run(size: float = 1.0, seed: int = 0) -> Report:
@@ -385,6 +418,7 @@ def run(size: float = 1.0, seed: int = 0) -> Report:
     try:
         run_posteriors(folder, size, chance, report)
         run_checkpoints(folder, size, chance, report)
+        run_folders(folder, size, chance, report)
     finally:
         shutil.rmtree(folder)
     return report
