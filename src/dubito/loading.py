@@ -4,10 +4,10 @@ import inspect
 import os
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from typing import Any, get_args, get_type_hints
+from typing import Any, NotRequired, TypedDict, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from . import factors as factors  # whose laws a file may name
 from . import storage
@@ -17,7 +17,7 @@ from .calibration import (
     TemperedCategorical,
     TemperedCategoricalLikelihood,
 )
-from .errors import StorageError
+from .errors import StorageError, require_flag
 from .inputs import TensorOptions
 from .lazy import open_all
 from .likelihoods import (
@@ -32,6 +32,9 @@ from .likelihoods import (
 from .method import Method
 from .networks import copied, extra_states
 from .posterior import Posterior, SampledPosterior, flagged, stored_tensors
+from .posterior.fingerprint import check_fingerprint
+from .posterior.stored import check_details, check_draws, check_tensors, restored
+from .storage.schema import Recorded, Size, conform, settings_hints
 
 LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,
@@ -56,7 +59,7 @@ def known_settings() -> dict[str, type]:
         if is_dataclass(kind):
             if not _is_base(kind):
                 known.setdefault(kind.__name__, kind)
-            named += [part for hint in _hints(kind) for part in _classes(hint)]
+            named += [part for hint in _field_types(kind) for part in _classes(hint)]
         kinds += [part for part in dict.fromkeys(named) if part not in kinds]
     return known
 
@@ -67,13 +70,9 @@ def _is_base(kind: type) -> bool:
     return inspect.isabstract(kind) or (issubclass(kind, Method) and others)
 
 
-def _hints(kind: Any) -> list[Any]:
-    """The types of a dataclass's fields; none where it names what is imported for types alone."""
-    try:
-        hints = get_type_hints(kind)
-    except NameError:
-        return []
-    return [hints[item.name] for item in fields(kind)]
+def _field_types(kind: Any) -> list[Any]:
+    hints = settings_hints(kind)
+    return [hints[item.name] for item in fields(kind) if item.name in hints]
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -84,88 +83,173 @@ def _classes(hint: Any) -> Iterator[type]:
         yield from _classes(part)
 
 
-def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
+class Content(TypedDict):
+    """What a file holds of a posterior beside its tensors."""
+
+    method: dict[str, Any]
+    likelihood: dict[str, Any]
+    num_noise_components: Size
+    structure: dict[str, list[str]]
+    details: dict[str, Any]
+    history: list[dict[str, Recorded | None]]
+    extra: NotRequired[dict[str, Any]]
+    fingerprint: NotRequired[dict[str, Any] | None]
+
+
+def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = True) -> Posterior:
     """The posterior saved at `path`; `net` gives the architecture and the device, and is not modified.
+
+    What does not fit is refused before anything is built: see [files](storage.md).
 
     Args:
         path: a file written by `posterior.save`.
         net: a network built like the one the posterior was fitted to.
+        fingerprint: whether the network must answer fixed inputs as the one did that was saved.
     """
+    require_flag(fingerprint=fingerprint)
     tensors, content = storage.read(path, "posterior")
     network = copied(net).eval()
     try:
-        known = known_settings()
-        method = storage.decode(content["method"], known)
-        chosen = storage.decode(content["likelihood"], known)
-        if not isinstance(method, Method) or not isinstance(chosen, Likelihood):
-            raise StorageError(f"{path} is altered: {method!r} and {chosen!r} are no method and likelihood")
-        groups, details = content["structure"], content["details"]
-        history, components = content["history"], content["num_noise_components"]
-    except KeyError as error:
-        raise StorageError(f"{path} is altered: its metadata lacks {error}") from error
+        posterior = _restored(tensors, content, network)
+        if fingerprint and content.get("fingerprint") is not None:
+            outputs = check_fingerprint(
+                content["fingerprint"], network, posterior.details.get("inputs"), path
+            )
+            restored(posterior.likelihood.check_outputs, outputs, "the likelihood's noise")
+    except StorageError as error:
+        known = str(error)
+        raise error if str(path) in known else StorageError(f"{path} is altered: {known}") from error
+    return posterior
+
+
+def _restored(tensors: dict[str, Tensor], content: Any, network: nn.Module) -> Posterior:
+    """The posterior of tensors and plain facts, each looked at before it is used."""
+    conform(content, Content, "its content")
+    known = known_settings()
+    settings = []
+    for key, kind in (("method", Method), ("likelihood", Likelihood)):
+        settings.append(storage.decode(content[key], known))
+        conform(settings[-1], kind, f"the {key}")
+    method, chosen = settings
+    named = {key: [f"{key}.{name}" for name in names] for key, names in content["structure"].items()}
+    _check_names(tensors, named)
     device = TensorOptions.of(network).device
-    _fill(network, {key: value.to(device) for key, value in _part(tensors, "network").items()}, path)
-    _restore(network, content.get("extra", {}), path)
-    noise = {key: value.to(device) for key, value in _part(tensors, "likelihood").items()}
+    placed = {name: tensor.to(device) for name, tensor in tensors.items()}
+    _fill(network, _part(placed, "network"))
+    _restore(network, content.get("extra", {}))
+    likelihood = _likelihood(chosen, _part(placed, "likelihood"), content["num_noise_components"])
+    details = content["details"]
+    kind: Any = SampledPosterior if "sampled" in details else type(method).posterior_type
+    check_details(kind, details, network)
+    stored = {key: {name[len(key) + 1 :]: placed[name] for name in names} for key, names in named.items()}
+
+    def build(groups: Any) -> Posterior:
+        return kind(
+            network,
+            likelihood,
+            method=method,
+            tensors=groups,
+            details=details,
+            history=content["history"],
+            trainable=flagged(network),
+        ).finished()
+
+    posterior = restored(build, stored, f"the posterior of {type(method).__name__}")
+    check_tensors(posterior)
+    check_draws(posterior)
+    return posterior
+
+
+def _check_names(tensors: dict[str, Tensor], named: dict[str, list[str]]) -> None:
+    """Refuse tensors that are missing, twice, of no group, or of a dtype that is none of PyTorch's plain ones."""
+    reserved = [key for key in named if key in ("network", "likelihood")]
+    listed = [name for names in named.values() for name in names]
+    others = [name for name in tensors if name.partition(".")[0] not in ("network", "likelihood")]
+    if reserved or sorted(listed) != sorted(others):
+        different = [*reserved, *sorted({*listed} ^ {*others}), *listed][0]
+        raise StorageError(f"the tensors and the list of their names differ in {different!r}")
+
+
+def _likelihood(chosen: Any, noise: dict[str, Tensor], components: int) -> Any:
+    """The built likelihood, after checking that its noise is one."""
+    if not isinstance(chosen, Gaussian):
+        if noise or components != 1:
+            raise StorageError(
+                f"{type(chosen).__name__} has no noise, got {[*noise]} of {components} components"
+            )
+        return restored(lambda settings: LIKELIHOODS[type(settings)](settings), chosen, "the likelihood")
+    forms = [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise]
+    units = {key for key in ("location", "scale") if key in noise}
+    if len(forms) != 1 or len(units) not in (0, 2) or {*noise} != {*forms, *units}:
+        raise StorageError(
+            f"the noise must have one form, with a location and a scale or neither, got {[*noise]}"
+        )
+    for key, tensor in noise.items():
+        if not tensor.is_floating_point() or not tensor.isfinite().all():
+            raise StorageError(f"the noise's {key} must hold finite numbers")
+    values = noise[forms[0]]
+    spread = values.diagonal(dim1=-2, dim2=-1) if forms == ["scale_tril"] and values.ndim > 1 else values
+    if forms == ["scale_tril"]:
+        size = values.shape[-1] if values.ndim else 0
+        if tuple(values.shape) != (*([components] if components > 1 else []), size, size):
+            raise StorageError(f"the noise's covariance does not fit its {components} components")
+    elif components > 1 and (values.ndim == 0 or len(values) != components):
+        raise StorageError(f"the noise must have {components} components, got {tuple(values.shape)}")
+    if forms != ["raw_std"] and not (spread > 0).all():
+        raise StorageError("the noise's standard deviations must be above 0")
+    if units and (noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()):
+        raise StorageError("the scale of targets must be above 0, and have the shape of their location")
     if "raw_std" in noise:
         noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
-    extra = {"num_components": components} if chosen.__class__ is Gaussian else {}
-    likelihood = LIKELIHOODS[type(chosen)](chosen, **noise, **extra)
-    stored = {
-        key: {name: _required(tensors, f"{key}.{name}", path).to(device) for name in names}
-        for key, names in groups.items()
-    }
-    posterior = (SampledPosterior if "sampled" in details else type(method).posterior_type)(
-        network,
-        likelihood,
-        method=method,
-        tensors=stored,
-        details=details,
-        history=history,
-        trainable=flagged(network),
-    )
-    return posterior.finished()
+    return GaussianLikelihood(chosen, **noise, num_components=components)  # pyright: ignore[reportArgumentType]
 
 
-def _part(tensors: dict[str, torch.Tensor], key: str) -> dict[str, torch.Tensor]:
+def _part(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
     return {name[len(key) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{key}.")}
 
 
-def _required(tensors: dict[str, torch.Tensor], name: str, path: Any) -> torch.Tensor:
-    if name not in tensors:
-        raise StorageError(f"{path} is altered: it lacks the tensor {name!r}")
-    return tensors[name]
-
-
-def _fill(network: nn.Module, stored: dict[str, torch.Tensor], path: Any) -> None:
+def _fill(network: nn.Module, stored: dict[str, Tensor]) -> None:
     """Put stored weights and buffers into the network, after checking that the architectures agree."""
     expected = stored_tensors(network)
     for name in [*expected, *stored]:
         if name not in stored or name not in expected:
             lacks, has = ("the network", "the file") if name in stored else ("the file", "the network")
-            raise StorageError(f"{path} is of another architecture: {has} has {name!r}, {lacks} has not")
+            raise StorageError(f"it is of another architecture: {has} has {name!r}, {lacks} has not")
         if expected[name].shape != stored[name].shape:
             raise StorageError(
-                f"{path} is of another architecture: {name!r} has shape {tuple(stored[name].shape)} "
+                f"it is of another architecture: {name!r} has shape {tuple(stored[name].shape)} "
                 f"in the file and {tuple(expected[name].shape)} in the network"
             )
-    for name, tensor in expected.items():
-        if tensor.is_floating_point() and tensor.dtype != stored[name].dtype:
-            network.to(stored[name].dtype)  # buffers that are not stored go along, as they do in posterior.to
-            break
+        _check_numbers(name, stored[name], expected[name])
+    real = {name: tensor.dtype for name, tensor in stored.items() if tensor.is_floating_point()}
+    if any(expected[name].dtype != dtype for name, dtype in real.items()):
+        if len({*real.values()}) > 1:
+            raise StorageError("its weights have several dtypes, which are not those of the network")
+        network.to(
+            next(iter(real.values()))
+        )  # buffers that are not stored go along, as they do in posterior.to
     for name, tensor in stored_tensors(network).items():
         tensor.data = stored[name]  # takes the stored dtype; tied tensors are one object and stay tied
 
 
-def _restore(network: nn.Module, extra: Any, path: Any) -> None:
+def _check_numbers(name: str, stored: Tensor, expected: Tensor) -> None:
+    """Refuse NaN and infinity where the network has none (a mask may), and numbers of another kind."""
+    real = stored.is_floating_point()
+    if real != expected.is_floating_point() or (not real and stored.dtype != expected.dtype):
+        raise StorageError(f"{name!r} holds {stored.dtype}, and {expected.dtype} in the network")
+    if name.endswith("running_var") and (stored < 0).any():
+        raise StorageError(f"{name!r} must not be negative")
+    if real and not torch.equal(stored.isfinite(), expected.isfinite()):
+        raise StorageError(f"{name!r} holds NaN or infinity, where the network has numbers")
+
+
+def _restore(network: nn.Module, extra: dict[str, Any]) -> None:
     """Give modules what they keep beside tensors."""
     expected = extra_states(network)
     for name, state in extra.items():
         if name not in expected:
-            raise StorageError(
-                f"{path} is of another architecture: the network's {name!r} keeps no extra state"
-            )
+            raise StorageError(f"it is of another architecture: the network's {name!r} keeps no extra state")
         try:
             network.get_submodule(name).set_extra_state(state)
         except Exception as error:  # the module's own code, and a file may hold anything
-            raise StorageError(f"{path}: {name!r} did not take its extra state: {error}") from error
+            raise StorageError(f"{name!r} did not take its extra state: {error}") from error

@@ -14,7 +14,7 @@ from .fitting import Prepared, Start, prepare, prepare_start, require_agreement,
 from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
-from .posterior import Posterior
+from .posterior import Posterior, described
 from .training import AutoTraining, Training, train
 
 
@@ -74,7 +74,7 @@ class Method(ABC):
             prepared = prepare(net, data, likelihood, **given)
             with undisturbed(prepared, "fit"):
                 require_agreement(prepared, (training or Training()).timeout)
-                return self.fit_prepared(prepared, training)
+                return with_inputs(self.fit_prepared(prepared, training), prepared)
 
     @abstractmethod
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
@@ -118,6 +118,12 @@ class TrainedMethod(Method):
         Args:
             start: network, likelihood, number of rows and seed; a `Prepared` is one.
         """
+
+
+def with_inputs(posterior: Posterior, prepared: Prepared) -> Posterior:
+    """The posterior, which from now on knows the form of its inputs: files tell the network by it."""
+    posterior.details["inputs"] = described(prepared.example.inputs)
+    return posterior
 
 
 def require_training(training: object) -> None:

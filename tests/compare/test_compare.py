@@ -256,7 +256,7 @@ def test_stored_parts_of_uncertainty_are_those_of_the_prediction(diabetes):
 
 def test_folders_of_other_versions_are_refused(tmp_path):
     (tmp_path / "task.json").write_text('{"format": 2}')
-    with pytest.raises(dubito.StorageError, match=r"task.json is not of format 3: another version .* anew"):
+    with pytest.raises(dubito.StorageError, match=r"task.json is not of format 4: another version .* anew"):
         Folder(tmp_path).read("task")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from dubito.compare.folder import Folder
 from dubito import StorageError
 from dubito.compare.folder import MethodRow
 from dubito.compare.words import readable
@@ -132,7 +133,13 @@ def test_failures_are_rows(pages, tmp_path):
     results["rows"].append(
         {**results["rows"][0], "method": "rank1", "metrics": {}, "failure": "no <layer> here"}
     )
-    (tmp_path / "results.json").write_text(json.dumps(results))
+    with pytest.raises(StorageError, match=r"task\.json is altered: it has another sha256"):
+        task = tmp_path / "task.json"
+        unchanged = task.read_text()
+        task.write_text(unchanged.replace("progression", "regression"))
+        write_page(tmp_path, tmp_path / "other.html")
+    task.write_text(unchanged)
+    Folder(tmp_path).write("results", {k: v for k, v in results.items() if k not in ("format", "sha256")})
     text = write_page(tmp_path, tmp_path / "other.html").read_text()
     Outline(text)
     assert "failed: no &lt;layer&gt; here" in text

@@ -165,8 +165,8 @@ def test_files_of_others_are_refused(tmp_path):
     (tmp_path / "words").write_text("a text that is no safetensors file")
     with pytest.raises(StorageError, match="not a safetensors file"):
         storage.read(tmp_path / "words", "posterior")
-    for missing in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(StorageError, match="there is no file"):
+    for missing, words in ((tmp_path / "nowhere", "there is no file"), (tmp_path, "it is a folder")):
+        with pytest.raises(StorageError, match=words):
             storage.read(missing, "posterior")
 
 

@@ -344,4 +344,8 @@ def test_what_modules_keep_beside_tensors_comes_back(tmp_path):
     posterior.network[0].gain = torch.tensor(2.0)
     with pytest.warns(DubitoWarning, match=r"not stored: the extra state of 0 \(Tensor\)"):
         posterior.save(tmp_path / "one.safetensors")
-    assert dubito.load(tmp_path / "one.safetensors", nn.Sequential(Gain(3.0))).network[0].gain == 3.0
+    assert dubito.load(tmp_path / "one.safetensors", nn.Sequential(Gain(2.0))).network[0].gain == 2.0
+    with pytest.raises(StorageError, match="of another network"):
+        dubito.load(tmp_path / "one.safetensors", nn.Sequential(Gain(3.0)))
+    other = dubito.load(tmp_path / "one.safetensors", nn.Sequential(Gain(3.0)), fingerprint=False)
+    assert other.network[0].gain == 3.0

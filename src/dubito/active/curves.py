@@ -6,6 +6,7 @@ from statistics import fmean
 
 from ..errors import ConfigError, DataError
 from ..metrics import Estimate, Over, PairedDifference, paired_bootstrap, standard_error_over_runs
+from ..storage.schema import Recorded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class CurvePoint:
     """
 
     num_labelled: int
-    metrics: Mapping[str, float]
+    metrics: Mapping[str, Recorded]
     chosen: tuple[int, ...]
     fit_seconds: float
     acquisition_seconds: float

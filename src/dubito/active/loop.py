@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
 from .. import seeds, storage
-from ..errors import ConfigError, DataError, require_count
+from ..errors import ConfigError, DataError, StorageError, require_count
 from ..fingerprints import described, modules_of, weights_of
 from ..inputs import TensorOptions, take
 from ..likelihoods import Likelihood, settings_of
@@ -21,8 +21,9 @@ from ..networks import copied, frozen_modes
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from ..sources import TensorSource, as_source
+from ..storage.schema import conform
 from ..training import Training
-from ..training.checkpoint import REVISION, require_same
+from ..training.checkpoint import REVISION, altered, require_same
 from ..training.progress import Bar
 from .acquisition import Acquisition, Selection
 from .curves import Curve, CurvePoint
@@ -119,7 +120,8 @@ class ActiveLearning:
                     "test": judged.digest(),
                     "network": modules_of(network, frozen_modes(net)),
                     "first weights": weights_of(network),
-                }
+                },
+                source.num_data,
             )
         bar = Bar(self.steps + 1, progress, "active learning", done=len(state.points))
         with bar.open():
@@ -168,6 +170,13 @@ def _others(rows: int, labelled: Sequence[int]) -> Tensor:
     return free.nonzero().flatten()
 
 
+class LoopContent(TypedDict):
+    """What a checkpoint holds."""
+
+    expected: dict[str, Any]
+    points: list[dict[str, Any]]
+
+
 @dataclass
 class _LoopState:
     """How far a run has come; written after every step."""
@@ -186,18 +195,41 @@ class _LoopState:
         first = torch.randperm(source.num_data, generator=stream)[: loop.initial].tolist()
         return cls(first, [], None if path is None else Path(path), {})
 
-    def resume(self, expected: dict[str, Any]) -> None:
-        """Go on from the checkpoint, if there is one, after checking that it is of the `expected` run."""
+    def resume(self, expected: dict[str, Any], rows: int) -> None:
+        """Go on from the checkpoint, if there is one, after checking that it is of the `expected` run.
+
+        Args:
+            expected: facts of the run.
+            rows: of the pool.
+        """
         assert self.path is not None
         self.expected = expected
-        if not self.path.exists():
+        if not storage.exists(self.path):
             self.save()  # what cannot be written is found before work starts
             return
         _, content = storage.read(self.path, KIND)
+        with altered(self.path):
+            points = self.points_of(content, rows)
         require_same(self.path, content["expected"], expected)
-        for point in content["points"]:
-            self.points.append(CurvePoint(**{**point, "chosen": tuple(point["chosen"])}))
-            self.labelled += point["chosen"]
+        for point in points:
+            self.points.append(point)
+            self.labelled += point.chosen
+
+    def points_of(self, content: Any, rows: int) -> list[CurvePoint]:
+        """The points that a file holds, after checking that a run over so many rows can have left them."""
+        conform(content, LoopContent, "its content")
+        points = [CurvePoint(**{**point, "chosen": tuple(point["chosen"])}) for point in content["points"]]
+        labelled = [*self.labelled]
+        for number, point in enumerate(points):
+            conform(point, CurvePoint, f"point {number}")
+            if point.num_labelled != len(labelled):
+                raise StorageError(
+                    f"point {number} must have {len(labelled)} labelled rows, got {point.num_labelled}"
+                )
+            labelled += point.chosen
+        if len({*labelled}) != len(labelled) or not all(0 <= row < rows for row in labelled):
+            raise StorageError("rows were chosen twice, or are none of the pool")
+        return points
 
     def add(self, point: CurvePoint) -> None:
         """Take in a point, and the rows it chose."""

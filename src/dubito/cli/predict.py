@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from ..errors import ConfigError, StorageError
+from ..errors import ConfigError
 from .common import Commands, wide_console
 
 
@@ -72,16 +72,16 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _write(columns: dict[str, list[Any]], path: Path) -> None:
-    try:
+    from ..storage.whole import whole_file
+
+    with whole_file(path) as temporary:
         if path.suffix.lower() == ".csv":
-            with path.open("w", newline="", encoding="utf-8") as file:
+            with temporary.open("w", newline="", encoding="utf-8") as file:
                 _write_csv(columns, file)
         else:
             import pandas
 
-            pandas.DataFrame(columns).to_parquet(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error}") from error
+            pandas.DataFrame(columns).to_parquet(temporary)
 
 
 def _write_csv(columns: dict[str, list[Any]], file: Any) -> None:

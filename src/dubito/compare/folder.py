@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StorageError
-from ..storage import write_text
+from ..storage import exists, write_text
+from ..storage.files import json_checksum
+from ..storage.schema import Recorded, conform
 
-#: Of the files.
-FORMAT = 3
+#: Of the files; those of the one before have no checksum.
+FORMAT, UNSIGNED = 4, 3
 #: Rows that are no methods of the library and leave no posterior.
 BASELINES = ("logistic-regression", "ridge-regression", "gradient-boosting")
 
@@ -35,7 +37,7 @@ class FitRecord:
     best_step: int | None = None
     ended: str = ""
     chosen: dict[str, Any] = field(default_factory=dict)
-    validation_nll: float | None = None
+    validation_nll: Recorded | None = None
     seconds: float = 0.0
     shared_seconds: float = 0.0
 
@@ -58,7 +60,7 @@ class MethodRow:
     """
 
     method: str
-    metrics: dict[str, float]
+    metrics: dict[str, Recorded]
     num_parameters: int = 0
     nbytes: int = 0
     seconds: float = 0.0
@@ -123,26 +125,35 @@ class Folder:
         """Write JSON under a name; the file appears whole or not at all."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            write_text(self.path / f"{name}.json", json.dumps({"format": FORMAT, **content}) + "\n")
-        except OSError as error:
+            body = json.loads(json.dumps({"format": FORMAT, **content}))  # as a reader will find it
+            signed = {**body, "sha256": json_checksum(body)}
+            write_text(self.path / f"{name}.json", json.dumps(signed) + "\n")
+        except (OSError, StorageError) as error:
             raise StorageError(
                 f"cannot write into {self.path}: {error}; choose a folder with --out"
             ) from error
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The JSON under a name; None where there is none."""
+        """The JSON under a name; None where there is none. A file that was edited is refused."""
         path = self.path / f"{name}.json"
+        if not exists(path):
+            return None
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StorageError(
                 f"{path} should be JSON, but reading it failed ({error}); remove it"
             ) from error
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
+        if not isinstance(content, dict) or content.get("format") not in (FORMAT, UNSIGNED):
             raise StorageError(
                 f"{path} is not of format {FORMAT}: another version of dubito wrote it; remove it, or compare anew"
+            )
+        signature, expected = content.pop("sha256", None), None
+        if content["format"] == FORMAT:
+            expected = json_checksum(content)
+        if signature != expected:
+            raise StorageError(
+                f"{path} is altered: it has another sha256 than when it was written; remove it, or compare anew"
             )
         return content
 
@@ -158,7 +169,8 @@ class Folder:
         try:
             row = MethodRow.from_json(content["row"])
             result = StoredResult(row, content["evidence"], content["digest"])
-        except (KeyError, TypeError) as error:
+            conform(result, StoredResult, "the result")
+        except Exception as error:  # a file may hold anything
             path = self.path / f"{method}.json"
-            raise StorageError(f"{path} is altered ({error!r}); remove it") from error
+            raise StorageError(f"{path} is altered ({error}); remove it") from error
         return result if digest in (None, result.digest) else None

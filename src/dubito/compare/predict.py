@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -11,11 +11,31 @@ from torch import Tensor
 from ..errors import ConfigError, DataError, StorageError
 from ..loading import load
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
+from ..storage.schema import Positive, Within, conform
 from .evidence import unlike
 from .evidence_real import target_names
 from .folder import Folder
 from .network import Network
 from .new_rows import RowReader
+
+
+class TargetScaling(TypedDict):
+    """From standardised targets to original units."""
+
+    shift: list[float]
+    scale: list[Positive]
+
+
+class TaskFacts(TypedDict):
+    """What a prediction reads of `task.json`."""
+
+    target: str
+    class_names: list[str]
+    network: dict[str, Any]
+    reader: dict[str, Any]
+    target_scaling: TargetScaling | None
+    num_samples: Annotated[int, Within(1, 2**20)]
+    seed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +77,7 @@ def predict(
     """
     path = Path(posterior)
     facts, limits = saved(path)
-    network = _network(facts["network"], model, path)
-    reader = RowReader.from_json(facts["reader"])
+    network, reader = _network(facts["network"], model, path), facts["reader"]
     inputs, differences = reader.read(rows)
     _check_words(inputs, network, rows)
     loaded = load(path, network.build())
@@ -88,18 +107,39 @@ def saved(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
     folder = Folder(path.parent)
     facts, result = folder.read("task"), folder.result(path.stem)
     stored = {} if result is None else result.evidence
-    names = ("epistemic_std", "epistemic", "function_variance")
-    limits = {name: float(stored[f"usual_{name}"]) for name in names if f"usual_{name}" in stored}
+    names = [
+        name for name in ("epistemic_std", "epistemic", "function_variance") if f"usual_{name}" in stored
+    ]
+    limits = {name: stored[f"usual_{name}"] for name in names}
+    conform(limits, dict[str, float], f"{path.stem}.json: the limits of usual rows")
     if facts is None or not limits:
         raise StorageError(
             f"{path} must lie in the folder that `dubito compare` wrote, beside task.json and {path.stem}.json; "
             "posteriors of your own are read with dubito.load"
         )
-    return facts, limits
+    return _checked(facts, folder.path / "task.json"), limits
 
 
-def _network(stored: dict[str, Any], model: str | None, path: Path) -> Network:
-    network = Network(**{**stored, "input_shape": tuple(stored["input_shape"])})
+def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
+    """The facts with network and reader built from them, after checking that they belong together."""
+    try:
+        conform({key: facts[key] for key in TaskFacts.__annotations__}, TaskFacts, "the task")
+        stored = facts["network"]
+        network = Network(**{**stored, "input_shape": tuple(stored["input_shape"])})
+        reader = RowReader.from_json(facts["reader"])
+        conform(network, Network, "the network")
+        conform(reader, RowReader, "the reader")
+        classes, scaling = len(facts["class_names"]), facts["target_scaling"]
+        if classes and network.num_outputs not in (classes, classes - 1):
+            raise StorageError(f"{classes} names of classes do not fit {network.num_outputs} outputs")
+        if scaling is not None and len(torch.tensor(scaling["shift"])) != network.num_outputs:
+            raise StorageError("the scaling of targets does not fit the network's outputs")
+    except Exception as error:  # a file may hold anything
+        raise StorageError(f"{path} is altered: {error}; compare anew") from error
+    return {**facts, "network": network, "reader": reader}
+
+
+def _network(network: Network, model: str | None, path: Path) -> Network:
     if network.factory is None:
         if model is not None:
             raise ConfigError(f"{path} was made with the built-in {network.title}; leave --model out")

@@ -2,6 +2,7 @@
 
 from .blocks import Block as Block
 from .blocks import Statistics as Statistics
+from .blocks import check_blocks as check_blocks
 from .covering import Cover as Cover
 from .covering import cover as cover
 from .covering import find_blocks as find_blocks

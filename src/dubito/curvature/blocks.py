@@ -1,12 +1,15 @@
 """Blocks: the weight matrices that get distributions of their own, and what the data say about each."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ..errors import StorageError
+from ..storage.schema import conform
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +80,24 @@ class Block:
     def from_json(cls, values: Mapping[str, Any]) -> "Block":
         """The block behind `to_json`."""
         return cls(**{**values, "shape": tuple(values["shape"])})
+
+
+def check_blocks(blocks: Iterable[Block], weights: Mapping[str, Tensor]) -> None:
+    """Refuse blocks that a file says stand for parameters, where the network has these otherwise or not at all."""
+    seen: set[str] = set()
+    for block in blocks:
+        conform(block, Block, f"the block {block.name!r}")
+        unknown = [name for name in block.parameters if name not in weights or name in seen]
+        if unknown:
+            raise StorageError(
+                f"the block {block.name!r} covers {unknown[0]!r}, which is not there or covered before"
+            )
+        seen |= {*block.parameters}
+        weight, inputs = weights[block.weight], block.columns - (block.bias is not None)
+        fits = min(block.groups, block.rows, inputs) > 0 and block.shape == tuple(weight.shape)
+        fits = fits and block.groups * block.rows * inputs == weight.numel()
+        if not fits or (block.bias and weights[block.bias].numel() != block.groups * block.rows):
+            raise StorageError(f"the block {block.name!r} does not fit the shape of {block.weight!r}")
 
 
 def diagonal_block(name: str, shape: tuple[int, ...]) -> Block:

@@ -14,7 +14,7 @@ from ..fitting import Prepared
 from ..inputs import TensorOptions
 from ..likelihoods import BuiltLikelihood, GaussianLikelihood
 from ..method import Method
-from ..posterior import Drawer, Posterior, stored_tensors
+from ..posterior import Details, Drawer, Posterior, ShapeRule, stored_tensors
 from ..training import Processes, Run, Training, current
 from ..training.beside import Join, train_many
 from ..training.checkpoint import put
@@ -25,9 +25,14 @@ from .map import MAP, PointPosterior
 class DeepEnsemblePosterior(Posterior):
     """K sets of weights, each with its own batch norm statistics; the network holds the first."""
 
+    details_type = Details
+
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self.num_components = self.num_atoms = self.method.members
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        return dict.fromkeys(("members", "statistics"), self.stacked_like_weights(self.num_components - 1))
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         """Member `index` mod K: its parameters and its buffers."""

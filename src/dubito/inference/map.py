@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import resolve, trainable
 from ..objective import PlainObjective
-from ..posterior import Posterior
+from ..posterior import Details, Posterior
 from ..priors import normal_penalty
 
 
@@ -19,6 +20,10 @@ class PointPosterior(Posterior):
     """All mass on one set of weights: total doubt is aleatoric."""
 
     num_atoms = 1
+    details_type = Details
+
+    def shapes(self) -> dict[str, Any]:
+        return {}
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         return self.weights()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ from ..layers.passes import asked
 from ..method import TrainedMethod
 from ..networks import resolve, trainable
 from ..objective import Objective
-from ..posterior import Posterior, Streams
+from ..posterior import FactorDetails, Posterior, Streams
 from ..priors import normal_penalty
 
 
@@ -28,11 +29,15 @@ class MCDropoutPosterior(Posterior):
     """Weights with columns dropped at random; with `rate=None` masks on the network's own dropout layers."""
 
     scalable = True
+    details_type = FactorDetails
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         #: How each weight with dropout on its inputs stands between its nodes, by name.
         self.uses = stored_uses(self.details)
+
+    def shapes(self) -> dict[str, Any]:
+        return {}
 
     @property
     def shared(self) -> set[str]:

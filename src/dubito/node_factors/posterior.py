@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -14,7 +15,7 @@ from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
-from ..posterior import Posterior, Streams
+from ..posterior import FactorDetails, Posterior, ShapeRule, Streams
 from . import members, rows
 from .laws import Family
 
@@ -36,6 +37,7 @@ class NodePosterior(Posterior):
     """
 
     method: Any
+    details_type = FactorDetails
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -68,6 +70,17 @@ class NodePosterior(Posterior):
             tensors=tensors,
             details={"uses": [use.to_json() for use in uses.values()], **known},
         )
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        count, rules = self.num_components, {}
+        for side, family in self.families.items():
+            rule = partial(self._nodes_of, f"{side}_shape")
+            rules |= {f"{side}_mean": rule} if family is not None else {}
+            rules |= {f"{side}_raw_std": rule} if family is not None and family.random else {}
+        return rules | ({"biases": self.stacked_like_weights(count - 1)} if count > 1 else {})
+
+    def _nodes_of(self, side: str, name: str, tensor: Tensor) -> tuple[int, ...]:
+        return (self.num_components, *getattr(self.uses[name], side))
 
     @property
     def shared(self) -> set[str]:

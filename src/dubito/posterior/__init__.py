@@ -5,7 +5,11 @@ from .base import Drawer as Drawer
 from .base import Posterior as Posterior
 from .base import Streams as Streams
 from .base import detached as detached
+from .fingerprint import described as described
 from .sampled import SampledPosterior as SampledPosterior
+from .stored import Details as Details
+from .stored import FactorDetails as FactorDetails
+from .stored import ShapeRule as ShapeRule
 from .tensors import NamedTensors as NamedTensors
 from .tensors import flagged as flagged
 from .tensors import stored_tensors as stored_tensors

@@ -27,6 +27,8 @@ from ..precision import Precision, passes_in
 from ..prediction import Prediction, PredictionOptions
 from ..sources import holds_rows
 from ..summary import Summary, SummaryRow
+from .fingerprint import fingerprint
+from .stored import ShapeRule
 from .tensors import NamedTensors, flagged, stored_tensors
 
 if TYPE_CHECKING:
@@ -68,6 +70,10 @@ class Posterior(nn.Module, ABC):
     num_components: int = 1
     num_atoms: int | None = None
     scalable: bool = False
+    #: The types of what `details` may hold, by which files are checked; None takes whatever there is.
+    details_type: ClassVar[type | None] = None
+    #: Groups of `shapes` that a posterior need not have.
+    optional_groups: ClassVar[Collection[str]] = ()
     #: The classes of posteriors by the names of the methods that make them; `Method` enters each.
     makers: ClassVar[dict[str, type["Posterior"]]] = {}
 
@@ -126,6 +132,15 @@ class Posterior(nn.Module, ABC):
     def group(self, key: str) -> NamedTensors:
         """One group of the tensors."""
         return self.tensors[key]  # pyright: ignore[reportReturnType]
+
+    def shapes(self) -> Mapping[str, ShapeRule] | None:
+        """How tensors are shaped, by group; what does not fit is refused when a file is read. None: as they come."""
+        return None
+
+    def stacked_like_weights(self, *leading: int) -> ShapeRule:
+        """The rule of tensors under the names of parameters and buffers, with axes before the shapes of these."""
+        shapes = {name: tensor.shape for name, tensor in stored_tensors(self.network).items()}
+        return lambda name, tensor: (*leading, *shapes[name])
 
     def survey(self, inputs: Inputs) -> Survey:
         """What the fit learned about the network; posteriors of older files learn it from these rows.
@@ -393,7 +408,7 @@ class Posterior(nn.Module, ABC):
         require_count(num_samples=num_samples)
         count = self.num_atoms or -(-num_samples // self.num_components) * self.num_components
         draws = self._made(range(count), seed, self._linearises(linearised))
-        known = {key: self.details[key] for key in ("survey", "points") if key in self.details}
+        known = {key: self.details[key] for key in ("survey", "points", "inputs") if key in self.details}
         posterior = SampledPosterior(
             duplicate(self.network),
             duplicate(self.likelihood),
@@ -548,6 +563,10 @@ class Posterior(nn.Module, ABC):
             "history": self.history,
             "extra": storage.plain(extra_states(self.network)),
         }
+        if self.details.get("inputs") is not None and (
+            answered := fingerprint(self.network, self.details["inputs"])
+        ):
+            content["fingerprint"] = answered[0]
         storage.write(path, "posterior", self.stored(), content)
 
     def stored(self) -> dict[str, Tensor]:

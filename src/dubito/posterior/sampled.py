@@ -11,8 +11,10 @@ from torch import Tensor
 from ..draws import Draws, LinearisedDraws, MaskDraws, PredictiveModule
 from ..errors import ConfigError
 from ..inputs import Inputs, checked_inputs
+from ..layers.declared import stored_uses
 from ..prediction import Prediction, PredictionOptions
 from .base import CENTRAL, Posterior
+from .stored import SampledDetails, ShapeRule
 
 
 class SampledPosterior(Posterior):
@@ -22,11 +24,28 @@ class SampledPosterior(Posterior):
     they are.
     """
 
+    details_type = SampledDetails
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_atoms = self.num_samples = self.details["sampled"]["count"]
         self.scalable = self.details.get("scalable", False)  # files of earlier versions hold no centres
         self._together: tuple[float, Draws] | None = None
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        facts = self.details["sampled"]
+        Draws.kinds[facts["kind"]]  # a kind that is known
+        uses, rules, count = stored_uses(dict(facts)), {}, self.num_samples
+        for key in self.tensors:
+            side = key.removeprefix(CENTRAL)
+            if side in ("input_factors", "output_factors"):
+                attribute = side.replace("factors", "shape")
+                rules[key] = lambda name, tensor, side=attribute: getattr(uses[name], side)
+            elif side in ("draws", "deviations", "statistics", "biases"):
+                rules[key] = self.stacked_like_weights()
+        return {
+            key: _stacked(rule, None if key.startswith(CENTRAL) else count) for key, rule in rules.items()
+        }
 
     @property
     def linearised(self) -> bool:
@@ -113,3 +132,8 @@ class SampledPosterior(Posterior):
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         self._together = None  # moved
         return super()._apply(*args, **kwargs)
+
+
+def _stacked(rule: ShapeRule, count: int | None) -> ShapeRule:
+    """The rule of stacks of `count` such tensors, or of as many as there are."""
+    return lambda name, tensor: (len(tensor) if count is None else count, *rule(name, tensor))

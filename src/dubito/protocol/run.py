@@ -15,7 +15,7 @@ from ..errors import ConfigError, DataError, DubitoWarning
 from ..fitting import Prepared, prepare, require_agreement, undisturbed
 from ..inference.map import MAP
 from ..likelihoods import Gaussian, Likelihood
-from ..method import Method
+from ..method import Method, with_inputs
 from ..networks import duplicate, with_flags
 from ..posterior import Posterior
 from ..sources import OrderedSource, RowsSource
@@ -67,8 +67,8 @@ def fit(
             if point is None:
                 point = _map_fit(method if isinstance(method, MAP) else MAP(), prepared, auto)
             if isinstance(method, MAP):
-                return point
-            return _fitted(method, prepared, point, auto)
+                return with_inputs(point, prepared)
+            return with_inputs(_fitted(method, prepared, point, auto), prepared)
 
 
 def pilot_of(point: Posterior) -> Pilot:

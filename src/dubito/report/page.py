@@ -43,10 +43,7 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
         if (result := stored.get(row.method)) is not None
     ]
     path = folder / "report.html" if out is None else out
-    try:
-        write_text(path, page(results, task, rows, items, styles))
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error}; choose another file with --out") from error
+    write_text(path, page(results, task, rows, items, styles))
     return path
 
 

@@ -1,6 +1,7 @@
 """Posteriors and checkpoints as safetensors with one JSON key; no pickle anywhere."""
 
 from .files import checksum as checksum
+from .files import exists as exists
 from .files import json_checksum as json_checksum
 from .files import read as read
 from .files import write as write

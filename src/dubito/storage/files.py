@@ -4,17 +4,16 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import StorageError
 from ..version import __version__
-from .whole import whole_file
+from .whole import file_path, whole_file
 
 KEY = "dubito"
 FORMAT = 1
@@ -31,11 +30,6 @@ def write(
         tensors: by name; copies are made where they share memory.
         content: anything JSON can hold.
     """
-    path = Path(path)
-    if path.is_dir():
-        raise StorageError(f"cannot write {path}: it is a folder; give the name of a file in it")
-    if not path.parent.is_dir():
-        raise StorageError(f"cannot write {path}: the folder {path.parent} does not exist; create it first")
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     try:
         content = json.loads(json.dumps(content))  # as a reader will find it
@@ -49,25 +43,31 @@ def write(
         "shapes": {name: list(tensor.shape) for name, tensor in plain.items()},
         "content": content,
     }
-    try:
-        with whole_file(path) as temporary:
-            metadata = {KEY: json.dumps({**header, "metadata_sha256": json_checksum(header)})}
-            save_file(plain, temporary, metadata=metadata)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error}") from error
+    metadata = {KEY: json.dumps({**header, "metadata_sha256": json_checksum(header)})}
+    with whole_file(path) as temporary:
+        save_file(plain, temporary, metadata=metadata)
+
+
+def exists(path: str | os.PathLike[str]) -> bool:
+    """Whether there is a file at a path; what can be none is refused."""
+    return file_path(path, "read")[1]
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Tensors and content of a file written by `write`; truncated, altered or foreign files are refused."""
-    path = Path(path)
-    if not path.is_file():
+    target, exists = file_path(path, "read")
+    if not exists:
         raise StorageError(f"there is no file {path}")
     try:
-        with safe_open(path, framework="pt") as file:
+        with target.open("rb"):  # says what the system has against it
+            pass
+        with safe_open(target, framework="pt") as file:
             metadata = file.metadata() or {}
             # Copies: the file is mapped into memory, and what happens to it later must not reach the tensors.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, ValueError) as error:
+    except OSError as error:
+        raise StorageError(f"cannot read {path}: {error}") from error
+    except Exception as error:  # whatever safetensors says of bytes that are none of its own
         raise StorageError(f"{path} is truncated or not a safetensors file: {error}") from error
     if KEY not in metadata:
         raise StorageError(f"{path} was not written by dubito: its metadata has no key {KEY!r}")
@@ -79,7 +79,7 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], di
             )
         metadata_sha256 = header.pop("metadata_sha256")
         found_kind, tensors_sha256, content = header["kind"], header["sha256"], header["content"]
-    except (json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise StorageError(f"{path} is altered: its metadata cannot be read ({error})") from error
     for what, sha256, actual in (
         ("metadata", metadata_sha256, json_checksum(header)),

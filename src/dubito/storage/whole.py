@@ -1,10 +1,11 @@
-"""Files that appear whole or not at all."""
+"""Files that appear whole or not at all, and what a path may be."""
 
 import glob
 import os
 import re
 import shutil
 import socket
+import stat
 import tempfile
 import time
 import zlib
@@ -12,17 +13,61 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from ..errors import ConfigError, StorageError
 
 #: How folders of files that are being written end, and the seconds after which one was surely given up.
 PARTIAL, STALE = ".partial", 600
 
 
+def file_path(path: Any, verb: str) -> tuple[Path, bool]:
+    """The file behind a path, links followed, and whether it exists; what can be no file is refused.
+
+    Args:
+        path: what a user gave.
+        verb: what is to be done with it, for messages.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"a path must be a string or a pathlib.Path, got {path!r}")
+    try:
+        target = Path(os.path.realpath(path))
+        mode = os.stat(target).st_mode
+    except FileNotFoundError:
+        return target, False
+    except (OSError, ValueError, TypeError) as error:  # a name too long, a loop of links, a NUL; bytes
+        raise StorageError(f"cannot {verb} {str(path)!r}: {error}") from error
+    if stat.S_ISDIR(mode):
+        raise StorageError(f"cannot {verb} {path}: it is a folder; give the name of a file in it")
+    if not stat.S_ISREG(mode):
+        raise StorageError(f"cannot {verb} {path}: it is a device, a FIFO or a socket; give a regular file")
+    return target, True
+
+
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """The path of a file to be written, which takes the place of `path` in one move if nothing fails.
 
-    It lies in a folder of its own beside `path`, since some writers make further files beside theirs; what a killed
-    process left there is removed by the next one that writes `path`.
+    A link stays one, and the file it points to is replaced. What the disk refuses is a `StorageError`, and what was at
+    `path` is still there.
+    """
+    target, _ = file_path(path, "write")
+    if not target.parent.is_dir():
+        raise StorageError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
+    try:
+        with _replacing(target) as temporary:
+            yield temporary
+    except (OSError, SafetensorError) as error:
+        raise StorageError(f"cannot write {path}: {error}; what was there before is untouched") from error
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file in a folder of its own beside `path`, since some writers make further files beside theirs.
+
+    What a killed process left there is removed by the next one that writes `path`.
     """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
         if _given_up(left):

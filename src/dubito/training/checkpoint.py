@@ -1,9 +1,9 @@
 """Checkpoints: the whole state of a run in one file, refused where it belongs to another run."""
 
 import os
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -11,12 +11,15 @@ from torch import Tensor
 from .. import storage
 from ..errors import StorageError
 from ..fingerprints import first_difference, modules_of, weights_of
+from ..storage.schema import conform
 from .contract import ObjectiveLike
 from .settings import Training
 
 KIND = "checkpoint"
 #: Of fingerprints: the first one told neither first weights nor all rows.
 REVISION = 2
+#: Shapes and dtypes of tensors by name.
+Forms: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 def fingerprint(
@@ -63,11 +66,12 @@ def load(
     path: str | os.PathLike[str], expected: dict[str, Any]
 ) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The checkpoint at `path`, None where there is none yet, an error where it belongs to another run."""
-    if not Path(path).exists():
+    if not storage.exists(path):
         return None
-    if Path(path).is_dir():
-        raise StorageError(f"checkpoint must be a file, got the folder {path}; give the name of a file in it")
     tensors, content = storage.read(path, KIND)
+    with altered(path):
+        conform(content, dict[str, Any], "its content")
+        conform(content.get("fingerprint"), dict[str, Any], "its fingerprint")
     require_same(path, content["fingerprint"], expected)
     return tensors, content
 
@@ -99,6 +103,43 @@ def _read_by_both(fingerprint: dict[str, Any], other: dict[str, Any]) -> dict[st
         for name, module in modules.items()
     }
     return {**fingerprint, "network": shared}
+
+
+@contextmanager
+def altered(path: Any) -> Iterator[None]:
+    """Whatever fails inside, where a checkpoint's content is looked at and taken over, is the file's fault."""
+    try:
+        yield
+    except Exception as error:
+        raise StorageError(f"the checkpoint {path} is altered: {error}; remove it to start anew") from error
+
+
+def forms_of(tensors: Mapping[str, Tensor]) -> Forms:
+    """Shapes and dtypes by name."""
+    return {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+
+
+def check_forms(tensors: Mapping[str, Tensor], forms: Forms, where: str, like: Any = None) -> None:
+    """Refuse tensors of other names, shapes or dtypes than `forms` says, and numbers that are not finite.
+
+    Args:
+        tensors: of a checkpoint.
+        forms: what they must be.
+        where: they belong, for messages.
+        like: a posterior whose buffers may hold infinities (a mask's).
+    """
+    kept = {} if like is None else like.stored()
+    for name in [*forms, *tensors]:
+        if name not in tensors or name not in forms:
+            raise StorageError(f"{where} {'has' if name in tensors else 'lacks'} a tensor {name!r}")
+        tensor = tensors[name]
+        if (tuple(tensor.shape), tensor.dtype) != forms[name]:
+            raise StorageError(
+                f"{where} has {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, not {forms[name]}"
+            )
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            if name not in kept or not torch.equal(tensor.isfinite(), kept[name].isfinite().cpu()):
+                raise StorageError(f"{where} has NaN or infinity in {name!r}")
 
 
 def part(tensors: Mapping[str, Tensor], key: str) -> dict[str, Tensor]:

@@ -6,7 +6,6 @@ import time
 import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -28,47 +27,11 @@ from .contract import ObjectiveLike, StepArguments, StepRecord
 from .interruption import interruptible
 from .plan import Plan, plan_run
 from .progress import Bar
+from .resume import RunProgress, check_checkpoint
 from .settings import Training
 
 #: A gradient norm this many times the usual one is reported.
 EXPLOSION = 1e3
-
-
-@dataclass
-class RunProgress:
-    """How far a run has come: plain facts that a checkpoint keeps.
-
-    Attributes:
-        step: steps made.
-        epoch: epochs completed.
-        passes: passes made in the present epoch.
-        sums: terms of the loss, times rows, of the present epoch.
-        rows: rows seen in it.
-        history: one record per epoch.
-        best: the lowest validation loss.
-        best_step: the steps made when it was seen.
-        waited: epochs since then.
-        judged: the steps made at the last validation; −1 before the first.
-        score: the loss of the last validation.
-        done: whether the run has ended.
-        ended: by what: "limit", "patience" or "budget".
-        spent: seconds of the whole fit so far, where somebody keeps account of them.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    passes: int = 0
-    sums: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    rows: int = 0
-    history: list[dict[str, float]] = field(default_factory=list)
-    best: float | None = None
-    best_step: int = 0
-    waited: int = 0
-    judged: int = -1
-    score: float | None = None
-    done: bool = False
-    ended: str = ""
-    spent: float = 0.0
 
 
 def train(objective: ObjectiveLike, source: Source, training: Training, run: Run) -> list[dict[str, float]]:
@@ -435,6 +398,9 @@ class Loop:
                 self.objective, self.training, self.run.seed, self.source.digest(), validation
             )
             stored = checkpoint.load(self.run.checkpoint, self.expected)
+        if stored is not None:
+            with checkpoint.altered(self.run.checkpoint):
+                check_checkpoint(*stored, self.objective.draft, self.training)
         tensors, content = stored or ({}, None)
         content = self.processes.broadcast_json(content, self.device)
         if content is None:
@@ -449,7 +415,8 @@ class Loop:
         if self.account:
             self.account.resumed(self.progress.spent)
         checkpoint.put(self.objective.draft.stored(), checkpoint.part(tensors, "draft"))
-        self.stepper.restore(checkpoint.part(tensors, "stepper"), content["stepper"])
+        with checkpoint.altered(self.run.checkpoint):
+            self.stepper.restore(checkpoint.part(tensors, "stepper"), content["stepper"])
         self.best_state = checkpoint.part(tensors, "best")
         self.row_losses = checkpoint.part(tensors, "losses")
 

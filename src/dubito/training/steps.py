@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -12,12 +12,22 @@ from ..devices import HostCopy, moved
 from ..inputs import Batch, TensorOptions
 from ..precision import autocast
 from ..processes import Processes
+from ..storage.schema import Count, Multiplier, conform
+from . import checkpoint
 from .contract import ObjectiveLike, Stepper, StepRecord, Terms
 from .plan import Plan
 from .settings import Training
 
 #: A gradient norm is taken at every so many steps, enough to see noise with heavy tails.
 NORM_EVERY = 8
+
+
+class StepperFacts(TypedDict):
+    """What an optimiser keeps beside tensors: what it has instead of some, and the state of loss scaling."""
+
+    optimizer: dict[str, None]
+    scaler: dict[str, Multiplier]
+    snapshots: NotRequired[Count]
 
 
 class GradientStepper(Stepper):
@@ -89,10 +99,12 @@ class GradientStepper(Stepper):
         return tensors, {"optimizer": plain, "scaler": self.scaler.state_dict()}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        conform(facts, StepperFacts, "the optimiser's facts")
         state: dict[int, dict[str, Any]] = {}
         for name, value in {**facts["optimizer"], **tensors}.items():
             index, _, key = name.partition(".")
             state.setdefault(int(index), {})[key] = value
+        self._check(state)
         groups = self.optimizer.state_dict()["param_groups"]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         for parameter, slots in self.optimizer.state.items():
@@ -102,6 +114,22 @@ class GradientStepper(Stepper):
                     slots[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
         if facts["scaler"]:
             self.scaler.load_state_dict(dict(facts["scaler"]))
+
+    def _check(self, state: Mapping[int, Mapping[str, Any]]) -> None:
+        """Refuse slots that this optimiser would not have made: those of a number show what they are."""
+        example = torch.zeros(1, dtype=torch.float32, device=self.device).requires_grad_()
+        example.grad = torch.zeros_like(example)
+        scratch = self.training.optimizer.make([{"params": [example], "lr": 1.0}])
+        scratch.step()
+        for index, slots in state.items():
+            parameter, where = self.parameters[index], f"the optimiser's state of parameter {index}"
+            made = {key: value for key, value in scratch.state[example].items() if value is not None}
+            tensors = {key: value for key, value in slots.items() if value is not None}
+            forms = {
+                key: (tuple(parameter.shape), parameter.dtype) if value.ndim else ((), value.dtype)
+                for key, value in made.items()
+            }
+            checkpoint.check_forms(tensors, forms, where)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.training.precision, self.device)

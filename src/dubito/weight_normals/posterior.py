@@ -16,8 +16,10 @@ from ..layers.passes import asking
 from ..layers.shell import seeded
 from ..matrices import BlockDrawer, BlockPosterior
 from ..networks import Subset, duplicate
+from ..posterior import Details, ShapeRule
 from ..prediction import Prediction, PredictionOptions
 from ..seeds import derived
+from ..storage.schema import Names, Positive
 from .noise import LocalNoise, Moments
 from .normals import Normals
 from .placement import Placement, assign_noise
@@ -29,6 +31,13 @@ from .ties import matrix_shape, tied_ranks
 FLOOR = 1e-6
 
 
+class NormalDetails(Details, total=False):
+    """Facts of independent Normals: the floors of truncated scales, and how weights were drawn in training."""
+
+    floors: dict[str, Positive]
+    in_training: Names
+
+
 class NormalPosterior(BlockPosterior):
     """w ~ N(mean, σ²) for each weight, the means being the network's own.
 
@@ -38,12 +47,24 @@ class NormalPosterior(BlockPosterior):
     """
 
     scalable = True
+    details_type, optional_groups = NormalDetails, ("raw_std", "log_u", "log_v", "u", "v")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         keys = [key for key in ("raw_std", "log_u", "u") if key in self.tensors]
         self._forms = {name: key for key in keys for name in self.group(key).names}
         self.random = tuple(name for name in self.weights() if name in self._forms)
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        weights = self.weights()
+
+        def side(first: str, axis: int) -> ShapeRule:
+            return lambda name, _: (len(self.group(first)[name]), matrix_shape(weights[name])[axis])
+
+        if not self.random:
+            raise KeyError("none of the weights has a standard deviation")
+        tied = {"log_u": side("log_u", 0), "log_v": side("log_u", 1), "u": side("u", 0), "v": side("u", 1)}
+        return {"raw_std": self.stacked_like_weights(), **tied}
 
     # -- the distribution ----------------------------------------------------------------------------------
 

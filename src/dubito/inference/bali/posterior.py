@@ -2,15 +2,27 @@
 
 import math
 from functools import cached_property
+from typing import Any, NotRequired
 
 import torch
 from torch import Tensor
 
-from ...curvature import Block
+from ...curvature import Block, check_blocks
 from ...distributions import InverseWishart, MatrixNormal
 from ...distributions.two_sided import TwoSided
 from ...matrices import BlockDrawer, BlockPosterior
+from ...posterior import Details, ShapeRule
+from ...storage.schema import Count, Positive
 from .layer import placed
+
+
+class BALIDetails(Details):
+    """Facts of BALI: the layers as matrices, and by how many rows each counts."""
+
+    blocks: list[dict[str, Any]]
+    effective_data: dict[str, Positive]
+    last: NotRequired[str | None]
+    jitters: NotRequired[dict[str, Count]]
 
 
 class BALIPosterior(BlockPosterior):
@@ -21,6 +33,16 @@ class BALIPosterior(BlockPosterior):
     """
 
     scalable = True
+    details_type = BALIDetails
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        check_blocks(self.blocks, self.weights())
+        of = {block.weight: block for block in self.blocks}
+
+        def square(side: str) -> ShapeRule:
+            return lambda name, _: (of[name].groups, getattr(of[name], side), getattr(of[name], side))
+
+        return {"input_tril": square("columns"), "output_tril": square("rows")}
 
     @cached_property
     def blocks(self) -> tuple[Block, ...]:

@@ -4,7 +4,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import torch
 from torch import Tensor
@@ -14,7 +14,9 @@ from ...errors import ConfigError, DubitoWarning
 from ...inputs import Batch, TensorOptions, call, rows_of
 from ...layers import Dense
 from ...layers.passes import asking
+from ...storage.schema import Positive, Within, conform
 from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
+from ...training.checkpoint import check_forms, forms_of
 from .layer import Layer
 from .local import FewCases, LayerNoise
 from .posterior import sampled_root
@@ -54,6 +56,14 @@ class StepSums:
         """Add the sums of one pass."""
         self.grams[name] = self.grams[name].add_(sums) if name in self.grams else sums
         self.cases[name] = self.cases.get(name, 0.0) + cases
+
+
+class LayerwiseFacts(TypedDict):
+    """What steps keep beside tensors: Π (1 − β_s), and settings that rows have chosen."""
+
+    remainder: Annotated[float, Within(0, 1)]
+    chosen: NotRequired[tuple[Positive, Positive | None]]
+    points: NotRequired[dict[str, Any]]
 
 
 class LayerwiseStepper(Stepper):
@@ -193,6 +203,9 @@ class LayerwiseStepper(Stepper):
         return tensors, {"remainder": self.remainder}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        conform(facts, LayerwiseFacts, "the facts of steps")
+        layers = {name: tensor for name, tensor in tensors.items() if not name.startswith("points:")}
+        check_forms(layers, forms_of(LayerwiseStepper.state(self)[0]), "the state of layers")
         for name, layer in self.layers.items():
             for key in KEPT:
                 getattr(layer, key).copy_(tensors[f"{name}:{key}"])

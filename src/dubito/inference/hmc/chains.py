@@ -2,15 +2,16 @@
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from ... import seeds, storage
-from ...errors import ConfigError
+from ...errors import ConfigError, StorageError
 from ...fingerprints import modules_of, weights_of
 from ...fitting import Prepared
+from ...storage.schema import Count, conform
 from ...training import checkpoint
 from ...training.progress import Bar
 from .target import Target
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 #: The most weights whose correlations the chains learn in their warm-up.
 MOST_DENSE = 300
+
+
+class ChainsContent(TypedDict):
+    """What a checkpoint holds beside the draws of finished chains."""
+
+    fingerprint: dict[str, Any]
+    divergent: list[Count]
 
 
 def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[Tensor, int]:
@@ -49,8 +57,15 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
         keep()  # what cannot be written is found before work starts
     else:
         tensors, content = stored
+        with checkpoint.altered(path):
+            conform(content, ChainsContent, "its content")
+            numbers = range(len(content["divergent"]))
+            form = (method.num_samples, len(target.prior_std)), target.like.dtype
+            checkpoint.check_forms(tensors, {f"chain/{number}": form for number in numbers}, "the chains")
+            if len(numbers) > method.chains:
+                raise StorageError(f"it holds {len(numbers)} chains of {method.chains}")
         divergent += content["divergent"]
-        draws += [tensors[f"chain/{number}"].to(target.like.device) for number in range(len(divergent))]
+        draws += [tensors[f"chain/{number}"].to(target.like.device) for number in numbers]
     length = method.warmup + method.num_samples
     bar = Bar(method.chains * length, prepared.run.progress, "HMC", done=len(draws) * length)
     with bar.open():

@@ -7,12 +7,23 @@ import torch
 from torch import Tensor
 
 from ...errors import TrainingError
-from ...posterior import Posterior
+from ...posterior import Details, Posterior, ShapeRule
+from ...storage.schema import Count, Size
 
 #: Chains agree where R-hat is at most the first and together are worth at least the second in independent draws.
 MOST_R_HAT, LEAST_DRAWS = 1.05, 100.0
 #: The most transitions that may diverge, as a share of the draws: a hint at regions the chains cannot enter.
 MOST_DIVERGENT = 0.01
+
+
+class HMCDetails(Details):
+    """Facts of chains."""
+
+    draws: Size
+    chains: Size
+    r_hat: float | None
+    effective_sample_size: float | None
+    divergent: Count
 
 
 class HMCPosterior(Posterior):
@@ -22,9 +33,14 @@ class HMCPosterior(Posterior):
     over outputs, and the number of divergent transitions.
     """
 
+    details_type = HMCDetails
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_atoms = self.details["draws"]
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        return {"draws": self.stacked_like_weights(self.details["draws"])}
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         assert self.num_atoms is not None

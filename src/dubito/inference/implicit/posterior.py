@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...layers.factors import Factor, NodeFactors
 from ...networks import with_flags, with_weights
 from ...node_factors import NodePosterior
-from ...posterior import Streams
+from ...posterior import ShapeRule, Streams
 
 
 class ImplicitPosterior(NodePosterior):
@@ -17,6 +17,12 @@ class ImplicitPosterior(NodePosterior):
     `tensors` holds `input_mean` and `input_raw_std`, [K, nodes]; with factors on biases also `bias_mean` and
     `bias_raw_std`, [K] by the bias's name; and the number of rows seen in training, by which components take turns.
     """
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        count, keys = self.num_components, ("bias_mean", "bias_raw_std")
+        rules = {key: rule for key, rule in super().shapes().items() if key != "biases"}
+        rules |= {key: lambda name, _: (count,) for key in keys if self.method.bias_factors}
+        return {**rules, "statistics": lambda name, _: ()}
 
     def bias_draws(self, components: Tensor, streams: Streams) -> dict[str, Tensor]:
         stds, weights = self.stds(), self.weights()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from ...curvature import Block, Cover, cover
+from ...curvature import Block, Cover, check_blocks, cover
 from ...distributions import GroupedNormal, StructuredNormal
 from ...distributions.kronecker import EigenbasisNormal
 from ...distributions.two_sided import TwoSided
@@ -19,10 +19,11 @@ from ...errors import ConfigError, NetworkError, require_count, require_positive
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...matrices import BlockDrawer, BlockPosterior
-from ...posterior import MAX_ROWS, NamedTensors
+from ...posterior import MAX_ROWS, NamedTensors, ShapeRule
 from ...prediction import Prediction, PredictionOptions
 from ...sources import Source
 from ...summary import Summary
+from .facts import LaplaceDetails
 from .joint import Joint, joint_outputs
 from .linearised import Linearised, closed_prediction
 from .structures import BlockTensors, Diagonal, Structure, one_group
@@ -46,6 +47,8 @@ class LaplacePosterior(BlockPosterior):
     """
 
     scalable = True
+    details_type = LaplaceDetails
+    optional_groups = ("diagonal",)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,6 +59,17 @@ class LaplacePosterior(BlockPosterior):
         self._built: dict[str, tuple[Any, tuple[StructuredNormal, ...]]] = {}
         self._cover: Cover | None = None
         self._linearised: Linearised | None = None
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        check_blocks(self.blocks.values(), self.weights())
+        if self.prior_precisions.keys() != self.blocks.keys():
+            raise KeyError("one prior precision for each block is needed")
+        shapes = {
+            block.weight: self.structure_of(block).shapes(block, self.block_tensors(block))
+            for block in self.blocks.values()
+        }
+        kinds = {kind for block in shapes.values() for kind in block}
+        return {kind: lambda name, _, kind=kind: shapes[name][kind] for kind in kinds}
 
     # -- the distribution ----------------------------------------------------------------------------------
 

@@ -64,6 +64,10 @@ class Structure(ABC):
         """The distribution of one m × n matrix from its stored tensors, without the axis of groups."""
 
     @abstractmethod
+    def shapes(self, block: Block, tensors: BlockTensors) -> dict[str, tuple[int, ...]]:
+        """Of what is stored of a block, by kind; where the structure leaves a size open, as the tensors have it."""
+
+    @abstractmethod
     def joined(
         self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
     ) -> BlockTensors:
@@ -91,6 +95,9 @@ class Diagonal(Structure):
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {"diagonal": present(statistics.diagonal)}
 
+    def shapes(self, block: Block, tensors: BlockTensors) -> dict[str, tuple[int, ...]]:
+        return {"diagonal": (block.groups, block.rows, block.columns)}
+
     def normal(
         self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> DiagonalNormal:
@@ -116,6 +123,11 @@ class KFAC(Structure):
             "input_vectors": present(statistics.input_vectors),
             "input_eigenvalues": present(statistics.input_eigenvalues),
         }
+
+    def shapes(self, block: Block, tensors: BlockTensors) -> dict[str, tuple[int, ...]]:
+        groups, m, n = block.groups, block.rows, block.columns
+        vectors = {"output_vectors": (groups, m, m), "input_vectors": (groups, n, n)}
+        return {**vectors, "output_eigenvalues": (groups, m), "input_eigenvalues": (groups, n)}
 
     def normal(
         self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
@@ -157,6 +169,11 @@ class EFB(Structure):
             "input_vectors": present(statistics.input_vectors),
             "eigenvalues": present(statistics.eigenvalues),
         }
+
+    def shapes(self, block: Block, tensors: BlockTensors) -> dict[str, tuple[int, ...]]:
+        groups, m, n = block.groups, block.rows, block.columns
+        vectors = {"output_vectors": (groups, m, m), "input_vectors": (groups, n, n)}
+        return {**vectors, "eigenvalues": (groups, m, n)}
 
     def normal(
         self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
@@ -218,6 +235,16 @@ class INF(Structure):
             "input_vectors": present(statistics.input_vectors)[..., columns].contiguous(),
             "eigenvalues": eigenvalues[:, rows][:, :, columns].contiguous(),
             "diagonal": present(statistics.diagonal),
+        }
+
+    def shapes(self, block: Block, tensors: BlockTensors) -> dict[str, tuple[int, ...]]:
+        groups, m, n = block.groups, block.rows, block.columns
+        _, rows, columns = tensors["eigenvalues"].shape
+        return {
+            "output_vectors": (groups, m, rows),
+            "input_vectors": (groups, n, columns),
+            "eigenvalues": (groups, rows, columns),
+            "diagonal": (groups, m, n),
         }
 
     def normal(

@@ -1,21 +1,38 @@
 """Natural-gradient training in the library's loop: an optimiser whose gradients are taken at draws."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ... import seeds
-from ...errors import ConfigError
+from ...errors import ConfigError, StorageError
 from ...inputs import Batch, TensorOptions, rows_of
 from ...layers import Layout
 from ...layers.passes import asked
 from ...networks import trainable
 from ...objective import PlainObjective
 from ...optim import NoisyKFAC, NoisyOptimizer
+from ...storage.schema import Count, Multiplier, Positive, Size, conform
 from ...training import GradientStepper, Plan, Processes, Stepper, StepRecord, Training
+from ...training.checkpoint import check_forms
 from .posterior import NaturalPosterior
+
+#: What changes while an optimiser runs, among its settings.
+COUNTED: dict[str, Any] = {"lr": Multiplier, "kl_now": Multiplier, "kl_weight": Positive}
+COUNTED |= dict.fromkeys(("draws", "steps", "passes", "rows"), Count)
+#: The slots of Kronecker factors.
+SIDES = ("inputs", "outputs")
+
+
+class NaturalFacts(TypedDict):
+    """What a stepper keeps beside tensors."""
+
+    plain: dict[str, int | bool]
+    groups: list[dict[str, Any]]
+    beside: NotRequired[dict[str, Any]]
 
 
 class NaturalObjective(PlainObjective):
@@ -162,6 +179,41 @@ class NaturalStepper(Stepper):
         factor = {"seen_inputs": "input_tril", "seen_outputs": "output_tril"}.get(key)
         return torch.Size() if factor is None else self.objective.draft.group(factor)[name].shape
 
+    def _check(self, state: Mapping[int, Mapping[str, Any]], groups: Any, stored: Any) -> None:
+        """Refuse settings that a run does not change, numbers that scale, and slots that belong to no parameter."""
+        for group, was in zip(groups, stored, strict=True):
+            for key in {*group, *was} - {"params"}:
+                if key in COUNTED:
+                    conform(was[key], COUNTED[key], f"the optimiser's {key}")
+                elif list(np.ravel(was[key])) != list(np.ravel(group[key])):
+                    raise StorageError(f"the optimiser's {key} was {was[key]!r} and is {group[key]!r}")
+        factored, places = (
+            self.objective.draft.biases,
+            {name: n for n, name in enumerate(self.objective.names)},
+        )
+        plain: set[frozenset[str]] = set()
+        for index, slots in state.items():
+            name, where = self.objective.names[index], f"the optimiser's state of parameter {index}"
+            parameter, tensors = (
+                self.parameters[index],
+                {k: v for k, v in slots.items() if isinstance(v, Tensor)},
+            )
+            forms = {key: (tuple(self._shape(name, parameter, f"seen_{key}" if key in SIDES else "squares")),
+                           parameter.dtype) for key in tensors}  # fmt: skip
+            check_forms(tensors, forms, where)
+            conform(slots.get("step", 1), Size, f"{where}: the step")
+            if name in factored:
+                bias = factored[name]
+                if {*slots} != {*SIDES, "bias", "turned"} or slots["bias"] != (
+                    -1 if bias is None else places[bias]
+                ):
+                    raise StorageError(f"{where} does not fit its Kronecker factors")
+                conform(slots["turned"], bool, where)
+            else:
+                plain.add(frozenset(slots))
+        if len(plain) > 1:
+            raise StorageError("the optimiser keeps other slots of one parameter than of another")
+
     def _set_rates(self, number: int) -> float:
         lr = self.training.lr * self.plan.rise(number, self.training.warmup)
         lr *= self.training.schedule.factor(self.plan.progress(number))
@@ -182,12 +234,14 @@ class NaturalStepper(Stepper):
         return tensors, facts
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        conform(facts, NaturalFacts, "the optimiser's facts")
         state: dict[int, dict[str, Any]] = {}
         natural = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("natural:")}
         for name, value in {**facts["plain"], **natural}.items():
             index, _, key = name.partition(".")
             state.setdefault(int(index), {})[key] = value
         groups = self.optimizer.state_dict()["param_groups"]
+        self._check(state, groups, facts["groups"])
         restored = [{**group, **was} for group, was in zip(groups, facts["groups"], strict=True)]
         for group in restored:
             if "betas" in group:

@@ -2,12 +2,19 @@
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NotRequired
 
 import torch
 from torch import Tensor
 
-from ...posterior import Posterior
+from ...posterior import Details, Posterior, ShapeRule
+
+
+class NaturalDetails(Details):
+    """Facts of natural gradients: the biases of weights with factors, and those stored as inputs × outputs."""
+
+    factored: dict[str, str | None]
+    turned: NotRequired[list[str]]
 
 
 class NaturalPosterior(Posterior):
@@ -18,6 +25,7 @@ class NaturalPosterior(Posterior):
     """
 
     scalable = True
+    details_type, optional_groups = NaturalDetails, ("input_tril", "output_tril")
 
     @cached_property
     def biases(self) -> dict[str, str | None]:
@@ -28,6 +36,21 @@ class NaturalPosterior(Posterior):
     def turned(self) -> frozenset[str]:
         """The weights with factors that are stored as inputs × outputs."""
         return frozenset(self.details.get("turned", ()))
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        weights = self.weights()
+
+        def outputs(name: str, tensor: Tensor) -> tuple[int, ...]:
+            groups, m, _ = tensor.shape
+            return (groups, m, m)
+
+        def inputs(name: str, tensor: Tensor) -> tuple[int, ...]:
+            groups, m, _ = self.group("output_tril")[name].shape
+            n, rest = divmod(weights[name].numel(), groups * m)
+            n += self.biases[name] is not None
+            return (groups, n, n) if not rest else ()
+
+        return {"std": self.stacked_like_weights(), "input_tril": inputs, "output_tril": outputs}
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         weights = self.weights()

@@ -2,16 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import ConfigError, require_count, require_fraction, require_positive
+from ...errors import ConfigError, StorageError, require_count, require_fraction, require_positive
 from ...inputs import Batch
 from ...networks import duplicate
 from ...posterior import Posterior
+from ...storage.schema import Within, conform
 from ...training import GradientStepper, Plan, Processes, StepRecord, Training
+from ...training.checkpoint import Forms, check_forms, forms_of
 from ..map import MAPObjective
 
 
@@ -127,6 +129,17 @@ class AveragedObjective(MAPObjective):
             if parameter.requires_grad and not isinstance(parameter, nn.UninitializedParameter)
         }
 
+    def forms(self, count: int) -> Forms:
+        """Shapes and dtypes of what has been gathered after `count` times."""
+        conform(count, Annotated[int, Within(0, self.averages.gathering.snapshots)], "the number of averages")
+        gathering, forms = self.averages.gathering, {}
+        for name, tensor in forms_of(self.gathered()).items() if count else ():
+            forms[f"mean/{name}"] = tensor
+            forms |= {f"squares/{name}": tensor} if gathering.variance else {}
+            if gathering.rank:
+                forms[f"deviations/{name}"] = (gathering.rank, *tensor[0]), tensor[1]
+        return forms
+
     def collect(self) -> None:
         """Gather the weights as they are now."""
         self.averages.collect(self.gathered())
@@ -194,5 +207,9 @@ class AveragingStepper(GradientStepper):
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         key = "averages/"
         averaged = {name[len(key) :]: tensor for name, tensor in tensors.items() if name.startswith(key)}
+        forms = self.objective.forms(facts["snapshots"])
+        check_forms(averaged, forms, "the averages")
+        if any((tensor < 0).any() for name, tensor in averaged.items() if name.startswith("squares/")):
+            raise StorageError("squares of deviations must not be negative")
         self.objective.averages.restore(facts["snapshots"], averaged)
         super().restore({n: tensor for n, tensor in tensors.items() if not n.startswith(key)}, facts)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired
 
 import torch
 from torch import Tensor
@@ -12,11 +12,21 @@ from ... import seeds
 from ...errors import require_count, require_positive
 from ...inputs import TensorOptions
 from ...networks import duplicate
-from ...posterior import Drawer, Posterior
+from ...posterior import Details, Drawer, Posterior, ShapeRule
 from ...sources import as_source
+from ...storage.schema import Count, Size
 from .averages import AveragedObjective, Gathering
 from .batch_norm import normalising, refresh, statistics_of
 from .swa import Averaging
+
+
+class SWAGDetails(Details):
+    """Facts of SWAG; `atoms` and `seed` where draws have statistics of their own."""
+
+    rank: Count
+    snapshots: Count
+    atoms: NotRequired[Size]
+    seed: NotRequired[int]
 
 
 class SWAGPosterior(Posterior):
@@ -26,10 +36,18 @@ class SWAGPosterior(Posterior):
     correlated. A posterior from `refreshed` has finitely many draws, each with batch norm statistics of its own.
     """
 
+    details_type, optional_groups = SWAGDetails, ("statistics",)
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.num_atoms = self.details.get("atoms")
         self.scalable = self.num_atoms is None  # statistics were taken at the draws as they are
+
+    def shapes(self) -> dict[str, ShapeRule]:
+        rules = {"variance": self.stacked_like_weights(), "deviations": self.stacked_like_weights(self.rank)}
+        return rules | (
+            {"statistics": self.stacked_like_weights(self.num_atoms)} if self.num_atoms is not None else {}
+        )
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         return self.weights() | dict(self.drawer()(index, generator))

@@ -1,0 +1,46 @@
+"""The plain facts of a Laplace posterior, as its file holds them."""
+
+from typing import Any, NotRequired, TypedDict
+
+from ...posterior import Details
+from ...storage.schema import Positive, Recorded
+
+
+class BlockFacts(TypedDict, total=False):
+    """What a structure chose for a block."""
+
+    requested_rank: int
+    rank: int
+    size: int
+    captured: float
+    negative: float
+
+
+class PrecisionChoice(TypedDict):
+    """How validation rows chose the prior precision; see `LaplacePosterior`."""
+
+    grid: list[Recorded]
+    losses: list[Recorded]
+    standard_errors: list[Recorded]
+    shares: list[Recorded]
+    margin: Recorded
+    centre_loss: Recorded
+    rows: int
+    taken: Positive
+    share: float
+    no_uncertainty: bool
+
+
+class LaplaceDetails(Details):
+    """See `LaplacePosterior`."""
+
+    blocks: list[dict[str, Any]]
+    facts: dict[str, BlockFacts]
+    num_data: Positive
+    data_scale: Positive
+    noise_factor: Positive
+    prior_precision: Positive | dict[str, Positive]
+    log_likelihood: float
+    squared_errors: NotRequired[float | None]
+    num_values: NotRequired[float | None]
+    precision_choice: NotRequired[PrecisionChoice]

@@ -1,0 +1,1 @@
+"""Stored posteriors and checkpoints that must load for ever; `make.py` wrote them."""

@@ -1,0 +1,50 @@
+"""Files of every version load for ever, predict what they did, and their runs go on."""
+
+import json
+import shutil
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+import dubito
+
+from .make import HERE, cases, fit, network, predicted
+
+FOLDERS = sorted(path.parent for path in HERE.glob("*/expected.json"))
+POSTERIORS = [pytest.param(path, id=f"{path.parent.name} {path.stem}") for path in sorted(HERE.glob("*/*.safetensors"))]
+CHECKPOINTS = [pytest.param(path, id=f"{path.parent.name} {path.name}") for path in sorted(HERE.glob("*/*.checkpoint*"))]
+
+
+def expected(path: Path) -> torch.Tensor:
+    facts = json.loads((path.parent / "expected.json").read_text())
+    return torch.tensor(facts["expected"][path.name.partition(".")[0]])
+
+
+def test_every_method_is_kept():
+    assert len(FOLDERS) >= 2
+    newest = {path.stem for path in (HERE / "format-1-fingerprint").glob("*.safetensors")}
+    assert {*dubito.methods()} <= newest, "a new method: write its files into a folder of their own, with make.py"
+    assert sum(path.stat().st_size for path in HERE.rglob("*")) < 1.5e6
+
+
+@pytest.mark.parametrize("path", POSTERIORS)
+def test_posteriors_predict_what_they_did(path: Path):
+    torch.testing.assert_close(
+        torch.tensor(predicted(dubito.load(path, network()))), expected(path), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS)
+def test_runs_go_on_to_the_same_end(path: Path, tmp_path: Path):
+    copies = path.parent.glob(f"{path.name.partition('.')[0]}.checkpoint*")
+    for copy in copies:
+        shutil.copy(copy, tmp_path)
+    name = path.name.partition(".")[0]
+    method, kind = cases()[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        posterior = fit(method, kind, tmp_path / f"{name}.checkpoint")
+    # A few steps of rounding apart on another machine.
+    torch.testing.assert_close(torch.tensor(predicted(posterior)), expected(path), rtol=1e-3, atol=1e-4)
