@@ -11,6 +11,7 @@ from torch import nn
 
 from .errors import ConfigError
 from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
+from .hints import Checked
 from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
@@ -19,7 +20,7 @@ from .training import AutoTraining, Training, train
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(Checked, ABC):
     """Base of all methods."""
 
     #: The class of the posteriors this method makes.

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..errors import ConfigError, DataError, require_count
+from ..hints import Checked
 from ..inference.laplace import LaplacePosterior
 from ..inputs import Inputs, TensorOptions, checked_inputs, rows_of
 from ..likelihoods import Gaussian, Likelihood
@@ -20,7 +21,7 @@ from ..posterior import MAX_ROWS, Posterior
 from ..prediction import BernoulliPrediction, CategoricalPrediction, ClassPrediction, RealPrediction, per_row
 
 
-class Acquisition(ABC):
+class Acquisition(Checked, ABC):
     """Base of acquisition functions."""
 
     #: Whether only predictions of classes have such scores.
@@ -152,7 +153,7 @@ class Random(Acquisition):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class Selection(Checked):
     """How several rows are chosen at once from their scores.
 
     Args:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .. import seeds, storage
 from ..errors import ConfigError, DataError, StorageError, require_count
+from ..hints import Checked
 from ..inputs import TensorOptions, take
 from ..likelihoods import Likelihood, settings_of
 from ..method import Method
@@ -29,7 +30,7 @@ KIND = "active learning"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActiveLearning:
+class ActiveLearning(Checked):
     """How rows are asked for, step by step.
 
     Args:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
+from ..hints import Checked
 
 #: Shares of the calibration rows that may be answered, evenly spaced: so many thresholds are looked at.
 LOOKS = 20
@@ -39,7 +40,7 @@ class Abstention:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectiveRisk:
+class SelectiveRisk(Checked):
     """Answer as many rows as a promised error rate allows, in steps of a twentieth [after Geifman & El-Yaniv 2017].
 
     Args:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
+from ..hints import Checked
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction
 from ..seeds import RowNoise, derived
 
@@ -36,7 +37,7 @@ class ConformalSets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAC:
+class LAC(Checked):
     """Least ambiguous sets: all classes above one probability [Sadinle et al. 2019].
 
     The smallest sets on average; some may be empty, where no class reaches the probability.
@@ -65,7 +66,7 @@ class LAC:
 
 
 @dataclass(frozen=True, kw_only=True)
-class APS:
+class APS(Checked):
     """Adaptive sets: the likeliest classes until their probabilities add up to a threshold [Romano et al. 2020].
 
     Larger sets for harder rows.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
+from ..hints import Checked
 from ..prediction import Prediction, RealPrediction, aligned
 from .conformal import conformal_quantile
 
@@ -40,7 +41,7 @@ class ConformalIntervals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntervalRule(ABC):
+class IntervalRule(Checked, ABC):
     """How intervals are made conformal.
 
     Args:

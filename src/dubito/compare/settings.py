@@ -9,6 +9,7 @@ from typing import Any
 from ..data.registry import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
+from ..hints import Checked
 from ..inference.laplace import last_layer
 from ..method import Method
 from ..node_factors.laws import NearOne
@@ -25,7 +26,7 @@ REVISION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Checked):
     """Settings of a comparison.
 
     Args:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from ..errors import ConfigError, require_count
+from ..hints import Checked
 from ..precision import Precision, require_precision
 
 #: Forms of prediction that only some posteriors have, by their keywords: those with a method `<form>_prediction`.
@@ -10,7 +11,7 @@ FORMS = ("linearised", "marginal", "per_example")
 
 
 @dataclass(frozen=True)
-class PredictionOptions:
+class PredictionOptions(Checked):
     """The options of a prediction, checked.
 
     Attributes:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError, require_fraction, require_positive
+from ..hints import Checked
 
 
-class OptimizerSettings(ABC):
+class OptimizerSettings(Checked, ABC):
     """Settings that make an optimiser for given parameter groups."""
 
     @abstractmethod

@@ -5,9 +5,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from ..errors import ConfigError, require_fraction, require_positive
+from ..hints import Checked
 
 
-class Schedule(ABC):
+class Schedule(Checked, ABC):
     """A factor on the learning rate."""
 
     @abstractmethod

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import ConfigError, require_count, require_flag, require_positive
+from ..hints import Checked
 from ..precision import Precision, require_precision
 from .optimizers import Adam, OptimizerSettings
 from .schedules import Constant, Schedule
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KL:
+class KL(Checked):
     """The weight of the divergence over a run.
 
     Args:
@@ -41,7 +42,7 @@ class KL:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping:
+class EarlyStopping(Checked):
     """End a run whose validation loss no longer falls, and go back to its best state.
 
     Args:
@@ -73,7 +74,7 @@ class EarlyStopping:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Checked):
     """Settings of a training run.
 
     Args:

@@ -1,0 +1,154 @@
+"""Arguments against their type hints: what is not of the kind a signature names is refused before work starts."""
+
+import math
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import cache, wraps
+from inspect import Parameter, signature
+from numbers import Integral, Real
+from reprlib import Repr
+from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .errors import ConfigError, DataError, NetworkError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+_short = Repr()
+_short.maxstring = _short.maxother = 60
+
+
+class Checked:
+    """Base of settings: arguments of the constructor are checked against their hints, in every subclass."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        if args or kwargs:  # copies are made without
+            _check(cls.__init__, (None, *args), kwargs)
+        return super().__new__(cls)
+
+
+def checked(function: Function) -> Function:
+    """The function, with its arguments checked against their hints first."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        _check(function, args, kwargs)
+        return function(*args, **kwargs)
+
+    return call  # pyright: ignore[reportReturnType]
+
+
+def require_dense(name: str, tensor: Tensor) -> None:
+    """Refuse tensors whose numbers cannot be read row by row: complex, sparse, nested, quantised, or without memory."""
+    kinds = {
+        "sparse": (tensor.layout not in (torch.strided, torch.jagged), "call .to_dense() first"),
+        "nested": (tensor.is_nested, "pad its rows to one shape first"),
+        "complex": (tensor.is_complex(), "give real and imaginary part as features of their own"),
+        "quantised": (tensor.is_quantized, "call .dequantize() first"),
+        "meta": (tensor.device.type == "meta", "it has a shape and no numbers: make it on a real device"),
+    }
+    for kind, (holds, remedy) in kinds.items():
+        if holds:
+            raise DataError(f"{name} must be a dense tensor of real numbers, got a {kind} one; {remedy}")
+
+
+def _check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    hints, positions = _hints(function)
+    given = [*zip(positions, args, strict=False), *kwargs.items()]  # the call itself refuses what is too many
+    for name, value in given:
+        hint = hints.get(name, Any)
+        if isinstance(value, Tensor) and hint is not Any:
+            require_dense(name, value)
+        if not _fits(hint, value):
+            kind = NetworkError if hint is nn.Module else DataError if hint is Tensor else ConfigError
+            remedy = f"; use torch.as_tensor({name})" if hint is Tensor else ""
+            raise kind(f"{name} must be {_words(hint)}, got {_shown(value)}{remedy}")
+
+
+@cache
+def _hints(function: Callable[..., Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Hints by name, and the names of what may be given by position; a hint that cannot be read allows anything."""
+    parameters = signature(function).parameters.values()
+    try:
+        hints = get_type_hints(function)
+    except NameError:  # names that only type checkers import
+        hints = {p.name: p.annotation for p in parameters if not isinstance(p.annotation, str)}
+    variable = {p.name for p in parameters if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    named = {n: h for n, h in hints.items() if h not in (Parameter.empty, Self) and n not in variable}
+    return named, tuple(p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a value is of the kind that a hint names."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if isinstance(hint, TypeVar):
+        return hint.__bound__ is None or _fits(hint.__bound__, value)
+    if hint is None or hint is types.NoneType:
+        return value is None
+    if origin in (Union, types.UnionType):
+        return any(_fits(part, value) for part in parts)
+    if origin is Literal:
+        return any(type(value) is type(part) and value == part for part in parts)
+    if hint in _NUMBERS:
+        return (
+            isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and not math.isnan(float(value))
+        )
+    if origin is None:
+        return hint in (Any, object) or not _tells(hint) or isinstance(value, hint)
+    if origin is tuple:
+        return isinstance(value, tuple | list) and _all_fit(parts, value)
+    if origin in (Sequence, list, Collection, Iterable):
+        kinds = (np.ndarray, Sequence) if origin in (Sequence, list) else (Iterable,)
+        readable = isinstance(value, kinds) and not isinstance(value, str | bytes)
+        return readable and (not isinstance(value, Sequence) or all(_fits(parts[0], part) for part in value))
+    if issubclass(origin, Mapping):
+        pairs = value.items() if isinstance(value, Mapping) else ()
+        return isinstance(value, Mapping) and all(_fits(parts[0], k) and _fits(parts[1], v) for k, v in pairs)
+    return callable(value) if origin is Callable else isinstance(value, origin)
+
+
+_NUMBERS: dict[Any, type] = {int: Integral, float: Real}
+
+
+def _all_fit(parts: tuple[Any, ...], value: Sequence[Any]) -> bool:
+    if parts[-1:] == (...,):
+        return all(_fits(parts[0], part) for part in value)
+    return len(parts) == len(value) and all(map(_fits, parts, value))
+
+
+def _tells(hint: Any) -> bool:
+    """Whether `isinstance` knows the class."""
+    return isinstance(hint, type) and getattr(
+        hint, "_is_runtime_protocol", not getattr(hint, "_is_protocol", False)
+    )
+
+
+def _words(hint: Any) -> str:
+    """The kind that a hint names, in words."""
+    origin, parts = get_origin(hint), get_args(hint)
+    plain = {
+        None: "None", types.NoneType: "None", bool: "True or False", int: "a whole number", float: "a number",
+        str: "text", Tensor: "a tensor", nn.Module: "an nn.Module",
+    }  # fmt: skip
+    if origin in (Union, types.UnionType):
+        return " or ".join(dict.fromkeys(_words(part) for part in parts))
+    if origin is Literal:
+        return f"{'one of ' if len(parts) > 1 else ''}{', '.join(map(repr, parts))}"
+    if origin is tuple and ... not in parts:
+        return f"({', '.join(_words(part) for part in parts)})"
+    if origin in (tuple, Sequence, list, Collection, Iterable):
+        return f"a list, of each: {_words(parts[0])}"
+    if origin is not None and issubclass(origin, Mapping):
+        return f"a mapping from {_words(parts[0])} to {_words(parts[1])}"
+    if origin is Callable:
+        return "a function"
+    return plain.get(hint) or f"a {getattr(origin or hint, '__name__', hint)}"
+
+
+def _shown(value: Any) -> str:
+    """A value for messages, short."""
+    if isinstance(value, Tensor | np.ndarray):
+        return f"a {type(value).__name__} of shape {tuple(value.shape)} and {value.dtype}"
+    return type(value).__name__ if isinstance(value, nn.Module) else _short.repr(value)
