@@ -18,6 +18,7 @@ from .calibration import (
     TemperedCategoricalLikelihood,
 )
 from .errors import StorageError
+from .hints import checked
 from .inputs import TensorOptions
 from .lazy import open_all
 from .likelihoods import (
@@ -84,6 +85,7 @@ def _classes(hint: Any) -> Iterator[type]:
         yield from _classes(part)
 
 
+@checked
 def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
     """The posterior saved at `path`; `net` gives the architecture and the device, and is not modified.
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from .errors import ConfigError
 from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
-from .hints import Checked
+from .hints import Checked, checked
 from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
@@ -31,6 +31,7 @@ class Method(Checked, ABC):
         if hasattr(cls, "posterior_type"):
             Posterior.makers[cls.__name__] = cls.posterior_type
 
+    @checked
     def fit(
         self,
         net: nn.Module,
@@ -83,6 +84,7 @@ class Method(Checked, ABC):
 class TrainedMethod(Method):
     """A method with a differentiable loss: `build` it for a loop of your own, or `fit` with ours."""
 
+    @checked
     def build(self, net: nn.Module, likelihood: Likelihood, num_data: int, *, seed: int = 0) -> Objective:
         """The loss and parameters for a training loop of your own; the network is copied.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import NetworkError, require_count
+from .hints import checked
 from .inputs import Batch, Inputs, TensorOptions, checked_batch
 from .layers.shell import Lease, take
 from .likelihoods import at_least_float
@@ -63,6 +64,7 @@ class Objective(nn.Module, ABC):
     def bind(self, inputs: Inputs) -> None:
         """Learn from a first batch what only a run of the network tells; called before every loss."""
 
+    @checked
     def loss(
         self,
         inputs: Inputs,

@@ -89,7 +89,16 @@ def saved() -> str:
 
 
 def curve(shift: float = 0.0) -> active.Curve:
-    points = [active.CurvePoint(num_labelled=n, metrics={"rmse": 1 / n + shift}, chosen=(0,), fit_seconds=0.1, acquisition_seconds=0.1) for n in (2, 4, 6)]
+    points = [
+        active.CurvePoint(
+            num_labelled=n,
+            metrics={"rmse": 1 / n + shift},
+            chosen=(0,),
+            fit_seconds=0.1,
+            acquisition_seconds=0.1,
+        )
+        for n in (2, 4, 6)
+    ]
     return active.Curve(points=tuple(points))
 
 
@@ -120,11 +129,15 @@ def objective() -> Any:
 
 def results() -> shifts.CorruptionResults:
     values = {(name, 1): {"accuracy": 0.2, "nll": 0.4} for name in shifts.CORRUPTIONS}
-    return shifts.CorruptionResults(clean={"accuracy": 0.1, "nll": 0.3}, corrupted=values, num_images=ROWS, constants="cifar")
+    return shifts.CorruptionResults(
+        clean={"accuracy": 0.1, "nll": 0.3}, corrupted=values, num_images=ROWS, constants="cifar"
+    )
 
 
 def normal() -> dubito.distributions.DiagonalNormal:
-    return dubito.distributions.DiagonalNormal(numbers(3, 4), torch.rand(3, 4), num_data=10.0, prior_precision=1.0)
+    return dubito.distributions.DiagonalNormal(
+        numbers(3, 4), torch.rand(3, 4), num_data=10.0, prior_precision=1.0
+    )
 
 
 #: Values by parameter; "callable.parameter" goes before "parameter".

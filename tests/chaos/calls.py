@@ -97,7 +97,9 @@ def offered() -> Iterator[tuple[str, Any]]:
                 module, "__path__"
             )
             settings = isinstance(value, type) and issubclass(value, Checked | Prediction)
-            if inside and (room not in SETTINGS or (settings and not (issubclass(value, Checked) and result(value)))):
+            if inside and (
+                room not in SETTINGS or (settings and not (issubclass(value, Checked) and result(value)))
+            ):
                 yield f"dubito.{room}.{name}", value
 
 
@@ -140,7 +142,9 @@ def targets() -> list[Target]:
 
 def result(kind: type) -> bool:
     """Whether the library makes instances and users read them: the docstring lists attributes, and not arguments."""
-    return issubclass(kind, Prediction | nn.Module | Objective | tuple) or "Attributes:" in (kind.__doc__ or "")
+    return issubclass(kind, Prediction | nn.Module | Objective | tuple) or "Attributes:" in (
+        kind.__doc__ or ""
+    )
 
 
 enum_type = importlib.import_module("enum").Enum
@@ -155,7 +159,12 @@ def methods_of(kind: type, instance: Any, add: Callable[..., None]) -> None:
             continue
         owner = next(base for base in kind.__mro__ if name in vars(base))
         bound = isinstance(function, classmethod | staticmethod)
-        add(f"{owner.__name__}.{name}", plain, lambda n=name: getattr(kind if bound else instance(), n), not isinstance(function, staticmethod))
+        add(
+            f"{owner.__name__}.{name}",
+            plain,
+            lambda n=name: getattr(kind if bound else instance(), n),
+            not isinstance(function, staticmethod),
+        )
 
 
 def settings_instance(kind: type) -> Callable[[], Any]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import seeds, storage
 from ..errors import ConfigError, DataError, StorageError, require_count
-from ..hints import Checked
+from ..hints import Checked, checked
 from ..inputs import TensorOptions, take
 from ..likelihoods import Likelihood, settings_of
 from ..method import Method
@@ -59,6 +59,7 @@ class ActiveLearning(Checked):
                 )
         require_count(steps=self.steps, initial=self.initial, num_samples=self.num_samples)
 
+    @checked
     def run(
         self,
         net: nn.Module,

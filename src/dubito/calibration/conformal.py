@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
-from ..hints import Checked
+from ..hints import Checked, checked
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction
 from ..seeds import RowNoise, derived
 
@@ -30,6 +30,7 @@ class ConformalSets:
     threshold: float
     num_data: int
 
+    @checked
     def sets(self, prediction: Prediction) -> Tensor:
         """Which classes are in each row's set, as booleans [B, C]; of yes and no, [B, (no, yes)]."""
         scores = self.rule.scores(class_log_probs(prediction), "prediction")
@@ -51,6 +52,7 @@ class LAC(Checked):
     def __post_init__(self) -> None:
         require_fraction(zero=False, level=self.level)
 
+    @checked
     def fit(self, prediction: Prediction, targets: Tensor) -> ConformalSets:
         """The rule for a network whose prediction of calibration rows this is.
 
@@ -86,6 +88,7 @@ class APS(Checked):
         require_fraction(zero=False, level=self.level)
         derived(self.seed)
 
+    @checked
     def fit(self, prediction: Prediction, targets: Tensor) -> ConformalSets:
         """The rule for a network whose prediction of calibration rows this is.
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..data.registry import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
-from ..hints import Checked
+from ..hints import Checked, checked
 from ..inference.laplace import last_layer
 from ..method import Method
 from ..node_factors.laws import NearOne
@@ -85,6 +85,7 @@ class Settings(Checked):
                 f"training must be a Training(...) or Training.auto(...), got {self.training!r}"
             )
 
+    @checked
     def fit_seconds(self, num_methods: int, jobs: int = 1) -> float | None:
         """CPU seconds that one fit or trial of a method on one split may take; None for no limit.
 

@@ -11,10 +11,11 @@ from torch.distributions.kl import register_kl
 
 from dubito.errors import ConfigError
 
+from ..hints import Checked, checked
 from .matrix_normal import log_diagonal, require_lower, require_matrix, require_square_tril
 
 
-class InverseWishart(Distribution):
+class InverseWishart(Checked, Distribution):
     """Σ ~ W⁻¹(U, u): Σ⁻¹ is Wishart with scale U⁻¹ and u degrees of freedom.
 
     All tensors may have leading batch axes.
@@ -87,6 +88,7 @@ class InverseWishart(Distribution):
         bartlett = noise.tril(-1) + diagonal.diag_embed()
         return torch.linalg.solve_triangular(bartlett.mT, tril, upper=True, left=False)
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -94,6 +96,7 @@ class InverseWishart(Distribution):
         root = self.root(sample_shape, generator=generator)
         return root @ root.mT
 
+    @checked
     def sample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -101,6 +104,7 @@ class InverseWishart(Distribution):
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)
 
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., p, p]."""
         if self._validate_args:

@@ -5,6 +5,7 @@ from math import inf
 from torch import Tensor
 
 from ..errors import DataError
+from ..hints import checked
 
 #: A difference that nobody would act on, in nats a row.
 NEGLIGIBLE = 0.005
@@ -23,6 +24,7 @@ def wins(losses: Tensor, reference: Tensor, margin: float = 0.0, *, errors: floa
     return gain > max(errors * error, margin)
 
 
+@checked
 def paired_gain(losses: Tensor, reference: Tensor) -> tuple[float, float]:
     """By how much losses are lower than others of the same rows: the mean difference and its standard error.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import ConfigError, DataError, require_count, require_fraction
+from dubito.hints import checked
 from dubito.seeds import generator
 
 _MOST_DRAWS_AT_ONCE = 2**22  # indices held at once while resampling, 32 MB
@@ -77,6 +78,7 @@ class PairedDifference:
     over: Over
 
 
+@checked
 def standard_error_over_runs(values: Sequence[float] | Tensor) -> Estimate:
     """Mean and standard error of one metric over independent runs.
 
@@ -100,6 +102,7 @@ def standard_error_over_examples(values: Tensor) -> Estimate:
     return _estimate("values", values, Over.EXAMPLES)
 
 
+@checked
 def paired_bootstrap(
     values_a: Sequence[float] | Tensor,
     values_b: Sequence[float] | Tensor,

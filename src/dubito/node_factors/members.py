@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from ..errors import ConfigError
+from ..hints import checked
 from ..inputs import Inputs
 from ..metrics import Disagreement, disagreement
 from ..networks import duplicate
@@ -34,6 +35,7 @@ class Components(Sequence[Any]):
         return component(self.posterior, range(len(self))[index])
 
 
+@checked
 def component(posterior: P, index: int) -> P:
     """Component `index` as a posterior of its own."""
     network = duplicate(posterior.network)
@@ -61,6 +63,7 @@ def component(posterior: P, index: int) -> P:
     return single.finished()
 
 
+@checked
 @torch.no_grad()
 def diversity(
     posterior: "NodePosterior", inputs: Inputs, targets: Any, *, num_samples: int = 32, seed: int = 0

@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from .. import seeds
 from ..errors import ConfigError, require_count, require_flag, require_fraction, require_positive
+from ..hints import Checked, checked
 from .watch import Watch
 
 
-class NoisyOptimizer(Optimizer, ABC):
+class NoisyOptimizer(Checked, Optimizer, ABC):
     """An optimiser whose parameters are the means of a Gaussian posterior.
 
     Gradients are taken inside `with optimizer.sampled():`, where the parameters hold a draw; the loss is the
@@ -55,6 +56,7 @@ class NoisyOptimizer(Optimizer, ABC):
 
     # -- draws ---------------------------------------------------------------------------------------------------
 
+    @checked
     @contextmanager
     def sampled(self, generator: torch.Generator | None = None, *, watched: bool = True) -> Iterator[None]:
         """While open the parameters hold a draw from the posterior; afterwards the means, whatever happened.

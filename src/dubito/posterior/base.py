@@ -16,6 +16,7 @@ from ..draws import Draws, FactorDraws, LinearisedDraws, WeightDraws, deviations
 from ..errors import ConfigError, NetworkError, require_count, require_positive
 from ..evaluation import evaluate
 from ..fitting import checked_pieces, checked_rows, read
+from ..hints import checked
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
 from ..layers import Survey, reasons, survey
 from ..layers.shell import seeder
@@ -151,6 +152,7 @@ class Posterior(nn.Module, ABC):
         """The factor by which `scaled` multiplied all standard deviations."""
         return self.details.get("scale", 1.0)
 
+    @checked
     def scaled(self, scale: float) -> Self:
         """A posterior whose standard deviations are `scale` times as large, around the same centre, in every draw.
 
@@ -183,6 +185,7 @@ class Posterior(nn.Module, ABC):
 
     # -- samples and predictions ---------------------------------------------------------------------------
 
+    @checked
     def sample_outputs(
         self,
         inputs: Inputs,
@@ -215,6 +218,7 @@ class Posterior(nn.Module, ABC):
             outputs = [outputs[index % atoms] for index in range(num_samples)]
         return torch.stack(outputs)
 
+    @checked
     def predict(
         self,
         inputs: Inputs,
@@ -253,6 +257,7 @@ class Posterior(nn.Module, ABC):
         predictions = list(self._predictions(inputs, options))
         return type(predictions[0]).cat(predictions)
 
+    @checked
     def predict_batches(
         self,
         data: Any,
@@ -288,6 +293,7 @@ class Posterior(nn.Module, ABC):
         pieces = checked_pieces(self.network, data, seed=options.seed, max_rows=options.max_rows)
         return map(self.predictor(options), pieces)
 
+    @checked
     def evaluate(
         self,
         data: Any,
@@ -373,6 +379,7 @@ class Posterior(nn.Module, ABC):
 
     # -- draws made once -----------------------------------------------------------------------------------
 
+    @checked
     def sampled(
         self, num_samples: int, *, seed: int = 0, linearised: bool | None = None
     ) -> "SampledPosterior":
@@ -412,6 +419,7 @@ class Posterior(nn.Module, ABC):
         means = self._view(0).draws(range(self.num_components), 0).tensors
         return {CENTRAL + key: group for key, group in means.items()}
 
+    @checked
     def function(
         self, index: int = 0, seed: int = 0, *, linearised: bool | None = None
     ) -> Callable[[Inputs], Tensor]:
@@ -463,6 +471,7 @@ class Posterior(nn.Module, ABC):
         """`draw` for several draws in a row: what all of them need is computed once."""
         return self.draw
 
+    @checked
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
@@ -537,6 +546,7 @@ class Posterior(nn.Module, ABC):
             )
         return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
 
+    @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it."""
         settings = {"method": self.method, "likelihood": self.likelihood.settings}

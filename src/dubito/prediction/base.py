@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
+from ..hints import checked
 
 
 def rows_on(axis: int) -> Any:
@@ -71,6 +72,7 @@ class Prediction(ABC):
         return pd.DataFrame(columns)
 
     @classmethod
+    @checked
     def cat(cls, parts: list[Self]) -> Self:
         """The rows of several predictions of the same draws, one after the other."""
         values = {}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
+from ..hints import checked
 from .base import Prediction, rows_on
 from .formulas import aligned, entropy, gathered, labels_for, log_mean_exp, not_binary, sum_events
 
@@ -96,6 +97,7 @@ class CategoricalPrediction(ClassPrediction):
         inside.select(self.class_axis, 0).fill_(True)
         return torch.zeros_like(inside).scatter(self.class_axis, order, inside)
 
+    @checked
     def log_prob(self, targets: Tensor) -> Tensor:
         labels = labels_for(self.log_probs, torch.as_tensor(targets), self.class_axis)
         if self.sample_log_probs is None:
@@ -133,6 +135,7 @@ class BernoulliPrediction(ClassPrediction):
         likeliest = torch.nn.functional.one_hot(self.labels, 2).bool()  # [..., (no, yes)]
         return likeliest | (self.confidence < level).unsqueeze(-1)
 
+    @checked
     def log_prob(self, targets: Tensor) -> Tensor:
         values, given = aligned(targets, self.log_probs), torch.as_tensor(targets)
         wrong = not_binary(given)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, require_fraction
+from ..hints import checked
 from .base import Prediction, rows_on
 from .formulas import aligned, log_mean_exp, normal_log_prob, sum_events, with_rows
 
@@ -87,6 +88,7 @@ class RealPrediction(Prediction):
             return torch.zeros_like(self.variances)
         return self.mean_covariances.diagonal(dim1=-2, dim2=-1).reshape(self.means.shape)
 
+    @checked
     def log_prob(self, targets: Tensor) -> Tensor:
         """Joint log-density of a row's outputs under the exact mixture, [B]."""
         errors = aligned(targets, self.means[0]) - self.means  # [S, B, ...]
@@ -101,6 +103,7 @@ class RealPrediction(Prediction):
             return log_mean_exp(normal_log_prob(errors, scale_tril=torch.linalg.cholesky(self.covariances)))
         return log_mean_exp(sum_events(normal_log_prob(errors, std=self.variances.sqrt()), 2))
 
+    @checked
     def quantile(self, q: float | Tensor) -> Tensor:
         """Quantiles of each output's marginal mixture, by root finding; the axes of `q` come first."""
         levels = torch.as_tensor(q, dtype=torch.float64, device="cpu")

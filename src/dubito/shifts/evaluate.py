@@ -11,6 +11,7 @@ from torch import Tensor
 from .. import metrics
 from ..data import Data
 from ..errors import ConfigError, DataError
+from ..hints import checked
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import CategoricalPrediction, PredictionOptions
 from ..training.progress import Bar
@@ -49,6 +50,7 @@ class CorruptionResults:
         """cECE: likewise of the expected calibration error."""
         return self.mean("ece")
 
+    @checked
     def mean(self, measure: str, *, name: str | None = None, severity: int | None = None) -> float:
         """The mean of a metric over all sets, or over those of one corruption or severity.
 
@@ -66,6 +68,7 @@ class CorruptionResults:
             raise ConfigError(f"no set of images has name {name!r} and severity {severity!r}")
         return fmean(chosen)
 
+    @checked
     def mce(self, baseline: "CorruptionResults") -> float:
         """The mean corruption error over a baseline's, 1 for the baseline itself.
 
@@ -87,6 +90,7 @@ class CorruptionResults:
         return fmean(ratios)
 
 
+@checked
 def evaluate_corruptions(
     posterior: Posterior,
     data: Data | tuple[Tensor, Tensor],

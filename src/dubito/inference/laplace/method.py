@@ -11,6 +11,7 @@ from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics,
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
 from ...fitting import Prepared, probe
+from ...hints import checked
 from ...inputs import Inputs, TensorOptions, take
 from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
@@ -25,6 +26,7 @@ from .structures import INF, KFAC, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
 
 
+@checked
 def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     """The names of the parameters of the last layer that a forward pass calls: `Laplace(subset=last_layer)`.
 

@@ -16,6 +16,7 @@ from ...distributions import GroupedNormal, StructuredNormal
 from ...distributions.kronecker import EigenbasisNormal
 from ...distributions.two_sided import TwoSided
 from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
+from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...matrices import BlockDrawer, BlockPosterior
@@ -204,6 +205,7 @@ class LaplacePosterior(BlockPosterior):
             read, likelihood = self.linearised(inputs), self.likelihood
             return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale)
 
+    @checked
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
 
@@ -276,6 +278,7 @@ class LaplacePosterior(BlockPosterior):
         change = (1 - 1 / factor) * details["squared_errors"] - details["num_values"] * math.log(factor)
         return details["log_likelihood"] + change / 2
 
+    @checked
     def evidence(self, noise_factor: float | None = None) -> Evidence:
         """The marginal likelihood as a function of the prior.
 
@@ -285,6 +288,7 @@ class LaplacePosterior(BlockPosterior):
         factor = noise_factor or self.details["noise_factor"]
         return Evidence({name: self.normals(name) for name in self.blocks}, self.num_data / factor)
 
+    @checked
     def tuned(
         self,
         *,
@@ -324,6 +328,7 @@ class LaplacePosterior(BlockPosterior):
         """The posterior under the prior precision that checked validation rows choose; `details` say how."""
         return self._with(**chosen_precision(self, validation, seed))
 
+    @checked
     def update(self, data: Any, *, num_data: int | None = None, seed: int = 0) -> "LaplacePosterior":
         """The posterior after more data, around the same weights and under the same prior.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ... import optim
 from ...curvature import Block, cover
 from ...fitting import Prepared
+from ...hints import checked
 from ...layers import Layout, Survey, reasons, survey
 from ...method import Method
 from ...networks import resolve, trainable
@@ -41,6 +42,7 @@ class NaturalGradient(Method):
         """A learning rate to start from: a rate for Adam does not suit steps that are divided by a curvature."""
         return type(self).optimizer_type.recommended_lr
 
+    @checked
     def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyOptimizer:
         """The optimiser with the method's settings."""
         return type(self).optimizer_type(params, num_data=num_data, **self._settings())

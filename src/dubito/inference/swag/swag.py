@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import require_count, require_positive
+from ...hints import checked
 from ...inputs import TensorOptions
 from ...networks import duplicate
 from ...posterior import Drawer, Posterior
@@ -74,6 +75,7 @@ class SWAGPosterior(Posterior):
             total.add_(low.view(total.shape).div_(math.sqrt(self.rank - 1)))
         return total.mul_(self.scale * math.sqrt(self.method.scale / 2))
 
+    @checked
     @torch.no_grad()
     def refreshed(
         self, data: Any, *, num_samples: int = 32, seed: int = 0, batch_size: int = 128
