@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .devices import on_host
 from .errors import ConfigError, DataError, NetworkError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -61,10 +62,24 @@ def _check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
         hint = hints.get(name, Any)
         if isinstance(value, Tensor) and hint is not Any:
             require_dense(name, value)
+            if _nan(value):
+                raise DataError(
+                    f"{name} must not hold NaN, got {int(value.isnan().sum())} of {value.numel()} values NaN"
+                )
         if not _fits(hint, value):
             kind = NetworkError if hint is nn.Module else DataError if hint is Tensor else ConfigError
             remedy = f"; use torch.as_tensor({name})" if hint is Tensor else ""
             raise kind(f"{name} must be {_words(hint)}, got {_shown(value)}{remedy}")
+
+
+def _nan(tensor: Tensor) -> bool:
+    """Whether a tensor of the host holds NaN; what a transformation wraps is not looked at."""
+    plain = on_host(tensor) and tensor.is_floating_point() and not torch.compiler.is_compiling()
+    return (
+        plain
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and math.isnan(tensor.detach().sum())
+    )
 
 
 @cache

@@ -2,6 +2,8 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal
@@ -9,9 +11,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from .errors import ConfigError
-from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
+from .errors import ConfigError, DataError, TrainingError
+from .fitting import Prepared, Start, answered, prepare, prepare_start, undisturbed
 from .hints import Checked, checked
+from .inputs import Inputs
 from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
@@ -67,8 +70,10 @@ class Method(Checked, ABC):
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             require_training(training)
             prepared = prepare(net, data, likelihood, **given)
-            with undisturbed(prepared, "fit"):
-                return self.fit_prepared(prepared, training)
+            with undisturbed(prepared, "fit"), single_rows():
+                posterior = self.fit_prepared(prepared, training)
+            check_answers(posterior.network, prepared.example.inputs)
+            return posterior
 
     @abstractmethod
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
@@ -113,6 +118,29 @@ class TrainedMethod(Method):
         Args:
             start: network, likelihood, number of rows and seed; a `Prepared` is one.
         """
+
+
+def check_answers(network: nn.Module, inputs: Inputs) -> None:
+    """Refuse the end of a training whose weights answer a few rows by no numbers."""
+    if not answered(network, inputs).isfinite().all():
+        raise TrainingError(
+            "training ended in weights whose outputs are NaN or infinite; lower the learning rate, clip gradients "
+            "(clip_norm=) or standardise inputs and targets"
+        )
+
+
+@contextmanager
+def single_rows() -> Iterator[None]:
+    """While open, batch norm's error about a batch of one row, which has no variance, says what to do."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(
+            "batch norm needs batches of at least two rows in training, got one; change batch_size so that the last "
+            "batch is larger, use a loader with drop_last=True, or put the layer in evaluation mode"
+        ) from error
 
 
 def require_training(training: object) -> None:

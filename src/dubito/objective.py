@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import NetworkError, require_count
+from .errors import NetworkError, require_count, require_positive
 from .hints import checked
 from .inputs import Batch, Inputs, TensorOptions, checked_batch
 from .layers.shell import Lease, take
@@ -81,6 +81,7 @@ class Objective(nn.Module, ABC):
             kl_weight: the weight of the divergence, 1 for the evidence bound itself.
             generator: the source of noise; None takes PyTorch's global one.
         """
+        require_positive(zero=True, kl_weight=kl_weight)
         batch = checked_batch((inputs, targets), TensorOptions.of(self.draft.network))
         self.bind(batch.inputs)
         return self.batch_loss(batch, kl_weight, generator, checked=False)

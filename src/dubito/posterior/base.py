@@ -25,7 +25,7 @@ from ..lazy import open_all
 from ..likelihoods import BuiltLikelihood
 from ..networks import duplicate, extra_states, run, with_flags
 from ..precision import Precision, passes_in
-from ..prediction import Prediction, PredictionOptions
+from ..prediction import Prediction, PredictionOptions, require_answers
 from ..sources import holds_rows
 from ..summary import Summary, SummaryRow
 from .tensors import NamedTensors, flagged, stored_tensors
@@ -216,7 +216,9 @@ class Posterior(nn.Module, ABC):
             outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
         if atoms < num_samples:
             outputs = [outputs[index % atoms] for index in range(num_samples)]
-        return torch.stack(outputs)
+        stacked = torch.stack(outputs)
+        require_answers(stacked, 1)
+        return stacked
 
     @checked
     def predict(
@@ -344,11 +346,16 @@ class Posterior(nn.Module, ABC):
         default = "sampled" if options.linearised is False else self.default_form
         predict = partial(getattr(self, f"{options.form or default}_prediction"), options=options)
 
-        def predicted(inputs: Inputs) -> Prediction:
-            with passes_in(options.precision, *TensorOptions.of(self.network)):
-                return predict(inputs)
+        rows = 0
 
-        return predict if options.precision == "full" else predicted
+        def predicted(inputs: Inputs) -> Prediction:
+            nonlocal rows
+            with passes_in(options.precision, *TensorOptions.of(self.network)):
+                prediction = predict(inputs).finite(rows)
+            rows += len(prediction)
+            return prediction
+
+        return predicted
 
     @classmethod
     def check_form(cls, options: PredictionOptions, method: object) -> None:

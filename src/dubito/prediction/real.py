@@ -86,7 +86,8 @@ class RealPrediction(Prediction):
     def _mean_variances(self) -> Tensor:
         if self.mean_covariances is None:
             return torch.zeros_like(self.variances)
-        return self.mean_covariances.diagonal(dim1=-2, dim2=-1).reshape(self.means.shape)
+        variances = self.mean_covariances.diagonal(dim1=-2, dim2=-1).reshape(self.means.shape)
+        return variances.clamp(min=0)  # below 0 only by rounding
 
     @checked
     def log_prob(self, targets: Tensor) -> Tensor:

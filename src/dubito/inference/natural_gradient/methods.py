@@ -13,7 +13,7 @@ from ...fitting import Prepared
 from ...hints import checked
 from ...layers import Layout, Survey, reasons, survey
 from ...method import Method
-from ...networks import resolve, trainable
+from ...networks import require_full, resolve, trainable
 from ...noise_check import check_noise, logarithms
 from ...training import Training, train
 from .objective import NaturalObjective
@@ -175,6 +175,7 @@ class NoisyKFAC(NaturalGradient):
     kl_weight: float = 1.0
 
     def _blocks(self, network: nn.Module, surveyed: Survey) -> list[Block]:
+        require_full(network, "the factorisation of Noisy K-FAC")
         names = list(row_layouts(surveyed, trainable(network)))
         return [block for block in cover(network, surveyed, names).blocks.values() if block.kronecker]
 
