@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from . import seeds
-from .errors import ConfigError, require_count
+from .errors import ConfigError, DataError, require_count
 from .hints import checked
 from .inputs import Batch, TensorOptions
 from .layers.shell import seeded
@@ -106,6 +106,10 @@ class _GradientMoments:
         variance = self.squares / self.count
         varied = variance > 0
         ratios = ((self.first + self.mean).square() / variance)[varied].double()
+        if not ratios.isfinite().all():
+            raise DataError(
+                "gradients must be finite, got NaN or infinity; look at the sizes of inputs and targets"
+            )
         signal, median = ratios.mean().item(), ratios.median().item() if len(ratios) else math.nan
         return SignalToNoise(signal + 1, signal, median + 1, 1 - varied.double().mean().item())
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .devices import on_host
-from .errors import ConfigError, DataError, NetworkError
+from .errors import ConfigError, DataError, DubitoError, NetworkError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _short = Repr()
@@ -31,12 +31,29 @@ class Checked:
 
 
 def checked(function: Function) -> Function:
-    """The function, with its arguments checked against their hints first."""
+    """The function, with its arguments checked against their hints first.
+
+    Where tensors are given, what PyTorch says of shapes or dtypes that do not meet becomes an error of ours, and a
+    tensor of NaN is none to give back.
+    """
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        _check(function, args, kwargs)
-        return function(*args, **kwargs)
+        tensors = _check(function, args, kwargs)
+        if not tensors:
+            return function(*args, **kwargs)
+        try:
+            result = function(*args, **kwargs)
+        except (DubitoError, torch.OutOfMemoryError):
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            given = ", ".join(f"{name}: {_shown(tensor)}" for name, tensor in tensors.items())
+            raise DataError(f"{function.__name__} cannot take these tensors ({given}): {error}") from error
+        if isinstance(result, Tensor) and _nan(result):
+            raise DataError(
+                f"{function.__name__} of these tensors is NaN: {', '.join(tensors)} must be finite"
+            )
+        return result
 
     return call  # pyright: ignore[reportReturnType]
 
@@ -55,21 +72,27 @@ def require_dense(name: str, tensor: Tensor) -> None:
             raise DataError(f"{name} must be a dense tensor of real numbers, got a {kind} one; {remedy}")
 
 
-def _check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Check arguments; those that a hint wants as tensors, or pairs of them, come back."""
     hints, positions = _hints(function)
     given = [*zip(positions, args, strict=False), *kwargs.items()]  # the call itself refuses what is too many
+    tensors: dict[str, Tensor] = {}
     for name, value in given:
         hint = hints.get(name, Any)
-        if isinstance(value, Tensor) and hint is not Any:
-            require_dense(name, value)
-            if _nan(value):
-                raise DataError(
-                    f"{name} must not hold NaN, got {int(value.isnan().sum())} of {value.numel()} values NaN"
-                )
+        if hint is not Any:
+            pair = enumerate(value) if type(value) is tuple else ()
+            named = {name: value, **{f"{name}[{number}]": part for number, part in pair}}
+            tensors |= {where: part for where, part in named.items() if isinstance(part, Tensor)}
+        for where, tensor in tensors.items():
+            require_dense(where, tensor)
+            if _nan(tensor):
+                count = int(tensor.isnan().sum())
+                raise DataError(f"{where} must not hold NaN, got {count} of {tensor.numel()} values NaN")
         if not _fits(hint, value):
             kind = NetworkError if hint is nn.Module else DataError if hint is Tensor else ConfigError
             remedy = f"; use torch.as_tensor({name})" if hint is Tensor else ""
             raise kind(f"{name} must be {_words(hint)}, got {_shown(value)}{remedy}")
+    return tensors
 
 
 def _nan(tensor: Tensor) -> bool:
@@ -117,6 +140,8 @@ def _fits(hint: Any, value: Any) -> bool:
     if origin in (Sequence, list, Collection, Iterable):
         kinds = (np.ndarray, Sequence) if origin in (Sequence, list) else (Iterable,)
         readable = isinstance(value, kinds) and not isinstance(value, str | bytes)
+        if isinstance(value, np.ndarray):
+            return value.dtype.kind in "biuf" or parts[0] is str
         return readable and (not isinstance(value, Sequence) or all(_fits(parts[0], part) for part in value))
     if issubclass(origin, Mapping):
         pairs = value.items() if isinstance(value, Mapping) else ()

@@ -278,6 +278,9 @@ def cut(inputs: Inputs, max_rows: int) -> Iterator[Inputs]:
     """Inputs as a user gave them, in pieces of at most `max_rows` rows."""
     leaves, tree = tree_flatten(inputs)
     arrays = [leaf for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
+    for array in arrays:
+        if isinstance(array, Tensor):
+            require_dense("inputs", array)
     sizes = {len(array) if array.ndim else 0 for array in arrays}
     if len(sizes) != 1 or max(sizes) <= max_rows:
         yield inputs  # `checked_inputs` says what is wrong

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .errors import NetworkError, require_count, require_positive
+from .fitting import answered
 from .hints import checked
 from .inputs import Batch, Inputs, TensorOptions, checked_batch
 from .layers.shell import Lease, take
@@ -83,8 +84,12 @@ class Objective(nn.Module, ABC):
         """
         require_positive(zero=True, kl_weight=kl_weight)
         batch = checked_batch((inputs, targets), TensorOptions.of(self.draft.network))
-        self.bind(batch.inputs)
-        return self.batch_loss(batch, kl_weight, generator, checked=False)
+        try:
+            self.bind(batch.inputs)
+            return self.batch_loss(batch, kl_weight, generator, checked=False)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            answered(self.draft.network, batch.inputs)  # says what the network cannot read
+            raise
 
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True

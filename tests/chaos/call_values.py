@@ -181,7 +181,7 @@ VALUES |= {
     "regression_fan.targets": REALS, "Pilot.prior_std": 1.0, "Pilot.best_step": 3, "Pilot.rows": ROWS, "Pilot.real": False,
     "Recipe.warm": False, "recipe.pilot": lambda: dubito.protocol.Pilot(prior_std=None, best_step=3, rows=ROWS, real=False), "pilot_of.point": pilot,
     "save.path": str(FOLDER / "other.safetensors"), "quantile.q": 0.3, "rescaled.shift": 1.0, "rescaled.scale": 2.0, "tied.rank": 1,
-    "update.data": (INPUTS, LABELS), "function.index": 0, "fold.index": 0, "std.draw": 0,
+    "update.data": (INPUTS, LABELS), "function.index": 0, "fold.index": 0, "component.index": 0, "std.draw": 0,
     "Settings.data": "digits", "fit_seconds.num_methods": 2, "predict.num_samples": 2, "evaluate.num_samples": 2,
     "DiagonalNormal.mean": numbers(3, 4), "DiagonalNormal.diagonal": torch.rand(3, 4), "GroupedNormal.parts": lambda: [normal(), normal()],
     "InverseWishart.dof": 6.0, "InverseWishart.scale_tril": TRIL.tril(), "InverseWishart.log_prob.value": torch.eye(3),

@@ -50,7 +50,7 @@ CONTRACTS = (
     "*.initial_fisher", "*.draw_all", "*.at", "*.steps", "*.training", "*.pilot_training", "*.of_split", "*.applied", "*.digest",
     "*.resolved", "*.open", "*.begun", "*.first_weights", "*.build", "APS.scores", "LAC.scores", "*Residuals.scores",
     "*Residuals.intervals", "*.parts_in", "*.placed", "*.row_whitened", "*.expand", "*.draft", "*.bind", "*.step", "*Likelihood.*", "Tempered.*", "NoisyKFAC.matrix", "NoisyKFAC.roots", "VOGN.shift", "*.deviation",
-    "*.parameter_groups",
+    "*.parameter_groups", "dubito.protocol.recipe", "*.finite", "*.two_sided",
 )  # fmt: skip
 #: Calls that cost minutes or need files of the network.
 COSTLY = ("dubito.compare.compare", "dubito.shifts.foreign_pair", "dubito.data.load", "dubito.protocol.fit")
@@ -336,7 +336,9 @@ def cases(target: Target) -> list[Case]:
     for parameter, hint in target.hints.items():
         base = lookup(target.name, parameter)
         for label, value, wrong in bad_values(hint, None if base is MISSING else base):
-            found.append(Case(target, parameter, label, value, wrong))
+            optional = label == "None" and parameter not in target.needed and hint is Any
+            if not optional:
+                found.append(Case(target, parameter, label, value, wrong))
     return found
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from ..errors import ConfigError
 from ..hints import Checked, checked
 from .structured import StructuredNormal
 
@@ -20,6 +21,8 @@ class GroupedNormal(Checked, Distribution):
     has_rsample = True
 
     def __init__(self, parts: Sequence[StructuredNormal]) -> None:
+        if not len(parts):
+            raise ConfigError("parts must hold at least one distribution, got none")
         self.parts = tuple(parts)
         super().__init__(
             batch_shape=torch.Size([len(self.parts)]),
@@ -85,10 +88,8 @@ class GroupedNormal(Checked, Distribution):
     @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., G, m, n]: [..., G]."""
-        values = value.unbind(-3)
-        return torch.stack(
-            [part.log_prob(matrix) for part, matrix in zip(self.parts, values, strict=True)], -1
-        )
+        pairs = zip(self.parts, value.unbind(-3), strict=True)
+        return torch.stack([part.log_prob(matrix) for part, matrix in pairs], -1)
 
     def entropy(self) -> Tensor:
         """In nats, [G]."""

@@ -90,6 +90,7 @@ def standard_error_over_runs(values: Sequence[float] | Tensor) -> Estimate:
     return _estimate("values", values, Over.RUNS)
 
 
+@checked
 def standard_error_over_examples(values: Tensor) -> Estimate:
     """Mean and standard error of one run's metric over its test examples.
 

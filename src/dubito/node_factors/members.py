@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigError
 from ..hints import checked
@@ -66,7 +67,12 @@ def component(posterior: P, index: int) -> P:
 @checked
 @torch.no_grad()
 def diversity(
-    posterior: "NodePosterior", inputs: Inputs, targets: Any, *, num_samples: int = 32, seed: int = 0
+    posterior: "NodePosterior",
+    inputs: Inputs,
+    targets: Tensor | Sequence[int],
+    *,
+    num_samples: int = 32,
+    seed: int = 0,
 ) -> Disagreement:
     """Share of rows on which two components predict different classes, over their mean error rate.
 

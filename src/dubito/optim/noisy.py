@@ -38,7 +38,10 @@ class NoisyOptimizer(Checked, Optimizer, ABC):
     def __init__(self, params: Iterable[Any], **settings: Any) -> None:
         require_count(num_data=settings["num_data"])
         seeds.derived(settings["seed"])
-        super().__init__(params, {**settings, "draws": 0, "passes": 0, "rows": 0})
+        try:
+            super().__init__(params, {**settings, "draws": 0, "passes": 0, "rows": 0})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"params must be parameters, or groups of them, got {error}") from error
         for group in self.param_groups:
             self.check(group)
         self.watch = Watch(p for group in self.param_groups for p in group["params"])

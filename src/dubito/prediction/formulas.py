@@ -61,7 +61,7 @@ def require_answers(answers: Tensor, axis: int = 0, first: int = 0, *, logarithm
     if not on_host(answers) or not answers.is_floating_point() or math.isfinite(answers.detach().sum()):
         return
     wrong = answers.isnan() if logarithms else ~answers.isfinite()
-    rows = wrong.movedim(axis, 0).flatten(1).any(1).nonzero().flatten().tolist()
+    rows = wrong.movedim(axis, 0).reshape(answers.shape[axis], -1).any(1).nonzero().flatten().tolist()
     if rows:
         named = ", ".join(str(first + row) for row in rows[:5]) + (", …" if len(rows) > 5 else "")
         raise NetworkError(

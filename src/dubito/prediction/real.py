@@ -167,7 +167,10 @@ class RealPrediction(Prediction):
 
     def _per_output(self, name: str, value: Any) -> Tensor:
         """A finite number, or numbers that broadcast to a row's outputs and never to the rows themselves."""
-        value = torch.as_tensor(value, dtype=self.means.dtype, device=self.means.device)
+        try:
+            value = torch.as_tensor(value, dtype=self.means.dtype, device=self.means.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{name} must be a number, or numbers per output: {error}") from error
         value = value.reshape(()) if value.numel() == 1 else value
         row = tuple(self.means.shape[2:])
         fits = all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(row), strict=False))

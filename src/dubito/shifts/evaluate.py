@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..data import Data
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, unknown_name
 from ..hints import checked
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import CategoricalPrediction, PredictionOptions
@@ -59,6 +59,8 @@ class CorruptionResults:
             name: of a corruption.
             severity: from 1 to 5.
         """
+        if measure not in self.clean:
+            raise unknown_name("metric", measure, self.clean)
         chosen = [
             values[measure]
             for (corruption, degree), values in self.corrupted.items()

@@ -10,9 +10,9 @@ from torch import nn
 from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
 from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
-from ...fitting import Prepared, probe
+from ...fitting import Prepared, answered, probe
 from ...hints import checked
-from ...inputs import Inputs, TensorOptions, take
+from ...inputs import Inputs, TensorOptions, checked_inputs, take
 from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method
@@ -34,6 +34,8 @@ def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         network: in evaluation mode.
         inputs: a few rows.
     """
+    inputs = checked_inputs(inputs, TensorOptions.of(network))
+    answered(network, take(inputs, slice(1)))  # says what it cannot read
     return last_used(network, survey(network, inputs))
 
 

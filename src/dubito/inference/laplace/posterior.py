@@ -15,13 +15,13 @@ from ...curvature import Block, Cover, cover
 from ...distributions import GroupedNormal, StructuredNormal
 from ...distributions.kronecker import EigenbasisNormal
 from ...distributions.two_sided import TwoSided
-from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
+from ...errors import ConfigError, DataError, NetworkError, require_count, require_positive, unknown_name
 from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors
-from ...prediction import Prediction, PredictionOptions
+from ...prediction import Prediction, PredictionOptions, require_answers
 from ...sources import Source
 from ...summary import Summary
 from .joint import Joint, joint_outputs
@@ -221,6 +221,8 @@ class LaplacePosterior(BlockPosterior):
             rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
             mean, covariance = joint_outputs(self.linearised(rows), rows, normals)
+            require_answers(mean)
+            require_answers(covariance.diagonal().reshape(mean.shape))
             covariance = covariance * self.scale**2
             if isinstance(self.likelihood, GaussianLikelihood) and self.likelihood.scale is not None:
                 scale = self.likelihood.scale.expand_as(mean).flatten()
@@ -340,7 +342,12 @@ class LaplacePosterior(BlockPosterior):
             num_data: the number of rows, where the data do not tell.
             seed: of drawn labels.
         """
-        return updated(self, data, num_data, seed)
+        posterior = updated(self, data, num_data, seed)
+        if not all(tensor.isfinite().all() for tensor in posterior.tensors.parameters()):
+            raise DataError(
+                "the curvature of these data is NaN or infinite; look at the sizes of inputs and targets"
+            )
+        return posterior
 
     def replaced(self, tensors: Mapping[str, BlockTensors], **details: Any) -> "LaplacePosterior":
         """A posterior with other stored tensors, by weight, and other details; the weights are shared."""

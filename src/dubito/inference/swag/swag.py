@@ -94,10 +94,10 @@ class SWAGPosterior(Posterior):
         require_count(num_samples=num_samples, batch_size=batch_size)
         seeds.derived(seed)
         network = duplicate(self.network)
+        source = as_source(data, TensorOptions.of(network))
         layers = normalising(network)
         if not layers:
             return self
-        source = as_source(data, TensorOptions.of(network))
         infinite = SWAGPosterior(
             network,
             duplicate(self.likelihood),
