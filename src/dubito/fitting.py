@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
+from .hints import Checked
 from .inputs import (
     Batch,
     Inputs,
@@ -35,7 +36,7 @@ TARGET_ROWS, PATIENCE = 1024, 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Checked):
     """What surrounds a training run.
 
     Attributes:

@@ -4,7 +4,7 @@ import math
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cache, wraps
-from inspect import Parameter, signature
+from inspect import Parameter, isabstract, signature
 from numbers import Integral, Real
 from reprlib import Repr
 from typing import Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .devices import on_host
-from .errors import ConfigError, DataError, DubitoError, NetworkError
+from .errors import ConfigError, DataError, DubitoError, NetworkError, unknown_name
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 _short = Repr()
@@ -25,7 +25,8 @@ class Checked:
     """Base of settings: arguments of the constructor are checked against their hints, in every subclass."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        if args or kwargs:  # copies are made without
+        # Copies are made without arguments; `validate_args=False` is PyTorch's word for distributions known to be good.
+        if (args or kwargs) and kwargs.get("validate_args") is not False:
             _check(cls.__init__, (None, *args), kwargs)
         return super().__new__(cls)
 
@@ -83,16 +84,32 @@ def _check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
             pair = enumerate(value) if type(value) is tuple else ()
             named = {name: value, **{f"{name}[{number}]": part for number, part in pair}}
             tensors |= {where: part for where, part in named.items() if isinstance(part, Tensor)}
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+                tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
         for where, tensor in tensors.items():
             require_dense(where, tensor)
             if _nan(tensor):
                 count = int(tensor.isnan().sum())
-                raise DataError(f"{where} must not hold NaN, got {count} of {tensor.numel()} values NaN")
+                raise DataError(f"{where} must be finite, got {count} of {tensor.numel()} values NaN")
         if not _fits(hint, value):
-            kind = NetworkError if hint is nn.Module else DataError if hint is Tensor else ConfigError
-            remedy = f"; use torch.as_tensor({name})" if hint is Tensor else ""
-            raise kind(f"{name} must be {_words(hint)}, got {_shown(value)}{remedy}")
+            raise _refusal(name, hint, value)
     return tensors
+
+
+def _refusal(name: str, hint: Any, value: Any) -> DubitoError:
+    """The error for a value that is not what a hint names."""
+    choices = [
+        part for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for part in get_args(kind)
+    ]
+    if choices and isinstance(value, str):
+        return unknown_name(name, value, map(str, choices))
+    kind = NetworkError if hint is nn.Module else DataError if hint is Tensor else ConfigError
+    remedy = f"; use torch.as_tensor({name})" if hint is Tensor else ""
+    if isinstance(value, type) and any(
+        part is not Any and _tells(part) and issubclass(value, part) for part in (hint, *get_args(hint))
+    ):
+        remedy = "; that is the class, add () to make one"
+    return kind(f"{name} must be {_words(hint)}, got {_shown(value)}{remedy}")
 
 
 def _nan(tensor: Tensor) -> bool:
@@ -133,16 +150,18 @@ def _fits(hint: Any, value: Any) -> bool:
         return (
             isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and not math.isnan(float(value))
         )
+    if hint is np.ndarray:
+        return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
     if origin is None:
         return hint in (Any, object) or not _tells(hint) or isinstance(value, hint)
+    if isinstance(value, np.ndarray) and origin in (tuple, Sequence, list):
+        value = value.tolist()
     if origin is tuple:
         return isinstance(value, tuple | list) and _all_fit(parts, value)
     if origin in (Sequence, list, Collection, Iterable):
-        kinds = (np.ndarray, Sequence) if origin in (Sequence, list) else (Iterable,)
-        readable = isinstance(value, kinds) and not isinstance(value, str | bytes)
-        if isinstance(value, np.ndarray):
-            return value.dtype.kind in "biuf" or parts[0] is str
-        return readable and (not isinstance(value, Sequence) or all(_fits(parts[0], part) for part in value))
+        readable = isinstance(value, Sequence if origin in (Sequence, list) else Iterable)
+        whole = readable and not isinstance(value, str | bytes)
+        return whole and (not isinstance(value, Sequence) or all(_fits(parts[0], part) for part in value))
     if issubclass(origin, Mapping):
         pairs = value.items() if isinstance(value, Mapping) else ()
         return isinstance(value, Mapping) and all(_fits(parts[0], k) and _fits(parts[1], v) for k, v in pairs)
@@ -184,7 +203,22 @@ def _words(hint: Any) -> str:
         return f"a mapping from {_words(parts[0])} to {_words(parts[1])}"
     if origin is Callable:
         return "a function"
-    return plain.get(hint) or f"a {getattr(origin or hint, '__name__', hint)}"
+    return plain.get(hint) or _kind(origin or hint)
+
+
+def _kind(hint: Any) -> str:
+    """A class in words: of settings, those there are to choose from."""
+    name = getattr(hint, "__name__", str(hint))
+    if not (isinstance(hint, type) and issubclass(hint, Checked)):
+        return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    *first, last = [f"{kind.__name__}()" for kind in _choices(hint)] if isabstract(hint) else [f"{name}(...)"]
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def _choices(kind: type) -> list[type]:
+    """The first classes below an abstract one that can be made."""
+    below = kind.__subclasses__()
+    return [made for sub in below for made in (_choices(sub) if isabstract(sub) else [sub])]
 
 
 def _shown(value: Any) -> str:

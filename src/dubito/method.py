@@ -13,7 +13,7 @@ from torch import nn
 
 from .errors import ConfigError, DataError, TrainingError
 from .fitting import Prepared, Start, answered, prepare, prepare_start, undisturbed
-from .hints import Checked, checked
+from .hints import Checked
 from .inputs import Inputs
 from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
@@ -34,7 +34,6 @@ class Method(Checked, ABC):
         if hasattr(cls, "posterior_type"):
             Posterior.makers[cls.__name__] = cls.posterior_type
 
-    @checked
     def fit(
         self,
         net: nn.Module,
@@ -89,7 +88,6 @@ class Method(Checked, ABC):
 class TrainedMethod(Method):
     """A method with a differentiable loss: `build` it for a loop of your own, or `fit` with ours."""
 
-    @checked
     def build(self, net: nn.Module, likelihood: Likelihood, num_data: int, *, seed: int = 0) -> Objective:
         """The loss and parameters for a training loop of your own; the network is copied.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds, storage
-from ..errors import ConfigError, DataError, StorageError, require_count
+from ..errors import DataError, StorageError, require_count
 from ..hints import Checked, checked
 from ..inputs import TensorOptions, take
 from ..likelihoods import Likelihood, settings_of
@@ -52,11 +52,6 @@ class ActiveLearning(Checked):
     num_samples: int = 32
 
     def __post_init__(self) -> None:
-        for name, kind in (("method", Method), ("acquisition", Acquisition), ("selection", Selection)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigError(
-                    f"{name} must be an instance of {kind.__name__}, got {getattr(self, name)!r}"
-                )
         require_count(steps=self.steps, initial=self.initial, num_samples=self.num_samples)
 
     @checked

@@ -80,10 +80,6 @@ class Settings(Checked):
                 require_positive(**{name: value})
         if self.budget is not None and self.budget_per_method is not None:
             raise ConfigError("give budget or budget_per_method, got both")
-        if not isinstance(self.training, Training | AutoTraining):
-            raise ConfigError(
-                f"training must be a Training(...) or Training.auto(...), got {self.training!r}"
-            )
 
     @checked
     def fit_seconds(self, num_methods: int, jobs: int = 1) -> float | None:

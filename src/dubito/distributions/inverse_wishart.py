@@ -37,7 +37,7 @@ class InverseWishart(Checked, Distribution):
         told = isinstance(dof, Tensor)  # a number is judged without a look at the device
         most = torch.finfo(scale_tril.dtype).max
         if not ((dof > size - 1) & (dof < most)).all() if told else not size - 1 < dof < most:
-            raise ConfigError(f"dof must be above p - 1 = {size - 1} and finite, got {dof}")
+            raise ConfigError(f"dof must be above p - 1 = {size - 1}, got {dof}")
         self.dof = dof.to(scale_tril) if told else scale_tril.new_full((), dof)
         batch = torch.broadcast_shapes(self.dof.shape, scale_tril.shape[:-2])
         self.scale_tril = scale_tril

@@ -53,8 +53,6 @@ class Gaussian(Likelihood):
                 object.__setattr__(self, "std", float(self.std))
         if self.covariance is not None:
             object.__setattr__(self, "covariance", checked_covariance(self.covariance))
-        if not isinstance(self.standardise, bool):
-            raise ConfigError(f"standardise must be True or False, got {self.standardise!r}")
 
     def build(
         self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None

@@ -164,15 +164,7 @@ def _estimate(name: str, values: Sequence[float] | Tensor, over: Over) -> Estima
 def _series(name: str, values: Sequence[float] | Tensor) -> Tensor:
     """`values` as finite float64 on the CPU, where they are few and every device can send them."""
     if not isinstance(values, Tensor):
-        if any(isinstance(value, Estimate) for value in values):
-            raise DataError(
-                f"{name} must be plain numbers, got estimates with standard errors of their own; give the "
-                ".value of each, so that errors over runs and over examples stay apart"
-            )
-        try:
-            values = torch.tensor([float(value) for value in values], dtype=torch.float64)
-        except (TypeError, ValueError):
-            raise DataError(f"{name} must be numbers or a tensor of shape [B], got {values!r}") from None
+        values = torch.tensor([float(value) for value in values], dtype=torch.float64)
     series = values.detach().cpu().to(torch.float64)
     if series.ndim != 1 or len(series) < 2:
         raise DataError(

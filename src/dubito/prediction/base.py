@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ class Prediction(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         """Log-density of each row's target under the exact mixture over draws, [B]."""
 
     def __getitem__(self, index: Any) -> Self:

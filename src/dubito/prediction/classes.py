@@ -4,6 +4,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -98,7 +99,7 @@ class CategoricalPrediction(ClassPrediction):
         return torch.zeros_like(inside).scatter(self.class_axis, order, inside)
 
     @checked
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         labels = labels_for(self.log_probs, torch.as_tensor(targets), self.class_axis)
         if self.sample_log_probs is None:
             return gathered(self.log_probs, labels, self.class_axis)
@@ -136,7 +137,7 @@ class BernoulliPrediction(ClassPrediction):
         return likeliest | (self.confidence < level).unsqueeze(-1)
 
     @checked
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         values, given = aligned(targets, self.log_probs), torch.as_tensor(targets)
         wrong = not_binary(given)
         if wrong is not None:

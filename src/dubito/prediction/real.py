@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -90,7 +91,7 @@ class RealPrediction(Prediction):
         return variances.clamp(min=0)  # below 0 only by rounding
 
     @checked
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         """Joint log-density of a row's outputs under the exact mixture, [B]."""
         errors = aligned(targets, self.means[0]) - self.means  # [S, B, ...]
         if self.mean_covariances is not None:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigError, require_count, require_flag, require_positive
+from ..errors import ConfigError, require_count, require_positive
 from ..hints import Checked
-from ..precision import Precision, require_precision
+from ..precision import Precision
 from .optimizers import Adam, OptimizerSettings
 from .schedules import Constant, Schedule
 
@@ -69,7 +69,6 @@ class EarlyStopping(Checked):
         for name in ("steps", "every"):
             if (value := getattr(self, name)) is not None:
                 require_count(**{name: value})
-        require_flag(start=self.start, last=self.last)
         require_positive(zero=True, margin=self.margin)
 
 
@@ -134,26 +133,8 @@ class Training(Checked):
                 require_positive(**{name: value})
         require_positive(zero=True, warmup=self.warmup, weight_decay=self.weight_decay)
         require_positive(zero=True, checkpoint_minutes=self.checkpoint_minutes)
-        require_flag(compile=self.compile, channels_last=self.channels_last)
         if isinstance(self.kl, int | float) and not isinstance(self.kl, bool):
             object.__setattr__(self, "kl", KL(weight=float(self.kl)))
-        require_precision(self.precision)
-        self._check_kinds()
-
-    def _check_kinds(self) -> None:
-        kinds = {
-            "optimizer": (OptimizerSettings, "Adam(), AdamW() or SGD()"),
-            "schedule": (Schedule, "Constant(), Cosine(), Step() or Linear()"),
-            "kl": (KL, "a number or KL(...)"),
-        }
-        optional = {
-            "variational_schedule": (Schedule, "Constant(), Cosine(), Step() or Linear()"),
-            "early_stopping": (EarlyStopping, "EarlyStopping(...)"),
-        }
-        for name, (kind, known) in {**kinds, **optional}.items():
-            value = getattr(self, name)
-            if not (isinstance(value, kind) or (value is None and name in optional)):
-                raise ConfigError(f"{name} must be {known}, got {value!r}")
 
     @staticmethod
     def auto(**settings: Any) -> "AutoTraining":

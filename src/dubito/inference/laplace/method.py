@@ -9,7 +9,7 @@ from torch import nn
 
 from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
-from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
+from ...errors import DubitoWarning, NetworkError, require_count, require_positive
 from ...fitting import Prepared, answered, probe
 from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, take
@@ -17,7 +17,7 @@ from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method
 from ...networks import Subset, resolve, with_flags
-from ...precision import Precision, passes_in, require_precision
+from ...precision import Precision, passes_in
 from ...training import Training, current
 from ..map import MAP
 from .data_fit import DataFit, DataFitSums
@@ -83,15 +83,8 @@ class Laplace(Method):
     posterior_type = LaplacePosterior
 
     def __post_init__(self) -> None:
-        require_precision(self.precision)
         if self.prior_precision is not None:
             require_positive(prior_precision=self.prior_precision)
-        if not isinstance(self.structure, Structure):
-            raise ConfigError(
-                f"structure must be one such as Diagonal() or INF(rank=100), got {self.structure!r}"
-            )
-        if self.curvature is not None and not isinstance(self.curvature, Curvature):
-            raise ConfigError(f"curvature must be Fisher(), GGN() or Empirical(), got {self.curvature!r}")
         if self.batch_size is not None:
             require_count(batch_size=self.batch_size)
 
