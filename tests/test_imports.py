@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 #: The rooms from first to last: a room imports from the levels before its own, and from itself.
 CORE = (
     ("errors", "version", "allocator", "lazy", "devices"),
-    ("seeds", "processes", "jobs", "precision"),
+    ("hints", "seeds", "processes", "jobs", "precision"),
     ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
     ("inputs", "evaluation", "fingerprints"),
     ("sources", "likelihoods", "layers"),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, ProcessError, require_count
 from .fingerprints import first_difference, modules_of, weights_of
+from .hints import Checked
 from .inputs import (
     Batch,
     Inputs,
@@ -36,7 +37,7 @@ TARGET_ROWS, PATIENCE = 1024, 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Checked):
     """What surrounds a training run.
 
     Attributes:
@@ -156,6 +157,7 @@ def _prepared(
         with reading(run.validation, run.seed, "example"):
             watched = run.validation.example(1)
     outputs = probe(network, example.inputs)
+    _check_dependence(network, take(example.inputs, slice(1)), outputs)
     if watched is not None:
         probe(network, watched.inputs)
     raw = source.batch.targets if isinstance(source, TensorSource) else example.targets
@@ -177,6 +179,22 @@ def _prepared(
         num_data=known,
         run=run,
     )
+
+
+def _check_dependence(network: nn.Module, row: Inputs, outputs: Tensor) -> None:
+    """Refuse a network whose outputs do not depend on what is to be fitted, or whose width depends on the rows."""
+    with torch.enable_grad(), seeded(network, 0, "probe"):
+        alone = read(partial(networks.run, network, {}), row)
+    if alone.shape[1:] != outputs.shape[1:]:
+        raise NetworkError(
+            f"the network must answer a row alike alone and among others, got outputs of shape {tuple(alone.shape)} "
+            f"for one row and {tuple(outputs.shape)} for {len(outputs)}"
+        )
+    if networks.trainable(network) and not alone.requires_grad:
+        raise NetworkError(
+            "the network's outputs must depend on its trainable parameters, but nothing leads back to them; take away "
+            "the detach(), no_grad() or rounding that cuts the graph"
+        )
 
 
 def _built(

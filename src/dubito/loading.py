@@ -17,7 +17,8 @@ from .calibration import (
     TemperedCategorical,
     TemperedCategoricalLikelihood,
 )
-from .errors import StorageError, require_flag
+from .errors import StorageError
+from .hints import checked
 from .inputs import TensorOptions
 from .lazy import open_all
 from .likelihoods import (
@@ -96,6 +97,7 @@ class Content(TypedDict):
     fingerprint: NotRequired[dict[str, Any] | None]
 
 
+@checked
 def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = True) -> Posterior:
     """The posterior saved at `path`; `net` gives the architecture and the device, and is not modified.
 
@@ -106,7 +108,6 @@ def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = Tr
         net: a network built like the one the posterior was fitted to.
         fingerprint: whether the network must answer fixed inputs as the one did that was saved.
     """
-    require_flag(fingerprint=fingerprint)
     tensors, content = storage.read(path, "posterior")
     network = copied(net).eval()
     try:

@@ -267,7 +267,7 @@ def test_refusals():
     with pytest.raises(DataError, match="test must be a pair"):
         LOOP.run(net(), (POOL, classes(POOL)), POOL, Categorical(), on_point=fits.append)
     assert not fits
-    with pytest.raises(ConfigError, match="acquisition must be an instance"):
+    with pytest.raises(ConfigError, match="acquisition must be OutputVariance"):
         ActiveLearning(method=dubito.MAP(), acquisition="bald")
     with pytest.raises(ConfigError, match="steps"):
         ActiveLearning(method=dubito.MAP(), acquisition=BALD(), steps=0)

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds, storage
-from ..errors import ConfigError, DataError, StorageError, require_count
+from ..errors import DataError, StorageError, require_count
 from ..fingerprints import described, modules_of, weights_of
+from ..hints import Checked, checked
 from ..inputs import TensorOptions, take
 from ..likelihoods import Likelihood, settings_of
 from ..method import Method
@@ -32,7 +33,7 @@ KIND = "active learning"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActiveLearning:
+class ActiveLearning(Checked):
     """How rows are asked for, step by step.
 
     Args:
@@ -54,13 +55,9 @@ class ActiveLearning:
     num_samples: int = 32
 
     def __post_init__(self) -> None:
-        for name, kind in (("method", Method), ("acquisition", Acquisition), ("selection", Selection)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigError(
-                    f"{name} must be an instance of {kind.__name__}, got {getattr(self, name)!r}"
-                )
         require_count(steps=self.steps, initial=self.initial, num_samples=self.num_samples)
 
+    @checked
     def run(
         self,
         net: nn.Module,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import ConfigError, DubitoWarning
 from ..fitting import checked_rows
+from ..hints import checked
 from ..inputs import rows_of
 from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, GaussianLikelihood
 from ..networks import duplicate
@@ -38,6 +39,7 @@ LOWEST, HIGHEST = 0.02, 50.0
 CLOSE = 1e-4
 
 
+@checked
 @torch.no_grad()
 def temperature_scaled(
     posterior: FittedPosterior,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, require_count
+from ..hints import Checked
 from ..likelihoods import BuiltLikelihood
 
 #: The most outputs of a row that each get a backward pass.
@@ -18,7 +19,7 @@ EXACT_OUTPUTS, USUAL_DRAWS = 32, 10
 ROOTS = 1 << 24
 
 
-class Curvature(ABC):
+class Curvature(Checked, ABC):
     """A sum of squares: the curvature of a row is E[δ δᵀ] over gradients δ with respect to the weights."""
 
     @abstractmethod

@@ -11,10 +11,11 @@ from torch.distributions.kl import register_kl
 
 from dubito.errors import ConfigError
 
+from ..hints import Checked, checked
 from .matrix_normal import log_diagonal, require_lower, require_matrix, require_square_tril
 
 
-class InverseWishart(Distribution):
+class InverseWishart(Checked, Distribution):
     """Σ ~ W⁻¹(U, u): Σ⁻¹ is Wishart with scale U⁻¹ and u degrees of freedom.
 
     All tensors may have leading batch axes.
@@ -34,9 +35,10 @@ class InverseWishart(Distribution):
         size = scale_tril.shape[-1]
         require_square_tril("scale_tril", scale_tril, size, scale_tril)
         told = isinstance(dof, Tensor)  # a number is judged without a look at the device
-        self.dof = dof.to(scale_tril) if told else scale_tril.new_full((), dof)
-        if not (dof > size - 1).all() if told else not dof > size - 1:
+        most = torch.finfo(scale_tril.dtype).max
+        if not ((dof > size - 1) & (dof < most)).all() if told else not size - 1 < dof < most:
             raise ConfigError(f"dof must be above p - 1 = {size - 1}, got {dof}")
+        self.dof = dof.to(scale_tril) if told else scale_tril.new_full((), dof)
         batch = torch.broadcast_shapes(self.dof.shape, scale_tril.shape[:-2])
         self.scale_tril = scale_tril
         super().__init__(batch, torch.Size((size, size)), validate_args=validate_args)
@@ -87,6 +89,7 @@ class InverseWishart(Distribution):
         bartlett = noise.tril(-1) + diagonal.diag_embed()
         return torch.linalg.solve_triangular(bartlett.mT, tril, upper=True, left=False)
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -94,6 +97,7 @@ class InverseWishart(Distribution):
         root = self.root(sample_shape, generator=generator)
         return root @ root.mT
 
+    @checked
     def sample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -101,6 +105,7 @@ class InverseWishart(Distribution):
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)
 
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., p, p]."""
         if self._validate_args:

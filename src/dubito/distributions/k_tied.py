@@ -14,10 +14,11 @@ from torch.distributions.kl import register_kl
 
 from dubito.errors import ConfigError, DataError
 
+from ..hints import Checked, checked
 from .tied_functions import pair_factors, sum_log_std, tied_std
 
 
-class KTiedNormal(Distribution):
+class KTiedNormal(Checked, Distribution):
     """N(mean, diag(vec((U Vᵀ)²))) over an m × n weight matrix (outputs × inputs).
 
     Args:
@@ -90,6 +91,7 @@ class KTiedNormal(Distribution):
         """(U Vᵀ)², entry by entry, [m, n]."""
         return self.stddev.square()
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -104,6 +106,7 @@ class KTiedNormal(Distribution):
         noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
         return torch.addcmul(mean, self.stddev, noise)
 
+    @checked
     def sample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -111,6 +114,7 @@ class KTiedNormal(Distribution):
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)
 
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., m, n]."""
         if value.shape[-2:] != self.event_shape:

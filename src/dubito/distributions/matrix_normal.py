@@ -10,9 +10,10 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
 from dubito.errors import ConfigError, DataError
+from dubito.hints import Checked, checked
 
 
-class MatrixNormal(Distribution):
+class MatrixNormal(Checked, Distribution):
     """W ~ MN(M, R, Σ): Cov(vec W) = Σ ⊗ R, for matrices [n, p] with R over the rows and Σ over the columns.
 
     All tensors may have leading batch axes.
@@ -91,6 +92,7 @@ class MatrixNormal(Distribution):
         assert self.row_precision_tril is not None
         return self.row_precision_tril.mT @ values
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -108,6 +110,7 @@ class MatrixNormal(Distribution):
         assert self.row_precision_tril is not None  # L Lᵀ = R⁻¹, so L⁻ᵀ is a root of R
         return self._mean + torch.linalg.solve_triangular(self.row_precision_tril.mT, right, upper=True)
 
+    @checked
     def sample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -115,6 +118,7 @@ class MatrixNormal(Distribution):
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)
 
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., n, p]."""
         if self._validate_args:

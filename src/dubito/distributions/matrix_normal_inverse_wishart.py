@@ -14,6 +14,7 @@ from torch.distributions.kl import register_kl
 
 from dubito.errors import DataError
 
+from ..hints import Checked, checked
 from .inverse_wishart import InverseWishart, _kl_inverse_wishart
 from .matrix_normal import MatrixNormal
 
@@ -30,7 +31,7 @@ class WeightsAndNoise(NamedTuple):
     covariance: Tensor
 
 
-class MatrixNormalInverseWishart(Distribution):
+class MatrixNormalInverseWishart(Checked, Distribution):
     """Σ ~ W⁻¹(U, u) and W | Σ ~ MN(M, R, Σ).
 
     All tensors may have leading batch axes.
@@ -80,6 +81,7 @@ class MatrixNormalInverseWishart(Distribution):
         scale = self.noise.scale_tril @ self.noise.scale_tril.mT
         return WeightsAndNoise(self.mean, scale / (self.noise.dof + n + p + 1)[..., None, None])
 
+    @checked
     def given(self, covariance: Tensor) -> MatrixNormal:
         """The distribution of W for one Σ."""
         return MatrixNormal(
@@ -89,6 +91,7 @@ class MatrixNormalInverseWishart(Distribution):
             validate_args=self._validate_args,
         )
 
+    @checked
     def rsample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> WeightsAndNoise:
@@ -101,6 +104,7 @@ class MatrixNormalInverseWishart(Distribution):
         drawn = torch.linalg.solve_triangular(self.row_precision_tril.mT, noise @ root.mT, upper=True)
         return WeightsAndNoise(mean + drawn, root @ root.mT)
 
+    @checked
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> WeightsAndNoise:
@@ -108,6 +112,7 @@ class MatrixNormalInverseWishart(Distribution):
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)
 
+    @checked
     def log_prob(self, value: tuple[Tensor, Tensor]) -> Tensor:  # pyright: ignore
         """The log-density of pairs (W, Σ)."""
         weights, covariance = value
@@ -121,6 +126,7 @@ class MatrixNormalInverseWishart(Distribution):
         conditional_entropy = 0.5 * (n * p * (1 + math.log(2 * math.pi)) + logs)
         return (self.noise.entropy() + conditional_entropy).expand(self.batch_shape)
 
+    @checked
     def updated(self, xx: Tensor, xy: Tensor, yy: Tensor, num_data: float) -> "MatrixNormalInverseWishart":
         """The posterior after data whose sums of products are given; Eq. 16 of BALI by one factorisation.
 

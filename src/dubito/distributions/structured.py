@@ -14,13 +14,14 @@ from torch.distributions.utils import lazy_property
 
 from dubito.errors import ConfigError, DataError, require_positive
 
+from ..hints import Checked, checked
 from .pair_products import CHUNK
 
 DENSE_LIMIT = 2 * 2**30
 """Bytes a dense square matrix and its one temporary copy may take."""
 
 
-class StructuredNormal(Distribution, ABC):
+class StructuredNormal(Checked, Distribution, ABC):
     """A Gaussian over an m × n weight matrix (outputs × inputs, a bias column included).
 
     Its precision is that of `num_data` times a Fisher information plus a prior precision. A subclass
@@ -99,6 +100,7 @@ class StructuredNormal(Distribution, ABC):
     def num_determined(self) -> Tensor:
         """γ = tr(P⁻¹ (P − τ)): how many weights the data determine, and not the prior; for one τ."""
 
+    @checked
     def rescaled(self, *, num_data: float, prior_precision: float) -> Self:
         """The same information at another data scale and under another prior.
 
@@ -144,6 +146,7 @@ class StructuredNormal(Distribution, ABC):
     def _apply_root(self, *noise: Tensor) -> Tensor:
         """F e for unit noise e, where F Fᵀ = P⁻¹; one [..., shape] tensor for each of `_noise_shapes`."""
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -163,6 +166,7 @@ class StructuredNormal(Distribution, ABC):
         deviation = self._apply_root(*noise)
         return mean + deviation if torch.is_grad_enabled() else deviation.add_(mean)
 
+    @checked
     def sample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -170,6 +174,7 @@ class StructuredNormal(Distribution, ABC):
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)
 
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., m, n]."""
         self._require_event("value", value)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ConfigError
+from ..hints import Checked
 from ..inputs import RowNumbers
 from ..prediction import Prediction
 
@@ -15,7 +16,7 @@ from ..prediction import Prediction
 STACKED = 16_384
 
 
-class Likelihood(ABC):
+class Likelihood(Checked, ABC):
     """Settings of a likelihood."""
 
     @abstractmethod

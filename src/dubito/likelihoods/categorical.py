@@ -33,11 +33,8 @@ class Categorical(Likelihood):
     class_axis: int = 1
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.class_axis, int) and not isinstance(self.class_axis, bool)
-        if not whole or self.class_axis == 0:
-            raise ConfigError(
-                f"class_axis must be a whole number other than 0, the axis of rows, got {self.class_axis!r}"
-            )
+        if self.class_axis == 0:
+            raise ConfigError("class_axis must be a whole number other than 0, the axis of rows, got 0")
 
     def build(
         self, example_outputs: Tensor | None, example_targets: Tensor | None = None

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ConfigError, NetworkError, require_positive
-from ..inputs import RowNumbers
+from ..devices import on_host
+from ..errors import ConfigError, DataError, NetworkError, require_positive
+from ..inputs import RowNumbers, row_number
 from ..prediction import (
     RealPrediction,
     aligned,
@@ -18,6 +19,9 @@ from ..prediction import (
 )
 from .base import BuiltLikelihood, Likelihood, at_least_float
 from .moments import moments, per_output, warn_if_far
+
+#: What targets may be at most in float32, whose squares end at 3e38.
+LARGEST = 1e16
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,6 @@ class Gaussian(Likelihood):
                 object.__setattr__(self, "std", float(self.std))
         if self.covariance is not None:
             object.__setattr__(self, "covariance", checked_covariance(self.covariance))
-        if not isinstance(self.standardise, bool):
-            raise ConfigError(f"standardise must be True or False, got {self.standardise!r}")
 
     def build(
         self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
@@ -179,7 +181,16 @@ class GaussianLikelihood(BuiltLikelihood):
             )
 
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
-        return aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
+        reals = aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
+        sizes = reals.abs().reshape(len(reals), -1).amax(1)
+        limit = LARGEST if reals.dtype != torch.float64 else LARGEST**8
+        if on_host(sizes) and sizes.max() > limit:
+            row = int(sizes.argmax())
+            raise DataError(
+                f"targets must be below {limit:.0e} in size, so that squares can be summed, got "
+                f"{float(sizes[row]):.3g} at row {row_number(row, rows)}; give them in larger units"
+            )
+        return reals
 
     def warn(self, outputs: Tensor, targets: Tensor) -> None:
         if self.scale is None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_count, unknown_name
+from ..hints import checked
 from ..prediction import ClassPrediction, Prediction, RealPrediction
 from .axes import axis_of, colour
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 Score = Literal["total", "aleatoric", "epistemic", "function_variance", "confidence"]
 
 
+@checked
 def ood_histogram(
     inside: Prediction,
     outside: Prediction,
@@ -48,6 +50,7 @@ def ood_histogram(
     return axis
 
 
+@checked
 def decomposition(
     prediction: Prediction,
     targets: Tensor | None = None,

@@ -11,6 +11,7 @@ from .formulas import log_sum_exp as log_sum_exp
 from .formulas import normal_log_prob as normal_log_prob
 from .formulas import not_binary as not_binary
 from .formulas import per_row as per_row
+from .formulas import require_answers as require_answers
 from .formulas import std_per_row as std_per_row
 from .formulas import sum_events as sum_events
 from .options import FORMS as FORMS

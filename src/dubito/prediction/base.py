@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError, DataError
+from ..hints import checked
+from .formulas import require_answers
 
 
 def rows_on(axis: int) -> Any:
@@ -28,7 +31,7 @@ class Prediction(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         """Log-density of each row's target under the exact mixture over draws, [B]."""
 
     def __getitem__(self, index: Any) -> Self:
@@ -70,9 +73,23 @@ class Prediction(ABC):
                 )
         return pd.DataFrame(columns)
 
+    def finite(self, first: int = 0) -> Self:
+        """The prediction, refused where it holds numbers that are none; `first` is the number of its first row."""
+        for item in dataclasses.fields(self):
+            tensor, axis = getattr(self, item.name), item.metadata.get("rows")
+            if axis is not None and isinstance(tensor, Tensor):
+                require_answers(tensor, axis, first, logarithms="log_" in item.name)
+        return self
+
     @classmethod
+    @checked
     def cat(cls, parts: list[Self]) -> Self:
         """The rows of several predictions of the same draws, one after the other."""
+        if not parts or any(type(part) is not cls for part in parts):
+            kinds = sorted({type(part).__name__ for part in parts})
+            raise DataError(
+                f"{cls.__name__}.cat joins predictions of its kind, at least one, got {kinds or 'none'}"
+            )
         values = {}
         for item in dataclasses.fields(cls):
             pieces = [getattr(part, item.name) for part in parts]

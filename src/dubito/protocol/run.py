@@ -13,6 +13,7 @@ from torch import nn
 from .. import seeds
 from ..errors import ConfigError, DataError, DubitoWarning
 from ..fitting import Prepared, prepare, require_agreement, undisturbed
+from ..hints import checked
 from ..inference.map import MAP
 from ..likelihoods import Gaussian, Likelihood
 from ..method import Method, with_inputs
@@ -71,6 +72,7 @@ def fit(
             return with_inputs(_fitted(method, prepared, point, auto), prepared)
 
 
+@checked
 def pilot_of(point: Posterior) -> Pilot:
     """What a MAP fit of the protocol tells other methods."""
     facts = point.details.get("protocol")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import metrics
 from ..errors import ConfigError, DataError, require_count
+from ..hints import checked
 from ..prediction import ClassPrediction, Prediction, RealPrediction, per_row, std_per_row
 
 
@@ -45,6 +46,7 @@ class Histogram:
     outside: Tensor
 
 
+@checked
 def scores(prediction: Prediction) -> dict[str, Tensor]:
     """Scores by name, one number per row, [B]; higher means more foreign.
 
@@ -68,6 +70,7 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
     raise DataError(f"scores need a Prediction, got {type(prediction).__name__}")
 
 
+@checked
 def detection(inside: Prediction | None, outside: Prediction | None) -> dict[str, Detection]:
     """How well each score of `scores` tells foreign rows from own ones.
 
@@ -97,6 +100,7 @@ def detection(inside: Prediction | None, outside: Prediction | None) -> dict[str
     return detections
 
 
+@checked
 def histogram(
     inside: Prediction | None, outside: Prediction | None, score: str = "total", *, num_bins: int = 30
 ) -> Histogram:

@@ -10,6 +10,7 @@ from torch import Tensor
 from .. import seeds
 from ..data import Data, Part, load
 from ..errors import ConfigError, DataError, require_positive, unknown_name
+from ..hints import checked
 from .svhn import svhn_test
 
 
@@ -62,6 +63,7 @@ PAIRS: dict[str, Callable[..., ForeignPair]] = {
 }
 
 
+@checked
 def foreign_pair(name: str, **options: Any) -> ForeignPair:
     """A data set and one foreign to it, by name.
 
@@ -75,6 +77,7 @@ def foreign_pair(name: str, **options: Any) -> ForeignPair:
     return PAIRS[name](**options)
 
 
+@checked
 def held_out(data: Data, classes: Sequence[int]) -> ForeignPair:
     """The data set without some of its classes, and the test rows of these as foreign rows.
 
@@ -115,6 +118,7 @@ def held_out(data: Data, classes: Sequence[int]) -> ForeignPair:
     return ForeignPair(name=f"{data.name} without {sorted(out)}", inside=inside, outside=foreign)
 
 
+@checked
 def feature_shuffled(inputs: Tensor, *, seed: int = 0) -> Tensor:
     """Rows whose columns were shuffled apart: every column keeps its values, what held them together is gone.
 
@@ -128,6 +132,7 @@ def feature_shuffled(inputs: Tensor, *, seed: int = 0) -> Tensor:
     return inputs.gather(0, orders)
 
 
+@checked
 def far_range(inputs: Tensor, distance: float = 3.0, *, seed: int = 0) -> Tensor:
     """As many rows far outside the table: every column beyond its range, on either side.
 

@@ -9,14 +9,15 @@ from torch import nn
 
 from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
-from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
-from ...fitting import Prepared, probe
-from ...inputs import Inputs, TensorOptions, take
+from ...errors import DubitoWarning, NetworkError, require_count, require_positive
+from ...fitting import Prepared, answered, probe
+from ...hints import checked
+from ...inputs import Inputs, TensorOptions, checked_inputs, take
 from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method
 from ...networks import Subset, resolve, with_flags
-from ...precision import Precision, passes_in, require_precision
+from ...precision import Precision, passes_in
 from ...training import Training, current
 from ..map import MAP
 from .data_fit import DataFit, DataFitSums
@@ -25,6 +26,7 @@ from .structures import INF, KFAC, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
 
 
+@checked
 def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     """The names of the parameters of the last layer that a forward pass calls: `Laplace(subset=last_layer)`.
 
@@ -32,6 +34,8 @@ def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         network: in evaluation mode.
         inputs: a few rows.
     """
+    inputs = checked_inputs(inputs, TensorOptions.of(network))
+    answered(network, take(inputs, slice(1)))  # says what it cannot read
     return last_used(network, survey(network, inputs))
 
 
@@ -80,15 +84,8 @@ class Laplace(Method):
     resumable = False
 
     def __post_init__(self) -> None:
-        require_precision(self.precision)
         if self.prior_precision is not None:
             require_positive(prior_precision=self.prior_precision)
-        if not isinstance(self.structure, Structure):
-            raise ConfigError(
-                f"structure must be one such as Diagonal() or INF(rank=100), got {self.structure!r}"
-            )
-        if self.curvature is not None and not isinstance(self.curvature, Curvature):
-            raise ConfigError(f"curvature must be Fisher(), GGN() or Empirical(), got {self.curvature!r}")
         if self.batch_size is not None:
             require_count(batch_size=self.batch_size)
 

@@ -26,6 +26,7 @@ from ...distributions.selection import EigenvalueSelection, resolve_rank
 from ...distributions.selection import Rule as SelectionMethod
 from ...distributions.sparse_information import Guard
 from ...errors import require_count, unknown_name
+from ...hints import Checked
 
 #: The K of `INF` where none is asked for.
 DEFAULT_RANK = 100
@@ -42,7 +43,7 @@ class Needs(TypedDict):
     diagonal: bool
 
 
-class Structure(ABC):
+class Structure(Checked, ABC):
     """How much of the curvature is kept."""
 
     #: The name that `summary` shows.
