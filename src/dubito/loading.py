@@ -25,9 +25,19 @@ from .likelihoods import (
     BernoulliLikelihood,
     Categorical,
     CategoricalLikelihood,
+    CountLikelihood,
     Gaussian,
     GaussianLikelihood,
+    HeteroscedasticGaussian,
+    HeteroscedasticGaussianLikelihood,
     Likelihood,
+    NegativeBinomial,
+    NoiseNumbers,
+    OwnBuiltLikelihood,
+    OwnLikelihood,
+    Poisson,
+    StudentT,
+    StudentTLikelihood,
 )
 from .method import Method
 from .networks import copied, extra_states
@@ -37,6 +47,11 @@ LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,
     Bernoulli: BernoulliLikelihood,
     Gaussian: GaussianLikelihood,
+    HeteroscedasticGaussian: HeteroscedasticGaussianLikelihood,
+    StudentT: StudentTLikelihood,
+    Poisson: CountLikelihood,
+    NegativeBinomial: CountLikelihood,
+    OwnLikelihood: OwnBuiltLikelihood,
     TemperedCategorical: TemperedCategoricalLikelihood,
     TemperedBernoulli: TemperedBernoulliLikelihood,
 }
@@ -107,10 +122,14 @@ def load(path: str | os.PathLike[str], net: nn.Module) -> Posterior:
     _fill(network, {key: value.to(device) for key, value in _part(tensors, "network").items()}, path)
     _restore(network, content.get("extra", {}), path)
     noise = {key: value.to(device) for key, value in _part(tensors, "likelihood").items()}
-    if "raw_std" in noise:
-        noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
-    extra = {"num_components": components} if chosen.__class__ is Gaussian else {}
-    likelihood = LIKELIHOODS[type(chosen)](chosen, **noise, **extra)
+    noise |= {
+        key: nn.Parameter(value, requires_grad=False)
+        for key, value in noise.items()
+        if key.startswith("raw_")
+    }
+    built = next(LIKELIHOODS[kind] for kind in type(chosen).__mro__ if kind in LIKELIHOODS)
+    noisy = issubclass(built, (GaussianLikelihood, NoiseNumbers))
+    likelihood: Any = built(chosen, **noise, **({"num_components": components} if noisy else {}))
     stored = {
         key: {name: _required(tensors, f"{key}.{name}", path).to(device) for name in names}
         for key, names in groups.items()

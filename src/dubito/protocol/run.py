@@ -14,7 +14,7 @@ from .. import seeds
 from ..errors import ConfigError, DataError, DubitoWarning
 from ..fitting import Prepared, prepare, undisturbed
 from ..inference.map import MAP
-from ..likelihoods import Gaussian, Likelihood
+from ..likelihoods import BernoulliLikelihood, CategoricalLikelihood, Likelihood
 from ..method import Method
 from ..networks import duplicate, with_flags
 from ..posterior import Posterior
@@ -79,15 +79,13 @@ def pilot_of(point: Posterior) -> Pilot:
         prior_std=point.method.prior_std,
         best_step=facts["best_step"],
         rows=facts["rows"],
-        real=isinstance(point.likelihood.settings, Gaussian),
+        real=not isinstance(point.likelihood, CategoricalLikelihood | BernoulliLikelihood),
     )
 
 
 def _standardised(likelihood: Likelihood) -> Likelihood:
     """Real targets are standardised inside of the likelihood, and predictions come back in their units."""
-    if isinstance(likelihood, Gaussian) and hasattr(likelihood, "standardise"):
-        return replace(likelihood, standardise=True)  # pyright: ignore
-    return likelihood
+    return replace(likelihood, standardise=True) if hasattr(likelihood, "standardise") else likelihood  # pyright: ignore
 
 
 def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:
