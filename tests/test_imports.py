@@ -17,7 +17,8 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 CORE = (
     ("errors", "version", "allocator", "lazy", "devices"),
     ("hints", "seeds", "processes", "jobs", "precision"),
-    ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
+    ("metrics",),
+    ("prediction", "priors", "summary", "storage", "distributions"),
     ("inputs", "evaluation", "fingerprints"),
     ("sources", "likelihoods", "layers"),
     ("networks",),

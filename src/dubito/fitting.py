@@ -27,7 +27,7 @@ from .inputs import (
     take,
 )
 from .layers.shell import seeded
-from .likelihoods import BuiltLikelihood, Gaussian, Likelihood, settings_of
+from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes
 from .processes import Processes, current
 from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading
@@ -202,7 +202,7 @@ def _built(
 ) -> BuiltLikelihood:
     """The likelihood from a few outputs and the targets at hand, or from all of them where it asks for all."""
     whole = isinstance(source, TensorSource)
-    if whole or not (isinstance(settings, Gaussian) and settings.standardise):
+    if whole or not getattr(settings, "standardise", False):
         built = settings.build(outputs, targets)
         built.warn(outputs, targets)
         return built

@@ -16,7 +16,7 @@ from ..errors import ConfigError, DataError, require_count
 from ..hints import Checked, checked
 from ..inference.laplace import LaplacePosterior
 from ..inputs import Inputs, TensorOptions, checked_inputs, rows_of
-from ..likelihoods import Gaussian, Likelihood
+from ..likelihoods import Bernoulli, Categorical, Likelihood
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import BernoulliPrediction, CategoricalPrediction, ClassPrediction, RealPrediction, per_row
 
@@ -33,7 +33,7 @@ class Acquisition(Checked, ABC):
         Args:
             likelihood: what is to be fitted.
         """
-        if self.classes_only and isinstance(likelihood, Gaussian):
+        if self.classes_only and not isinstance(likelihood, Categorical | Bernoulli):
             raise self._refusal(type(likelihood).__name__)
 
     def _refusal(self, got: str) -> DataError:

@@ -102,7 +102,7 @@ class CategoricalLikelihood(BuiltLikelihood):
         exponential = -torch.special.log_ndtr(at_least_float(noise))
         return (outputs.detach() - exponential.log()).argmax(self._axis(outputs))
 
-    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+    def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
         probs = outputs.detach().movedim(self._axis(outputs), -1).softmax(-1)
         root = probs.sqrt()
         # (diag(√p) − p √pᵀ)(diag(√p) − p √pᵀ)ᵀ = diag(p) − p pᵀ, because √pᵀ√p = 1

@@ -116,7 +116,7 @@ class RealPrediction(Prediction):
         # The nearer tail keeps its digits: the q-quantile of y is minus the (1 - q)-quantile of -y.
         return self.tail(float(levels)) if levels <= 0.5 else self.tail(float(1 - levels), sign=-1)
 
-    def tail(self, tail: float, *, sign: int = 1, steps: int | None = None) -> Tensor:
+    def tail(self, tail: Any, *, sign: Any = 1, steps: int | None = None) -> Tensor:
         """The quantile with `tail` of the mixture below it, or above it for sign −1.
 
         Args:
@@ -146,6 +146,14 @@ class RealPrediction(Prediction):
         """Central interval of each output's marginal mixture that holds `level` of it."""
         require_fraction(zero=False, level=level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
+
+    def crps(self, targets: Tensor) -> Tensor:
+        """Exact continuous ranked probability score of each row's mixture, averaged over outputs, [B]."""
+        from ..metrics import crps_mixture_per_example  # a dozen modules that predictions do without
+
+        return crps_mixture_per_example(
+            aligned(targets, self.means[0]), self.means, self.component_variances.sqrt()
+        )
 
     def rescaled(self, shift: Any, scale: Any) -> Self:
         """The prediction of `shift + scale · y`: back from standardised targets to original units."""

@@ -15,7 +15,7 @@ from ..errors import ConfigError, DataError, DubitoWarning
 from ..fitting import Prepared, prepare, require_agreement, undisturbed
 from ..hints import checked
 from ..inference.map import MAP
-from ..likelihoods import Gaussian, Likelihood
+from ..likelihoods import BernoulliLikelihood, CategoricalLikelihood, Likelihood
 from ..method import Method, with_inputs
 from ..networks import duplicate, with_flags
 from ..posterior import Posterior
@@ -82,15 +82,13 @@ def pilot_of(point: Posterior) -> Pilot:
         prior_std=point.method.prior_std,
         best_step=facts["best_step"],
         rows=facts["rows"],
-        real=isinstance(point.likelihood.settings, Gaussian),
+        real=not isinstance(point.likelihood, CategoricalLikelihood | BernoulliLikelihood),
     )
 
 
 def _standardised(likelihood: Likelihood) -> Likelihood:
     """Real targets are standardised inside of the likelihood, and predictions come back in their units."""
-    if isinstance(likelihood, Gaussian) and hasattr(likelihood, "standardise"):
-        return replace(likelihood, standardise=True)  # pyright: ignore
-    return likelihood
+    return replace(likelihood, standardise=True) if hasattr(likelihood, "standardise") else likelihood  # pyright: ignore
 
 
 def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:

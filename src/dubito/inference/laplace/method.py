@@ -20,7 +20,7 @@ from ...networks import Subset, resolve, with_flags
 from ...precision import Precision, passes_in
 from ...training import Training, current
 from ..map import MAP
-from .data_fit import DataFit, DataFitSums
+from .data_fit import DataFit, DataFitSums, with_fitted_numbers
 from .posterior import LaplacePosterior, by_kind
 from .structures import INF, KFAC, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
@@ -153,8 +153,10 @@ class Laplace(Method):
         device = TensorOptions.of(network).device
         processes = prepared.run.processes or current((training or Training()).timeout, device)
         # The curvature depends on the noise, so residuals are looked at before; anything else on the way.
-        learned = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None
-        residual = learned and training is None
+        residual = isinstance(likelihood, GaussianLikelihood) and likelihood.learns and training is None
+        if likelihood.learns and training is None and not residual:
+            likelihood = with_fitted_numbers(likelihood, network, source, batch_size)
+            fit_sums.likelihood = likelihood
         if residual:
             fit_sums.read(network, source, batch_size)
             likelihood = fit_sums.result(residual_noise=True).likelihood

@@ -217,7 +217,8 @@ class LaplacePosterior(BlockPosterior):
             inputs = self.readable(inputs)
             normals = partial(self.normals, weights=self.weights())
             read, likelihood = self.linearised(inputs), self.likelihood
-            return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale)
+            draws = {"seed": options.seed, "num_samples": options.num_samples}
+            return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale, **draws)
 
     @checked
     def joint(self, inputs: Inputs) -> Joint:
@@ -238,8 +239,9 @@ class LaplacePosterior(BlockPosterior):
             require_answers(mean)
             require_answers(covariance.diagonal().reshape(mean.shape))
             covariance = covariance * self.scale**2
-            if isinstance(self.likelihood, GaussianLikelihood) and self.likelihood.scale is not None:
-                scale = self.likelihood.scale.expand_as(mean).flatten()
+            scale = getattr(self.likelihood, "scale", None)
+            if scale is not None and scale.shape == self.likelihood.restored(mean).shape[1:]:
+                scale = scale.expand_as(mean).flatten()
                 mean, covariance = self.likelihood.restored(mean), covariance * scale.unsqueeze(1) * scale
             return Joint(mean, covariance)
 
