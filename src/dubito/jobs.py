@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from .errors import ConfigError, Interrupted, require_count, unknown_name
+from .errors import ConfigError, Interrupted, require_count, require_extra, unknown_name
 
 Backend = Literal["local", "dask", "ray"]
 
@@ -169,12 +169,7 @@ def alone(threads: int = 1) -> Iterator[None]:
 
 def load_joblib() -> Any:
     """The module joblib, which an extra installs."""
-    try:
-        return import_module("joblib")
-    except ImportError as error:
-        raise ConfigError(
-            "jobs are run with joblib, which is not installed: pip install 'dubito[cli]'"
-        ) from error
+    return require_extra("joblib", "cli", "running jobs")
 
 
 @contextmanager
@@ -183,22 +178,15 @@ def cluster(backend: str, scheduler: str | None) -> Iterator[None]:
     if backend == "local":
         yield
     elif backend == "dask":
-        client = _extra("distributed").Client(scheduler)
+        client = require_extra("distributed", "cluster", "a cluster of Dask").Client(scheduler)
         with client, load_joblib().parallel_config(backend="dask"):
             yield
     else:
-        ray = _extra("ray")
-        _extra("ray.util.joblib").register_ray()
+        ray = require_extra("ray", "cluster", "a cluster of Ray")
+        import_module("ray.util.joblib").register_ray()
         ray.init(address=scheduler)
         try:
             with load_joblib().parallel_config(backend="ray"):
                 yield
         finally:
             ray.shutdown()
-
-
-def _extra(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"{error}; clusters need an extra: pip install 'dubito[cluster]'") from error

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError, require_extra
 
 
 def rows_on(axis: int) -> Any:
@@ -50,12 +50,7 @@ class Prediction(ABC):
 
     def to_pandas(self) -> Any:
         """One row per example; a quantity with several outputs becomes columns `name_0`, `name_1`, …"""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ConfigError(
-                "to_pandas needs pandas; install it with: pip install dubito[tabular]"
-            ) from error
+        pandas = require_extra("pandas", "tabular", "to_pandas")
         columns: dict[str, Any] = {}
         for name, array in self.to_numpy().items():
             if array.ndim == 1:
@@ -68,7 +63,7 @@ class Prediction(ABC):
                 raise DataError(
                     f"a table needs at most one axis of outputs, but {name} has shape {array.shape}; use to_numpy"
                 )
-        return pd.DataFrame(columns)
+        return pandas.DataFrame(columns)
 
     @classmethod
     def cat(cls, parts: list[Self]) -> Self:
