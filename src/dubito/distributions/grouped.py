@@ -4,19 +4,18 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 
+from .base import GeneratedDistribution
 from .structured import StructuredNormal
 
 
-class GroupedNormal(Distribution):
+class GroupedNormal(GeneratedDistribution):
     """A batch of G structured Gaussians over m × n matrices, each with a structure of its own.
 
     Args:
         parts: one distribution per group.
     """
-
-    has_rsample = True
 
     def __init__(self, parts: Sequence[StructuredNormal]) -> None:
         self.parts = tuple(parts)
@@ -25,11 +24,6 @@ class GroupedNormal(Distribution):
             event_shape=self.parts[0].event_shape,
             validate_args=False,
         )
-
-    @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        """Empty: the parts have checked their arguments themselves."""
-        return {}
 
     @property
     def support(self) -> constraints.Constraint:
@@ -71,13 +65,6 @@ class GroupedNormal(Distribution):
     ) -> Tensor:
         """Draws of shape `sample_shape` + [G, m, n], differentiable in the parameters."""
         return torch.stack([part.rsample(sample_shape, generator=generator) for part in self.parts], -3)
-
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., G, m, n]: [..., G]."""

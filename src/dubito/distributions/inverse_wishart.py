@@ -2,19 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 from torch.distributions.kl import register_kl
 
 from dubito.errors import ConfigError
 
+from .base import GeneratedDistribution
 from .matrix_normal import log_diagonal, require_lower, require_matrix, require_square_tril
 
 
-class InverseWishart(Distribution):
+class InverseWishart(GeneratedDistribution):
     """Σ ~ W⁻¹(U, u): Σ⁻¹ is Wishart with scale U⁻¹ and u degrees of freedom.
 
     All tensors may have leading batch axes.
@@ -24,10 +24,6 @@ class InverseWishart(Distribution):
         scale_tril: lower L with L Lᵀ = U, [..., p, p].
         validate_args: check that the factor is one.
     """
-
-    #: Empty: the constructor checks its arguments itself, so that errors name the remedy.
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore
-    has_rsample = True
 
     def __init__(self, dof: float | Tensor, scale_tril: Tensor, *, validate_args: bool | None = None) -> None:
         require_matrix("scale_tril", scale_tril)
@@ -93,13 +89,6 @@ class InverseWishart(Distribution):
         """Draws of shape `sample_shape` + [..., p, p], differentiable in the parameters."""
         root = self.root(sample_shape, generator=generator)
         return root @ root.mT
-
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., p, p]."""
