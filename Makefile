@@ -61,7 +61,7 @@ release: .venv/ready
 		$(PYTHON) -m venv --clear .venv-release && \
 		.venv-release/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)$$extras" && \
 		.venv-release/bin/pip check && \
-		env -u PYTHONPATH .venv-release/bin/python -W error::dubito.errors.DubitoWarning tests/matrix/smoke.py || exit 1; \
+		env -u PYTHONPATH .venv-release/bin/python tests/matrix/smoke.py || exit 1; \
 	done
 	@echo "ready; the upload is left to you: $(BIN)/twine upload dist/*"
 
