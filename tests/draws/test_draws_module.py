@@ -104,7 +104,7 @@ def test_exported_programs_take_any_number_of_rows(name: str) -> None:
     module = fixed.as_module()
     dynamic = ({0: torch.export.Dim.DYNAMIC},)
     with torch.no_grad():
-        program = torch.export.export(module, (x[:5],), dynamic_shapes=dynamic).module()
+        program = torch.export.export(module, (x[:5],), dynamic_shapes=dynamic, strict=False).module()
         for count in (5, 1, 24):
             answer, prediction = program(x[:count]), fixed.predict(x[:count])
             for key in NAMES["classes"]:
@@ -117,7 +117,9 @@ def test_exported_reals_have_their_interval() -> None:
     fixed = Rank1(components=2).fit(dense(outputs), (X, targets), likelihood, training=QUICK).sampled(4)
     with torch.no_grad():
         dynamic = ({0: torch.export.Dim.DYNAMIC},)
-        program = torch.export.export(fixed.as_module(), (X[:5],), dynamic_shapes=dynamic).module()
+        program = torch.export.export(
+            fixed.as_module(), (X[:5],), dynamic_shapes=dynamic, strict=False
+        ).module()
         answer, (lower, upper) = program(X), fixed.predict(X).interval()
     torch.testing.assert_close(answer["lower"], lower, **CLOSE)
     torch.testing.assert_close(answer["upper"], upper, **CLOSE)
