@@ -5,7 +5,7 @@ distribution of one of the block's matrices. Tensors have a leading axis of grou
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict, get_args
 
@@ -48,6 +48,8 @@ class Structure(ABC):
     #: The name that `summary` shows.
     title: ClassVar[str]
     needs: ClassVar[Needs]
+    #: Whose arguments have the names of the tensors that are stored.
+    distribution: ClassVar[Callable[..., StructuredNormal]]
 
     @abstractmethod
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
@@ -57,11 +59,11 @@ class Structure(ABC):
         """Plain facts of what was chosen for a block, for `summary`."""
         return {}
 
-    @abstractmethod
     def normal(
         self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> StructuredNormal:
         """The distribution of one m × n matrix from its stored tensors, without the axis of groups."""
+        return self.distribution(mean, **tensors, num_data=num_data, prior_precision=prior_precision)
 
     @abstractmethod
     def joined(
@@ -87,14 +89,10 @@ class Diagonal(Structure):
 
     title = "diagonal"
     needs = Needs(kronecker=False, eigenvalues=False, diagonal=True)
+    distribution = DiagonalNormal
 
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {"diagonal": present(statistics.diagonal)}
-
-    def normal(
-        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
-    ) -> DiagonalNormal:
-        return DiagonalNormal(mean, tensors["diagonal"], num_data=num_data, prior_precision=prior_precision)
 
     def joined(
         self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
@@ -108,6 +106,7 @@ class KFAC(Structure):
 
     title = "KFAC"
     needs = Needs(kronecker=True, eigenvalues=False, diagonal=False)
+    distribution = KroneckerNormal
 
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {
@@ -116,19 +115,6 @@ class KFAC(Structure):
             "input_vectors": present(statistics.input_vectors),
             "input_eigenvalues": present(statistics.input_eigenvalues),
         }
-
-    def normal(
-        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
-    ) -> KroneckerNormal:
-        return KroneckerNormal(
-            mean,
-            tensors["output_vectors"],
-            tensors["output_eigenvalues"],
-            tensors["input_vectors"],
-            tensors["input_eigenvalues"],
-            num_data=num_data,
-            prior_precision=prior_precision,
-        )
 
     def joined(
         self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
@@ -150,6 +136,7 @@ class EFB(Structure):
 
     title = "EFB"
     needs = Needs(kronecker=True, eigenvalues=True, diagonal=False)
+    distribution = EigenKroneckerNormal
 
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {
@@ -157,18 +144,6 @@ class EFB(Structure):
             "input_vectors": present(statistics.input_vectors),
             "eigenvalues": present(statistics.eigenvalues),
         }
-
-    def normal(
-        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
-    ) -> EigenKroneckerNormal:
-        return EigenKroneckerNormal(
-            mean,
-            tensors["output_vectors"],
-            tensors["input_vectors"],
-            tensors["eigenvalues"],
-            num_data=num_data,
-            prior_precision=prior_precision,
-        )
 
     def joined(
         self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
