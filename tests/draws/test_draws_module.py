@@ -129,4 +129,4 @@ def test_exported_reals_have_their_interval() -> None:
 def test_what_cannot_be_traced_is_refused_in_words() -> None:
     fixed = Laplace(linearised=True).fit(dense(), (X, torch.arange(24) % 3), Categorical()).sampled(4)
     with pytest.raises(NetworkError, match="linearised=False"):
-        torch.export.export(fixed.as_module(), (X[:5],))
+        torch.export.export(fixed.as_module(), (X[:5],), strict=False)
