@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 
-from .errors import ConfigError, Interrupted, Terminated, require_count, unknown_name
+from .errors import ConfigError, Interrupted, Terminated, require_count, require_extra, unknown_name
 
 Backend = Literal["local", "dask", "ray"]
 
@@ -25,6 +25,8 @@ turn = threading.Lock()
 
 #: Seconds between two looks of a worker at its parent, and those it has to save itself.
 WATCH, PATIENCE = 0.5, 10.0
+#: The status of a process that SIGTERM has ended.
+TERMINATED = 128 + signal.SIGTERM
 
 
 def check(jobs: int | None, backend: str, scheduler: str | None) -> None:
@@ -99,8 +101,8 @@ def _bound(parent: int, function: Callable[..., Any], *values: Any) -> Any:
     _watched(parent)
     try:
         return function(*values)
-    except Terminated as error:
-        os._exit(int(error.code))
+    except Terminated:
+        os._exit(TERMINATED)
 
 
 @cache
@@ -112,7 +114,7 @@ def _watched(parent: int) -> None:
             time.sleep(WATCH)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(PATIENCE)
-        os._exit(128 + signal.SIGTERM)
+        os._exit(TERMINATED)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -219,12 +221,7 @@ def alone(threads: int = 1) -> Iterator[None]:
 
 def load_joblib() -> Any:
     """The module joblib, which an extra installs."""
-    try:
-        return import_module("joblib")
-    except ImportError as error:
-        raise ConfigError(
-            "jobs are run with joblib, which is not installed: pip install 'dubito[cli]'"
-        ) from error
+    return require_extra("joblib", "cli", "running jobs")
 
 
 @contextmanager
@@ -233,22 +230,15 @@ def cluster(backend: str, scheduler: str | None) -> Iterator[None]:
     if backend == "local":
         yield
     elif backend == "dask":
-        client = _extra("distributed").Client(scheduler)
+        client = require_extra("distributed", "cluster", "a cluster of Dask").Client(scheduler)
         with client, load_joblib().parallel_config(backend="dask"):
             yield
     else:
-        ray = _extra("ray")
-        _extra("ray.util.joblib").register_ray()
+        ray = require_extra("ray", "cluster", "a cluster of Ray")
+        import_module("ray.util.joblib").register_ray()
         ray.init(address=scheduler)
         try:
             with load_joblib().parallel_config(backend="ray"):
                 yield
         finally:
             ray.shutdown()
-
-
-def _extra(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"{error}; clusters need an extra: pip install 'dubito[cluster]'") from error

@@ -124,7 +124,7 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
     def missing(name: str):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr("dubito.plot.axes.import_module", missing)
+    monkeypatch.setattr("dubito.errors.import_module", missing)
     with pytest.raises(ConfigError, match=r"pip install 'dubito\[report\]'"):
         plot.std_map(positive(3, 4))
 

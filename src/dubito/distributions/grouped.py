@@ -4,21 +4,20 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 
 from ..errors import ConfigError
-from ..hints import Checked, checked
+from ..hints import checked
+from .base import GeneratedDistribution
 from .structured import StructuredNormal
 
 
-class GroupedNormal(Checked, Distribution):
+class GroupedNormal(GeneratedDistribution):
     """A batch of G structured Gaussians over m × n matrices, each with a structure of its own.
 
     Args:
         parts: one distribution per group.
     """
-
-    has_rsample = True
 
     def __init__(self, parts: Sequence[StructuredNormal]) -> None:
         if not len(parts):
@@ -29,11 +28,6 @@ class GroupedNormal(Checked, Distribution):
             event_shape=self.parts[0].event_shape,
             validate_args=False,
         )
-
-    @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        """Empty: the parts have checked their arguments themselves."""
-        return {}
 
     @property
     def support(self) -> constraints.Constraint:
@@ -76,14 +70,6 @@ class GroupedNormal(Checked, Distribution):
     ) -> Tensor:
         """Draws of shape `sample_shape` + [G, m, n], differentiable in the parameters."""
         return torch.stack([part.rsample(sample_shape, generator=generator) for part in self.parts], -3)
-
-    @checked
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
 
     @checked
     def log_prob(self, value: Tensor) -> Tensor:

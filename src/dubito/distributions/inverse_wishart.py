@@ -2,20 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 from torch.distributions.kl import register_kl
 
 from dubito.errors import ConfigError
 
-from ..hints import Checked, checked
+from ..hints import checked
+from .base import GeneratedDistribution
 from .matrix_normal import log_diagonal, require_lower, require_matrix, require_square_tril
 
 
-class InverseWishart(Checked, Distribution):
+class InverseWishart(GeneratedDistribution):
     """Σ ~ W⁻¹(U, u): Σ⁻¹ is Wishart with scale U⁻¹ and u degrees of freedom.
 
     All tensors may have leading batch axes.
@@ -25,10 +25,6 @@ class InverseWishart(Checked, Distribution):
         scale_tril: lower L with L Lᵀ = U, [..., p, p].
         validate_args: check that the factor is one.
     """
-
-    #: Empty: the constructor checks its arguments itself, so that errors name the remedy.
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore
-    has_rsample = True
 
     def __init__(self, dof: float | Tensor, scale_tril: Tensor, *, validate_args: bool | None = None) -> None:
         require_matrix("scale_tril", scale_tril)
@@ -96,14 +92,6 @@ class InverseWishart(Checked, Distribution):
         """Draws of shape `sample_shape` + [..., p, p], differentiable in the parameters."""
         root = self.root(sample_shape, generator=generator)
         return root @ root.mT
-
-    @checked
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
 
     @checked
     def log_prob(self, value: Tensor) -> Tensor:

@@ -5,16 +5,16 @@ The model is y_n = Wᵀ x_n + ε_n, ε_n ~ N(0, Σ), with W [n, p] and Σ [p, p]
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
 from dubito.errors import DataError
 
-from ..hints import Checked, checked
+from ..hints import checked
+from .base import GeneratedDistribution
 from .inverse_wishart import InverseWishart, _kl_inverse_wishart
 from .matrix_normal import MatrixNormal
 
@@ -31,7 +31,7 @@ class WeightsAndNoise(NamedTuple):
     covariance: Tensor
 
 
-class MatrixNormalInverseWishart(Checked, Distribution):
+class MatrixNormalInverseWishart(GeneratedDistribution):
     """Σ ~ W⁻¹(U, u) and W | Σ ~ MN(M, R, Σ).
 
     All tensors may have leading batch axes.
@@ -43,10 +43,6 @@ class MatrixNormalInverseWishart(Checked, Distribution):
         dof: u, above p − 1; a number or [...].
         validate_args: check that factors are factors.
     """
-
-    #: Empty: the constructor checks its arguments itself, so that errors name the remedy.
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore
-    has_rsample = True
 
     def __init__(
         self,

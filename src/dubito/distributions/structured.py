@@ -8,20 +8,21 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, constraints
+from torch.distributions import Independent, Normal
 from torch.distributions.kl import register_kl
 from torch.distributions.utils import lazy_property
 
 from dubito.errors import ConfigError, DataError, require_positive
 
-from ..hints import Checked, checked
+from ..hints import checked
+from .base import MatrixDistribution
 from .pair_products import CHUNK
 
 DENSE_LIMIT = 2 * 2**30
 """Bytes a dense square matrix and its one temporary copy may take."""
 
 
-class StructuredNormal(Checked, Distribution, ABC):
+class StructuredNormal(MatrixDistribution, ABC):
     """A Gaussian over an m × n weight matrix (outputs × inputs, a bias column included).
 
     Its precision is that of `num_data` times a Fisher information plus a prior precision. A subclass
@@ -29,8 +30,6 @@ class StructuredNormal(Checked, Distribution, ABC):
     except by `precision_matrix` and `covariance_matrix`. Vectors are matrices read row by row. What is computed
     once is kept, with its graph: build the distribution anew for every step of an optimisation.
     """
-
-    has_rsample = True
 
     #: What is computed once and depends on `num_data` and `prior_precision`.
     _scaled: ClassVar[tuple[str, ...]] = ("_marginal_variance", "precision_logdet")
@@ -55,26 +54,6 @@ class StructuredNormal(Checked, Distribution, ABC):
         require_positive(num_data=num_data)
         self._require_prior(prior_precision)
         self._require("mean", mean, mean.shape)
-
-    @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        """Empty: the constructor checks its arguments itself, so that errors name the remedy."""
-        return {}
-
-    @property
-    def support(self) -> constraints.Constraint:
-        """All real m × n matrices."""
-        return constraints.independent(constraints.real, 2)
-
-    @property
-    def mean(self) -> Tensor:
-        """[m, n]."""
-        return self._mean
-
-    @property
-    def mode(self) -> Tensor:
-        """The mean."""
-        return self._mean
 
     @property
     def variance(self) -> Tensor:
@@ -151,28 +130,9 @@ class StructuredNormal(Checked, Distribution, ABC):
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape `sample_shape` + [m, n], differentiable in the parameters."""
-        mean = self._mean
-        if generator is not None and generator.device.type != mean.device.type:
-            raise ConfigError(
-                f"generator must be on {mean.device}, where the parameters are, got one on "
-                f"{generator.device}; make it with dubito.seeds.generator(seed, device={str(mean.device)!r})"
-            )
-        noise = (
-            torch.randn(
-                torch.Size(sample_shape) + shape, generator=generator, dtype=mean.dtype, device=mean.device
-            )
-            for shape in self._noise_shapes
-        )
+        noise = (self._unit_noise(sample_shape, shape, generator) for shape in self._noise_shapes)
         deviation = self._apply_root(*noise)
-        return mean + deviation if torch.is_grad_enabled() else deviation.add_(mean)
-
-    @checked
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
+        return self._mean + deviation if torch.is_grad_enabled() else deviation.add_(self._mean)
 
     @checked
     def log_prob(self, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError, require_extra
 from ..hints import checked
 from .formulas import require_answers
 
@@ -53,12 +53,7 @@ class Prediction(ABC):
 
     def to_pandas(self) -> Any:
         """One row per example; a quantity with several outputs becomes columns `name_0`, `name_1`, …"""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ConfigError(
-                "to_pandas needs pandas; install it with: pip install dubito[tabular]"
-            ) from error
+        pandas = require_extra("pandas", "tabular", "to_pandas")
         columns: dict[str, Any] = {}
         for name, array in self.to_numpy().items():
             if array.ndim == 1:
@@ -71,7 +66,7 @@ class Prediction(ABC):
                 raise DataError(
                     f"a table needs at most one axis of outputs, but {name} has shape {array.shape}; use to_numpy"
                 )
-        return pd.DataFrame(columns)
+        return pandas.DataFrame(columns)
 
     def finite(self, first: int = 0) -> Self:
         """The prediction, refused where it holds numbers that are none; `first` is the number of its first row."""
