@@ -651,7 +651,7 @@ MUTANTS = (
         "known rows count as the unknown ones",
     ),
     mutant(
-        "plot/doubt.py",
+        "plot/uncertainty.py",
         "share = torch.full_like(rows, 1 / len(rows)).tolist()",
         "share = torch.full_like(rows, 1 / (len(rows) + 1)).tolist()",
         "plot/test_plot_predictions.py::test_histograms_hold_all_rows",

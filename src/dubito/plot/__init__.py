@@ -4,8 +4,8 @@ Without an axis they make a figure of their own, unknown to pyplot: `axis.figure
 a notebook shows `axis.figure`.
 """
 
-from .doubt import decomposition as decomposition
-from .doubt import ood_histogram as ood_histogram
+from .uncertainty import decomposition as decomposition
+from .uncertainty import ood_histogram as ood_histogram
 from .fan import regression_fan as regression_fan
 from .learning import active_learning_curve as active_learning_curve
 from .reliability import reliability as reliability

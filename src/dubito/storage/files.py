@@ -58,7 +58,7 @@ def write(
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and content of a file written by `write`; truncated, altered or foreign files are refused."""
+    """Tensors and content of a file written by `write`; truncated, altered or other files are refused."""
     path = Path(path)
     if not path.is_file():
         raise StorageError(f"there is no file {path}")
