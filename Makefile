@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test mutants chaos lint docs runs defaults bench clean
+.PHONY: demo test mutants chaos lint docs serve runs defaults bench bench-env clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -42,9 +42,21 @@ defaults: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m benchmarks $(BENCH)
 
+# Other libraries in an environment of their own (they ask for torchvision, which is not needed), and their outputs
+# that docs/coming-from.md is tested against.
+bench-env:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy torchmetrics einops opt_einsum unfoldNd
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps laplace-torch bayesian-torch backpack-for-pytorch curvlinops-for-pytorch asdfghjkl
+	.venv-peers/bin/python -P benchmarks/peers.py  # -P: benchmarks/laplace.py is not theirs
+
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict
+
+# The site at http://127.0.0.1:8000, built anew when a page changes.
+serve: docs
+	$(BIN)/mkdocs serve
 
 clean:
 	rm -rf .venv runs site

@@ -267,7 +267,7 @@ def test_never_without_rows_of_the_data_set():
     inside, outside = classes(20, 4.0, 0), classes(10, 1.5, 1)
     for call in (detection, histogram):
         with pytest.raises(
-            DataError, match=r"inside must be a Prediction.*must be compared with that about rows"
+            DataError, match=r"inside must be a Prediction.*unless compared with that of the data set"
         ):
             call(None, outside)
         with pytest.raises(DataError, match="outside must be"):
