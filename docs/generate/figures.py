@@ -37,7 +37,11 @@ def readme() -> None:
         axis.fill_between(grid[:, 0].tolist(), *band, color=colour, alpha=0.6, linewidth=0, label=name)
     axis.plot(grid[:, 0].tolist(), mean.tolist(), color="#08306b", label="mean")
     axis.plot(
-        space["x"].flatten().tolist(), space["y"].flatten().tolist(), "k.", markersize=3, label="training rows"
+        space["x"].flatten().tolist(),
+        space["y"].flatten().tolist(),
+        "k.",
+        markersize=3,
+        label="training rows",
     )
     axis.set(xlim=(-8, 8), ylim=(-4.5, 4.5), xlabel="x", ylabel="y")
     axis.legend(loc="upper center", ncols=4, fontsize=8, frameon=False)
@@ -61,7 +65,9 @@ def tutorial(page: Path) -> None:
 
 if __name__ == "__main__":
     FIGURES.mkdir(exist_ok=True)
-    pages = {page.stem: page for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")) if page.stem != "index"}
+    pages = {
+        page.stem: page for page in sorted((ROOT / "docs" / "tutorials").glob("*.md")) if page.stem != "index"
+    }
     for name in sys.argv[1:] or ["readme", *pages]:
         readme() if name == "readme" else tutorial(pages[name])
         print(name)
