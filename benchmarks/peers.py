@@ -39,7 +39,12 @@ def laplace_torch(net: nn.Module, x: Tensor, y: Tensor, places: Tensor) -> dict:
     answers = {}
     for structure in ("diag", "kron"):
         la = Laplace(
-            net, "regression", subset_of_weights="all", hessian_structure=structure, sigma_noise=0.1, prior_precision=2.0
+            net,
+            "regression",
+            subset_of_weights="all",
+            hessian_structure=structure,
+            sigma_noise=0.1,
+            prior_precision=2.0,
         )
         la.fit(DataLoader(TensorDataset(x, y), batch_size=40))
         mean, variance = la(places)
@@ -71,7 +76,7 @@ def bayesian_torch(net: nn.Module, x: Tensor, y: Tensor, places: Tensor) -> dict
         },
     )
     with torch.no_grad():
-        for (layer, plain) in zip((converted[0], converted[2]), (net[0], net[2]), strict=True):
+        for layer, plain in zip((converted[0], converted[2]), (net[0], net[2]), strict=True):
             for ours, theirs in (("weight", "mu_weight"), ("bias", "mu_bias")):
                 getattr(layer, theirs).copy_(getattr(plain, ours))
             for rho in (layer.rho_weight, layer.rho_bias):

@@ -30,16 +30,22 @@ def test_the_site_builds_strictly(tmp_path):
     reproduced = (tmp_path / "site" / "reproduced.html").read_text()
     assert "within 2" in reproduced and "inf-table-1" in reproduced
     reference = (tmp_path / "site" / "api.html").read_text()
-    for name in ("MCDropout", "Posterior", "reliability", "compare", "temperature_scaled", "ood_pair", "BALD"):
+    for name in (
+        "MCDropout",
+        "Posterior",
+        "reliability",
+        "compare",
+        "temperature_scaled",
+        "ood_pair",
+        "BALD",
+    ):
         assert name in reference
     for room in ("calibration", "shifts", "active", "optim", "distributions", "diagnostics", "layers"):
         assert f'id="dubito.{room}"' in reference
     for internal in ("fit_prepared", "BALI.resolved", "Posterior.finished", "Posterior.check_form"):
         assert internal not in reference
     assert (tmp_path / "site" / "methods" / "map.html").is_file()
-    bali, active = (
-        (tmp_path / "site" / f"{page}.html").read_text() for page in ("methods/bali", "active")
-    )
+    bali, active = ((tmp_path / "site" / f"{page}.html").read_text() for page in ("methods/bali", "active"))
     assert 'src="../pictures/bali/figure-1.png"' in bali and 'src="pictures/inf/figure-5.png"' in active
     for picture in ROOT.glob("papers/*/pictures/*.png"):
         assert (tmp_path / "site" / "pictures" / picture.parts[-3] / picture.name).is_file()
