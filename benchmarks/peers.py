@@ -34,7 +34,7 @@ def problem() -> tuple[nn.Sequential, Tensor, Tensor, Tensor]:
 
 def laplace_torch(net: nn.Module, x: Tensor, y: Tensor, places: Tensor) -> dict:
     """Linearised means and variances, and log marginal likelihoods, noise 0.1 and prior precision 2."""
-    from laplace import Laplace
+    from laplace import Laplace  # pyright: ignore[reportMissingImports]
 
     answers = {}
     for structure in ("diag", "kron"):
@@ -56,11 +56,14 @@ def laplace_torch(net: nn.Module, x: Tensor, y: Tensor, places: Tensor) -> dict:
     return answers
 
 
-def bayesian_torch(net: nn.Module, x: Tensor, y: Tensor, places: Tensor) -> dict:
+def bayesian_torch(net: nn.Sequential, x: Tensor, y: Tensor, places: Tensor) -> dict:
     """The divergence as it is reported (a mean over each tensor's elements), and moments over 4,000 passes."""
     import copy
 
-    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss
+    from bayesian_torch.models.dnn_to_bnn import (  # pyright: ignore[reportMissingImports]
+        dnn_to_bnn,
+        get_kl_loss,
+    )
 
     std = 0.05
     converted = copy.deepcopy(net).float()
@@ -108,7 +111,7 @@ def main() -> None:
         stored[name] = ask(net, x, y, places)
         stored["versions"][name] = importlib.metadata.version(name)
     try:
-        import torch_uncertainty  # noqa: F401
+        import torch_uncertainty  # noqa: F401  # pyright: ignore[reportMissingImports]
     except Exception as error:
         stored["not run"]["torch-uncertainty"] = f"{type(error).__name__}: {error}"
     OUT.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")

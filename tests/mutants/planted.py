@@ -665,6 +665,20 @@ MUTANTS = (
         "charts stand on their heads",
     ),
     mutant(
+        "shifts/detection.py",
+        'zip(("inside", "outside"), values, strict=True)',
+        'zip(("outside", "inside"), values, strict=True)',
+        "shifts/test_shifts_pairs.py::test_histograms_share_their_bins",
+        "out-of-distribution rows are drawn as the data set's",
+    ),
+    mutant(
+        "shifts/pairs.py",
+        "beyond = span * (1 + (distance - 1) * draws[0])",
+        "beyond = span * (distance - 1) * draws[0]",
+        "shifts/test_shifts_pairs.py",
+        "far rows lie within reach of the table's range",
+    ),
+    mutant(
         "shifts/noise.py",
         "torch.where(draws < share / 2, 0.0,",
         "torch.where(draws < share / 3, 0.0,",

@@ -20,9 +20,9 @@ from dubito.shifts import (
     evaluate_corruptions,
     far_range,
     feature_shuffled,
-    ood_pair,
     held_out,
     histogram,
+    ood_pair,
     scores,
 )
 from dubito.shifts.svhn import read

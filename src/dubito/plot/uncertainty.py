@@ -28,7 +28,7 @@ def ood_histogram(
     Args:
         inside: of rows like those trained on.
         outside: of out-of-distribution rows.
-        score: which uncertainty; of reals as a standard deviation, "function_variance" and "confidence" of classes alone.
+        score: which uncertainty; of reals a standard deviation, "function_variance" and "confidence" of classes alone.
         num_bins: bars.
         axis: to draw on.
     """

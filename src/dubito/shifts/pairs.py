@@ -66,7 +66,8 @@ def ood_pair(name: str, **options: Any) -> OODPair:
     """A data set and out-of-distribution rows for it, by name.
 
     Args:
-        name: one of `PAIRS`: the set that is trained on, and the other one; "digits/rotated" turns the digits by a right angle.
+        name: one of `PAIRS`: the set that is trained on, and the other one; "digits/rotated" turns the digits by
+            a right angle.
         options: what `dubito.data.load` takes for the first set.
     """
     if name not in PAIRS:

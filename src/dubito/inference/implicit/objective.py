@@ -101,7 +101,7 @@ class ImplicitObjective(NodeObjective):
         shared = sorted(self.draft.shared)
         if shared and self.draft.method.bias_factors:
             raise NetworkError(
-                f"bias_factors need layers that keep rows on an axis of their own, which these do not: {shared}; leave them off"
+                f"bias_factors need layers with an axis of rows, which these have not: {shared}; leave them off"
             )
 
     def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> Stepper:
