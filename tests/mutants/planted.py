@@ -675,7 +675,7 @@ MUTANTS = (
         "shifts/pairs.py",
         "beyond = span * (1 + (distance - 1) * draws[0])",
         "beyond = span * (distance - 1) * draws[0]",
-        "shifts/test_shifts_pairs.py",
+        "shifts/test_shifts_pairs.py::test_tables_taken_apart",
         "far rows lie within reach of the table's range",
     ),
     mutant(
