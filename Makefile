@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-oldest test-newest mutants chaos lint docs runs defaults bench release clean
+.PHONY: demo test test-oldest test-newest mutants chaos lint docs serve runs defaults bench bench-env release clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -47,6 +47,14 @@ defaults: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m benchmarks $(BENCH)
 
+# Other libraries in an environment of their own (they ask for torchvision, which is not needed), and their outputs
+# that docs/coming-from.md is tested against.
+bench-env:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy torchmetrics einops opt_einsum unfoldNd
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps laplace-torch bayesian-torch backpack-for-pytorch curvlinops-for-pytorch asdfghjkl
+	.venv-peers/bin/python -P benchmarks/peers.py  # -P: benchmarks/laplace.py is not theirs
+
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict
@@ -65,5 +73,9 @@ release: .venv/ready
 	done
 	@echo "ready; the upload is left to you: $(BIN)/twine upload dist/*"
 
+# The site at http://127.0.0.1:8000, built anew when a page changes.
+serve: docs
+	$(BIN)/mkdocs serve
+
 clean:
-	rm -rf .venv .venv-oldest .venv-newest .venv-release dist runs site
+	rm -rf .venv .venv-oldest .venv-newest .venv-release .venv-peers dist runs site

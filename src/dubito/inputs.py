@@ -135,7 +135,7 @@ def to_tensors(inputs: Inputs, dtype: torch.dtype, name: str = "inputs") -> Inpu
 
 def from_array(array: np.ndarray) -> Tensor:
     """The array as a tensor, sharing memory where it can be written to."""
-    # Tensors have no reversed strides, no foreign byte order, and no memory that is read only.
+    # Tensors have no reversed strides, no other byte order, and no memory that is read only.
     native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     try:
         return torch.from_numpy(native)

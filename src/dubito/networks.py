@@ -32,7 +32,7 @@ def copied(net: nn.Module) -> nn.Module:
     named = dict(net.named_parameters())
     if not named:
         raise NetworkError(
-            "the network must have parameters, got none; there is nothing to be in doubt about"
+            "the network must have parameters, got none; a posterior is a distribution over them"
         )
     for name, parameter in named.items():
         if is_lazy(parameter):

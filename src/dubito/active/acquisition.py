@@ -55,7 +55,7 @@ class Acquisition(Checked, ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputVariance(Acquisition):
-    """The variance of the outputs that doubt about the weights makes [MacKay 1992].
+    """The epistemic variance of the outputs [MacKay 1992].
 
     Laplace posteriors have it in closed form, J P⁻¹ Jᵀ of the network linearised in its weights, as MacKay does;
     others by draws.
@@ -101,7 +101,7 @@ class Entropy(PredictionScore):
 class BALD(PredictionScore):
     """The mutual information of label and weights [Houlsby et al. 2011].
 
-    Of reals, that of Normals with the prediction's variances: ½ log((noise + doubt) / noise).
+    Of reals, that of Normals with the prediction's variances: ½ log((aleatoric + epistemic) / aleatoric).
     """
 
     def score(self, prediction: Any) -> Tensor:

@@ -7,7 +7,7 @@ from ..errors import ConfigError, require_extra
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Colours that people who confuse red and green tell apart [Okabe and Ito 2008], in turn.
+#: Colours that people who confuse red and green can distinguish [Okabe and Ito 2008], in turn.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 
 

@@ -23,7 +23,7 @@ class RealPrediction(Prediction):
         means: the network's outputs per draw, [S, B, ...].
         variances: noise variance, broadcastable to `means`; of a full covariance its diagonal.
         covariances: full noise covariance, broadcastable to [S, B, C, C], or None.
-        mean_covariances: covariance of a component's mean itself where doubt about weights is not drawn but known in
+        mean_covariances: covariance of a component's mean itself where that of the weights is not drawn but known in
             closed form, over a row's outputs read in order, [S, B, E, E], or None.
     """
 

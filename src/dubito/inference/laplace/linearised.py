@@ -249,7 +249,7 @@ def predictive(
 
     Reals are Normal. Classes come from MacKay's probit approximation: each logit is shrunk by its own variance,
     f / √(1 + π v / 8), before the softmax or the sigmoid. Of their total entropy, as much is aleatoric as the
-    network at the centre has by itself; the rest, what doubt about the weights adds, is epistemic.
+    network at the centre has by itself; the rest, what uncertainty of the weights adds, is epistemic.
 
     Args:
         likelihood: that reads the outputs.
