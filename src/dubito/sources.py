@@ -35,7 +35,6 @@ from .inputs import (
     take,
 )
 
-
 #: Rows that are read at once for a digest, and rows that are read twice to see which tensors are drawn anew.
 DIGEST_ROWS, TWICE = 128, 64
 

@@ -106,7 +106,12 @@ def active(folder: Path) -> None:
     x, y = rows(60)
     training = Training(epochs=2, batch_size=16, lr=0.03)
     loop = ActiveLearning(
-        method=MAP(), acquisition=Entropy(), selection=Selection(size=2), steps=5, initial=6, training=training
+        method=MAP(),
+        acquisition=Entropy(),
+        selection=Selection(size=2),
+        steps=5,
+        initial=6,
+        training=training,
     )
     curve = loop.run(
         plain(), (x[:40], y[:40]), (x[40:], y[40:]), Categorical(), checkpoint=folder / "c", progress=False

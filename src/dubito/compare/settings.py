@@ -12,8 +12,7 @@ from ..errors import ConfigError, require_count, require_positive
 from ..inference.laplace import last_layer
 from ..method import Method
 from ..node_factors.laws import NearOne
-from ..storage import encode
-from ..storage import json_checksum
+from ..storage import encode, json_checksum
 from ..training import AutoTraining, Training
 
 #: What a comparison trains with where nothing else is asked for.
