@@ -98,8 +98,8 @@ def _bound(parent: int, function: Callable[..., Any], *values: Any) -> Any:
         return function(*values)
     try:
         return function(*values)
-    except Terminated as error:
-        os._exit(int(error.code))
+    except Terminated:
+        os._exit(128 + signal.SIGTERM)
 
 
 @cache

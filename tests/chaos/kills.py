@@ -24,7 +24,7 @@ FORK = multiprocessing.get_context("fork")
 #: Kills of each run at size 1, and the most that one of its trials meets.
 KILLS, MOST = 18, 5
 #: Kills of a command with workers at size 1, and seconds after which none of these may be left.
-COMMANDS, GONE = 4, 20.0
+COMMANDS, GONE = 4, 60.0
 
 
 def run(size: float, seed: int) -> Report:

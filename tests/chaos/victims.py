@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pyro.infer  # noqa: F401  loaded here once, not in every process
@@ -140,7 +141,7 @@ def compare(folder: Path, *more: str) -> None:
 def reproduce(folder: Path, jobs: int | None = None) -> None:
     """Cells that take their time, kept one by one."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "papers"))
-    from papers_examples import experiment
+    experiment = import_module("papers_examples").experiment
 
     from papers.runner import Results, run
 
