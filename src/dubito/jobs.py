@@ -98,7 +98,6 @@ def _bound(parent: int, function: Callable[..., Any], *values: Any) -> Any:
     """A job in a process that ends with its parent; SIGTERM ends the process, not the jobs of all others."""
     if os.getpid() == parent:
         return function(*values)
-    _watched(parent)
     try:
         return function(*values)
     except Terminated:
@@ -192,7 +191,10 @@ def workers() -> Workers | None:
 def as_they_end(joblib: Any, tasks: list[Any], count: int, backend: str) -> Iterator[Any]:
     """Results of joblib's tasks as soon as they are there."""
     if backend != "ray":
-        yield from joblib.Parallel(n_jobs=count, return_as="generator_unordered")(tasks)
+        # Workers watch their parent from their start: one may be killed before the first job comes.
+        local = backend == "local" and joblib.effective_n_jobs(count) > 1
+        options = {"initializer": _watched, "initargs": (os.getpid(),)} if local else {}
+        yield from joblib.Parallel(n_jobs=count, return_as="generator_unordered", **options)(tasks)
         return
     # joblib's Ray backend hands results out only when all are there; rounds keep what is finished.
     most = joblib.effective_n_jobs(-1)

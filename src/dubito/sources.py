@@ -214,7 +214,9 @@ class LoaderSource(Source):
         try:  # all rows by number: the sampler may draw, and is left alone
             numbers = range(len(dataset))  # pyright: ignore[reportArgumentType]
             groups = numbers if whole else [list(numbers[part]) for part in split(len(numbers), DIGEST_ROWS)]
-            options = {"batch_size": None, "sampler": groups} if whole else {"batch_sampler": groups}
+            options: dict[str, Any] = (
+                {"batch_size": None, "sampler": groups} if whole else {"batch_sampler": groups}
+            )
             options |= {"generator": seeds.generator(0, "workers"), **reading_options(loader)}
             rows = LoaderSource(DataLoader(dataset, **options), self.like)
             rows.labelled = self.labelled

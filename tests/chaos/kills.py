@@ -10,10 +10,12 @@ import random
 import signal
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from . import Report
 from .victims import METHODS, OTHERS, compare, quiet, reproduce, victim
@@ -22,7 +24,7 @@ FORK = multiprocessing.get_context("fork")
 #: Kills of each run at size 1, and the most that one of its trials meets.
 KILLS, MOST = 18, 5
 #: Kills of a command with workers at size 1, and seconds after which none of these may be left.
-COMMANDS, GONE = 4, 20.0
+COMMANDS, GONE = 4, 60.0
 
 
 def run(size: float, seed: int) -> Report:
@@ -131,13 +133,26 @@ class Campaign:
 
 
 def _compared(folder: Path) -> None:
-    quiet(folder)
-    compare(folder, "--jobs", "2")
+    _as_command(compare, folder, "--jobs", "2")
 
 
 def _reproduced(folder: Path) -> None:
+    _as_command(reproduce, folder, 2)
+
+
+def _as_command(function: Callable[..., None], folder: Path, *arguments: Any) -> None:
+    """Run it as a process of its own would: a forked one would wait for idle workers at its end."""
     quiet(folder)
-    reproduce(folder, jobs=2)
+    code = 1
+    try:
+        function(folder, *arguments)
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
 
 
 def orphans(command: Callable[[Path], None], number: int, seed: int) -> Report:

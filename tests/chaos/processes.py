@@ -87,9 +87,7 @@ def case(number: int, seed: int) -> tuple[str, str | None]:
             process.join()
         if late:
             return "late", f"{where}: {late} processes waited for more than {LIMIT:g} s"
-        said = [
-            json.loads((Path(folder) / f"{n}").read_text()) for n, p in enumerate(peers) if p in watched
-        ]
+        said = [json.loads((Path(folder) / f"{n}").read_text()) for n, p in enumerate(peers) if p in watched]
     if all(ending == "done" for ending, _ in said) and not how.startswith("other"):
         return "ended before the fault", None
     strange = [f"{ending} {words}" for ending, words in said if ending != "own"]
@@ -106,7 +104,7 @@ def peer(name: str, rank: int, count: int, port: int, how: str, after: int, fold
     if how == "other rows":
         data.targets[after % len(data)] = (data.targets[after % len(data)] + 1) % 3
     if how == "other weights":
-        network[2].bias.data += 1e-3
+        next(network.parameters()).data += 1e-3
     training = Training(epochs=3, batch_size=8, timeout=TIMEOUT)
     try:
         METHODS[name].fit(

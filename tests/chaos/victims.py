@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pyro.infer  # noqa: F401  loaded here once, not in every process
@@ -106,7 +107,12 @@ def active(folder: Path) -> None:
     x, y = rows(60)
     training = Training(epochs=2, batch_size=16, lr=0.03)
     loop = ActiveLearning(
-        method=MAP(), acquisition=Entropy(), selection=Selection(size=2), steps=5, initial=6, training=training
+        method=MAP(),
+        acquisition=Entropy(),
+        selection=Selection(size=2),
+        steps=5,
+        initial=6,
+        training=training,
     )
     curve = loop.run(
         plain(), (x[:40], y[:40]), (x[40:], y[40:]), Categorical(), checkpoint=folder / "c", progress=False
@@ -135,7 +141,7 @@ def compare(folder: Path, *more: str) -> None:
 def reproduce(folder: Path, jobs: int | None = None) -> None:
     """Cells that take their time, kept one by one."""
     sys.path.insert(0, str(Path(__file__).parent.parent / "papers"))
-    from papers_examples import experiment
+    experiment = import_module("papers_examples").experiment
 
     from papers.runner import Results, run
 

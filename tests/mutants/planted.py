@@ -870,6 +870,21 @@ MUTANTS = (
         "draws/test_draws_module.py::test_it_says_what_the_prediction_says",
         "the module's interval is turned around",
     ),
+    # -- checkpoints of other runs -----------------------------------------------------------------------------------
+    mutant(
+        "sources.py",
+        "lambda: self.batches(DIGEST_ROWS))",
+        "lambda: iter([self.example(8)]))",
+        "training/test_training_checkpoint.py::test_no_run_goes_on_from_anothers_weights_settings_or_rows",
+        "rows after the first are no part of a checkpoint's data",
+    ),
+    mutant(
+        "training/checkpoint.py",
+        '"first weights": weights_of(draft.network)',
+        '"first weights": {}',
+        "training/test_training_checkpoint.py::test_no_run_goes_on_from_anothers_weights_settings_or_rows",
+        "a run goes on from the checkpoint of other first weights",
+    ),
     # -- rows beside the methods, and the search of their settings ---------------------------------------------------
     mutant(
         "compare/baselines.py",

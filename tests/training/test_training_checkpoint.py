@@ -228,7 +228,10 @@ BASE = {
         ({"data": (X + 1e-6, Y)}, r"data was '.*' there and is '"),
         ({"data": (X, Y.flip(0))}, r"data was '.*' there and is '"),
         ({"validation": (X, Y)}, r"validation was None there and is '"),
-        ({"net": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))}, r"network\.0\.out_features was 9 there and is 8"),
+        (
+            {"net": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
+            r"network\.0\.out_features was 9 there and is 8",
+        ),
         (
             {"net": lambda: nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3))},
             r"network\.1\.class was 'nn\.ReLU' there and is 'nn\.Tanh' here",
@@ -292,7 +295,9 @@ def changed(row: int = 19) -> tuple[Tensor, Tensor]:
 def weighted(rows: tuple[Tensor, Tensor], weights: list[float]) -> DataLoader:
     """A loader with an order of its own."""
     stream = torch.Generator().manual_seed(3)
-    return DataLoader(Listed(*rows), batch_size=8, sampler=WeightedRandomSampler(weights, 24, generator=stream))
+    return DataLoader(
+        Listed(*rows), batch_size=8, sampler=WeightedRandomSampler(weights, 24, generator=stream)
+    )
 
 
 def with_act(k: float) -> nn.Module:
@@ -355,7 +360,7 @@ def test_attributes_that_another_pytorch_lacks_are_no_difference(tmp_path):
 
 
 def test_a_fit_that_keeps_no_checkpoint_takes_none(tmp_path):
-    with pytest.raises(ConfigError, match="Laplace without training= .* leave checkpoint= out"):
+    with pytest.raises(ConfigError, match=r"Laplace without training= .* leave checkpoint= out"):
         Laplace().fit(mlp(), data(), Categorical(), checkpoint=tmp_path / "c")
     Laplace().fit(mlp(), data(), Categorical(), training=QUICK, checkpoint=tmp_path / "c")
     assert (tmp_path / "c").exists()
@@ -599,7 +604,10 @@ def test_a_terminated_run_goes_on(method, stepper, handled, tmp_path, monkeypatc
             fit(checkpoint=tmp_path / "c")
     assert caught.value.code == 143 and isinstance(caught.value, SystemExit | Interrupted)
     assert "to go on" in capsys.readouterr().err
-    assert {step_in(path) for path in tmp_path.iterdir()} <= {3, 4}  # runs side by side end together, a step later
+    assert {step_in(path) for path in tmp_path.iterdir()} <= {
+        3,
+        4,
+    }  # runs side by side end together, a step later
     assert same(fit(checkpoint=tmp_path / "c"), fit())
 
 
