@@ -172,32 +172,37 @@ def _check_names(tensors: dict[str, Tensor], named: dict[str, list[str]]) -> Non
 
 def _likelihood(chosen: Any, noise: dict[str, Tensor], components: int) -> Any:
     """The built likelihood, after checking that its noise is one."""
-    if not isinstance(chosen, Gaussian):
-        if noise or components != 1:
-            raise StorageError(f"{type(chosen).__name__} has no noise, got {[*noise]} of {components} components")
-        return restored(lambda settings: LIKELIHOODS[type(settings)](settings), chosen, "the likelihood")
-    forms = [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise]
-    units = {key for key in ("location", "scale") if key in noise}
-    if len(forms) != 1 or len(units) not in (0, 2) or {*noise} != {*forms, *units}:
-        raise StorageError(f"the noise must have one form, with a location and a scale or neither, got {[*noise]}")
     for key, tensor in noise.items():
         if not tensor.is_floating_point() or not tensor.isfinite().all():
             raise StorageError(f"the noise's {key} must hold finite numbers")
-    values = noise[forms[0]]
-    spread = values.diagonal(dim1=-2, dim2=-1) if forms == ["scale_tril"] and values.ndim > 1 else values
-    if forms == ["scale_tril"]:
-        size = values.shape[-1] if values.ndim else 0
-        if tuple(values.shape) != (*([components] if components > 1 else []), size, size):
-            raise StorageError(f"the noise's covariance does not fit its {components} components")
-    elif components > 1 and (values.ndim == 0 or len(values) != components):
-        raise StorageError(f"the noise must have {components} components, got {tuple(values.shape)}")
-    if forms != ["raw_std"] and not (spread > 0).all():
-        raise StorageError("the noise's standard deviations must be above 0")
-    if units and (noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()):
-        raise StorageError("the scale of targets must be above 0, and have the shape of their location")
+    extra = {}
+    if isinstance(chosen, Gaussian):
+        _check_noise(noise, components)
+        extra = {"num_components": components}
+    elif components != 1:
+        raise StorageError(f"{type(chosen).__name__} has no noise of {components} components")
     if "raw_std" in noise:
         noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
-    return GaussianLikelihood(chosen, **noise, num_components=components)  # pyright: ignore[reportArgumentType]
+    return restored(lambda kind: LIKELIHOODS[kind](chosen, **noise, **extra), type(chosen), "the likelihood")
+
+
+def _check_noise(noise: dict[str, Tensor], components: int) -> None:
+    """Refuse Normal noise that is not of one form, not positive, or of another number of components."""
+    forms, units = [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise], {"location", "scale"}
+    if len(forms) != 1 or {*noise} - {*forms} not in (set(), units):
+        raise StorageError(f"the noise must have one form, with a location and a scale or neither, got {[*noise]}")
+    values = noise[forms[0]]
+    if forms == ["scale_tril"]:
+        shape = (*([components] if components > 1 else []), *values.shape[-1:] * 2)
+        fits, values = tuple(values.shape) == shape, values.diagonal(dim1=-2, dim2=-1) if values.ndim > 1 else values
+    else:
+        fits = components == 1 or (values.ndim > 0 and len(values) == components)
+    if not fits:
+        raise StorageError(f"the noise must have {components} components, got {tuple(noise[forms[0]].shape)}")
+    if forms != ["raw_std"] and not (values > 0).all():
+        raise StorageError("the noise's standard deviations must be above 0")
+    if "scale" in noise and (noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()):
+        raise StorageError("the scale of targets must be above 0, and have the shape of their location")
 
 
 def _part(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
