@@ -34,7 +34,7 @@ from .networks import copied, extra_states
 from .posterior import Posterior, SampledPosterior, flagged, stored_tensors
 from .posterior.fingerprint import check_fingerprint
 from .posterior.stored import check_details, check_draws, check_tensors, restored
-from .storage.schema import Recorded, Size, conform, settings_hints
+from .storage.schema import LARGEST, Recorded, Size, conform, settings_hints
 
 LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,
@@ -112,7 +112,9 @@ def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = Tr
     try:
         posterior = _restored(tensors, content, network)
         if fingerprint and content.get("fingerprint") is not None:
-            outputs = check_fingerprint(content["fingerprint"], network, posterior.details.get("inputs"), path)
+            outputs = check_fingerprint(
+                content["fingerprint"], network, posterior.details.get("inputs"), path
+            )
             restored(posterior.likelihood.check_outputs, outputs, "the likelihood's noise")
     except StorageError as error:
         known = str(error)
@@ -139,9 +141,7 @@ def _restored(tensors: dict[str, Tensor], content: Any, network: nn.Module) -> P
     details = content["details"]
     kind: Any = SampledPosterior if "sampled" in details else type(method).posterior_type
     check_details(kind, details, network)
-    stored = {
-        key: {name[len(key) + 1 :]: placed[name] for name in names} for key, names in named.items()
-    }
+    stored = {key: {name[len(key) + 1 :]: placed[name] for name in names} for key, names in named.items()}
 
     def build(groups: Any) -> Posterior:
         return kind(
@@ -173,8 +173,8 @@ def _check_names(tensors: dict[str, Tensor], named: dict[str, list[str]]) -> Non
 def _likelihood(chosen: Any, noise: dict[str, Tensor], components: int) -> Any:
     """The built likelihood, after checking that its noise is one."""
     for key, tensor in noise.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise StorageError(f"the noise's {key} must hold finite numbers")
+        if not tensor.is_floating_point() or not (tensor.abs() <= LARGEST).all():
+            raise StorageError(f"the noise's {key} must hold finite numbers of at most {LARGEST:g}")
     extra = {}
     if isinstance(chosen, Gaussian):
         _check_noise(noise, components)
@@ -188,20 +188,30 @@ def _likelihood(chosen: Any, noise: dict[str, Tensor], components: int) -> Any:
 
 def _check_noise(noise: dict[str, Tensor], components: int) -> None:
     """Refuse Normal noise that is not of one form, not positive, or of another number of components."""
-    forms, units = [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise], {"location", "scale"}
+    forms, units = (
+        [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise],
+        {"location", "scale"},
+    )
     if len(forms) != 1 or {*noise} - {*forms} not in (set(), units):
-        raise StorageError(f"the noise must have one form, with a location and a scale or neither, got {[*noise]}")
+        raise StorageError(
+            f"the noise must have one form, with a location and a scale or neither, got {[*noise]}"
+        )
     values = noise[forms[0]]
     if forms == ["scale_tril"]:
         shape = (*([components] if components > 1 else []), *values.shape[-1:] * 2)
-        fits, values = tuple(values.shape) == shape, values.diagonal(dim1=-2, dim2=-1) if values.ndim > 1 else values
+        fits, values = (
+            tuple(values.shape) == shape,
+            values.diagonal(dim1=-2, dim2=-1) if values.ndim > 1 else values,
+        )
     else:
         fits = components == 1 or (values.ndim > 0 and len(values) == components)
     if not fits:
         raise StorageError(f"the noise must have {components} components, got {tuple(noise[forms[0]].shape)}")
     if forms != ["raw_std"] and not (values > 0).all():
         raise StorageError("the noise's standard deviations must be above 0")
-    if "scale" in noise and (noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()):
+    if "scale" in noise and (
+        noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()
+    ):
         raise StorageError("the scale of targets must be above 0, and have the shape of their location")
 
 
@@ -226,7 +236,9 @@ def _fill(network: nn.Module, stored: dict[str, Tensor]) -> None:
     if any(expected[name].dtype != dtype for name, dtype in real.items()):
         if len({*real.values()}) > 1:
             raise StorageError("its weights have several dtypes, which are not those of the network")
-        network.to(next(iter(real.values())))  # buffers that are not stored go along, as they do in posterior.to
+        network.to(
+            next(iter(real.values()))
+        )  # buffers that are not stored go along, as they do in posterior.to
     for name, tensor in stored_tensors(network).items():
         tensor.data = stored[name]  # takes the stored dtype; tied tensors are one object and stay tied
 

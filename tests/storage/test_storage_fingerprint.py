@@ -3,7 +3,6 @@
 import random
 from collections import OrderedDict
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -37,7 +36,13 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "other",
-    [network(nn.Tanh()), network(nn.GELU()), network(nn.LeakyReLU(0.1)), network(nn.Identity()), network(late=True)],
+    [
+        network(nn.Tanh()),
+        network(nn.GELU()),
+        network(nn.LeakyReLU(0.1)),
+        network(nn.Identity()),
+        network(late=True),
+    ],
 )
 def test_another_forward_is_noticed(saved, other):
     with pytest.raises(StorageError, match=r"of another network: .* another activation .* fingerprint=False"):
@@ -46,7 +51,7 @@ def test_another_forward_is_noticed(saved, other):
 
 
 def test_the_same_network_is_known_again_in_every_precision_and_leaves_all_as_it_was(saved, tmp_path):
-    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # pyright: ignore
+    states = torch.get_rng_state(), random.getstate()
     posterior = dubito.load(saved, network())
     for dtype in (torch.float64, torch.bfloat16, torch.float16):
         moved = dubito.load(saved, network()).to(dtype)
@@ -58,8 +63,8 @@ def test_the_same_network_is_known_again_in_every_precision_and_leaves_all_as_it
         dubito.load(saved, network())
     finally:
         torch.set_num_threads(threads)
-    now = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # pyright: ignore
-    assert torch.equal(states[0], now[0]) and states[1:] == now[1:]
+    now = torch.get_rng_state(), random.getstate()
+    assert torch.equal(states[0], now[0]) and states[1] == now[1]
 
 
 class Reader(nn.Module):
@@ -81,9 +86,11 @@ def test_tokens_and_several_inputs_are_known(tmp_path):
     posterior = MAP().fit(Reader(), (inputs, Y), Categorical(), training=QUICK)
     posterior.save(tmp_path / "p")
     again = made(posterior.details["inputs"], TensorOptions.of(posterior.network))
-    assert again["tokens"].shape == (3, 5) and 0 <= again["tokens"].min() and again["tokens"].max() <= 10
+    assert again["tokens"].shape == (3, 5) and again["tokens"].min() >= 0 and again["tokens"].max() <= 10
     assert again["more"]["numbers"].min() >= 0.1 and again["flag"] is True
-    assert torch.equal(dubito.load(tmp_path / "p", Reader()).predict(inputs).probs, posterior.predict(inputs).probs)
+    assert torch.equal(
+        dubito.load(tmp_path / "p", Reader()).predict(inputs).probs, posterior.predict(inputs).probs
+    )
     with pytest.raises(StorageError, match="of another network"):
         dubito.load(tmp_path / "p", Reader(2.0))
 

@@ -220,7 +220,9 @@ class _LoopState:
         for number, point in enumerate(points):
             conform(point, CurvePoint, f"point {number}")
             if point.num_labelled != len(labelled):
-                raise StorageError(f"point {number} must have {len(labelled)} labelled rows, got {point.num_labelled}")
+                raise StorageError(
+                    f"point {number} must have {len(labelled)} labelled rows, got {point.num_labelled}"
+                )
             labelled += point.chosen
         if len({*labelled}) != len(labelled) or not all(0 <= row < rows for row in labelled):
             raise StorageError("rows were chosen twice, or are none of the pool")

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from ..errors import ConfigError, DataError, StorageError
 from ..loading import load
-from ..storage.schema import Positive, Within, conform
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
+from ..storage.schema import Positive, Within, conform
 from .evidence import unlike
 from .evidence_real import target_names
 from .folder import Folder
@@ -107,7 +107,9 @@ def saved(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
     folder = Folder(path.parent)
     facts, result = folder.read("task"), folder.result(path.stem)
     stored = {} if result is None else result.evidence
-    names = [name for name in ("epistemic_std", "epistemic", "function_variance") if f"usual_{name}" in stored]
+    names = [
+        name for name in ("epistemic_std", "epistemic", "function_variance") if f"usual_{name}" in stored
+    ]
     limits = {name: stored[f"usual_{name}"] for name in names}
     conform(limits, dict[str, float], f"{path.stem}.json: the limits of usual rows")
     if facts is None or not limits:

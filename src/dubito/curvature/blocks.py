@@ -89,7 +89,9 @@ def check_blocks(blocks: Iterable[Block], weights: Mapping[str, Tensor]) -> None
         conform(block, Block, f"the block {block.name!r}")
         unknown = [name for name in block.parameters if name not in weights or name in seen]
         if unknown:
-            raise StorageError(f"the block {block.name!r} covers {unknown[0]!r}, which is not there or covered before")
+            raise StorageError(
+                f"the block {block.name!r} covers {unknown[0]!r}, which is not there or covered before"
+            )
         seen |= {*block.parameters}
         weight, inputs = weights[block.weight], block.columns - (block.bias is not None)
         fits = min(block.groups, block.rows, inputs) > 0 and block.shape == tuple(weight.shape)

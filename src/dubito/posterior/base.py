@@ -563,7 +563,9 @@ class Posterior(nn.Module, ABC):
             "history": self.history,
             "extra": storage.plain(extra_states(self.network)),
         }
-        if self.details.get("inputs") is not None and (answered := fingerprint(self.network, self.details["inputs"])):
+        if self.details.get("inputs") is not None and (
+            answered := fingerprint(self.network, self.details["inputs"])
+        ):
             content["fingerprint"] = answered[0]
         storage.write(path, "posterior", self.stored(), content)
 

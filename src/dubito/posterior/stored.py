@@ -11,11 +11,11 @@ from ..errors import StorageError
 from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.form import Nodes
-from ..storage.schema import LARGEST, Names, Multiplier, Size, conform
+from ..storage.schema import LARGEST, Multiplier, Names, Size, conform
 from .tensors import stored_tensors
 
 Built = TypeVar("Built")
-#: From the name of a tensor in a group, and the tensor, to the shape it must have; KeyError where it has no place there.
+#: From the name of a tensor in a group, and the tensor, to the shape it must have; KeyError where it has no place.
 ShapeRule: TypeAlias = Callable[[str, Tensor], Sequence[int]]
 
 
@@ -102,7 +102,9 @@ def check_uses(uses: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
             shape = restored(lambda form: form.shape, use.form, where)
             parts = min(shape) > 0 and prod(shape) * use.parts == prod(shapes[use.weight])
         if not parts:
-            raise StorageError(f"{where} does not fit its shape in the network, {shapes.get(str(use.weight))}")
+            raise StorageError(
+                f"{where} does not fit its shape in the network, {shapes.get(str(use.weight))}"
+            )
 
 
 def check_tensors(posterior: Any) -> None:
@@ -146,7 +148,9 @@ def check_draws(posterior: Any) -> None:
                 continue
             if expected is None or (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
                 raise StorageError(
-                    f"draw {index} gives {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, which is not the network's"
+                    f"draw {index} gives {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, unlike the network"
                 )
             if tensor.is_floating_point() and not (tensor.abs() <= LARGEST).all():
-                raise StorageError(f"draw {index} of {name!r} holds NaN, infinity, or numbers beyond {LARGEST:g}")
+                raise StorageError(
+                    f"draw {index} of {name!r} holds NaN, infinity, or numbers beyond {LARGEST:g}"
+                )

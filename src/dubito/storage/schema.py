@@ -97,7 +97,7 @@ def _fits(value: Any, hint: Any, where: str) -> bool:
         return _all_fit(
             [(item, part, f"{where}[{n}]") for n, (item, part) in enumerate(zip(value, hints, strict=True))]
         )
-    if origin is Callable or hint is Callable or callable(hint) and origin is not None:
+    if origin is Callable or hint is Callable or (callable(hint) and origin is not None):
         return False  # no file holds code
     return _is_instance(value, hint, where)
 
@@ -125,7 +125,9 @@ def _has_keys(value: Any, hint: Any, where: str) -> bool:
     hints = settings_hints(hint)
     missing, other = hint.__required_keys__ - value.keys(), value.keys() - hints.keys()
     if missing or other:
-        words = f"lacks {sorted(missing)[0]!r}" if missing else f"has the unknown {sorted(map(str, other))[0]!r}"
+        words = (
+            f"lacks {sorted(missing)[0]!r}" if missing else f"has the unknown {sorted(map(str, other))[0]!r}"
+        )
         raise StorageError(f"{where} {words}")
     return _all_fit([(item, hints[key], f"{where}[{key!r}]") for key, item in value.items()])
 

@@ -50,9 +50,7 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target, _ = file_path(path, "write")
     if not target.parent.is_dir():
-        raise StorageError(
-            f"cannot write {path}: the folder {target.parent} does not exist; create it first"
-        )
+        raise StorageError(f"cannot write {path}: the folder {target.parent} does not exist; create it first")
     try:
         with _replacing(target) as temporary:
             yield temporary

@@ -10,11 +10,13 @@ from torch import Tensor, nn
 
 from .. import storage
 from ..errors import StorageError
-from ..storage.schema import conform
+from ..storage.schema import LARGEST, conform
 from .contract import ObjectiveLike
 from .settings import Training
 
 KIND = "checkpoint"
+#: What squares of gradients and inputs are called.
+SQUARED = ("_sq", "squares", "fisher", "inputs", "outputs", "sums", "factor")
 #: Shapes and dtypes of tensors by name.
 Forms: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -102,7 +104,7 @@ def forms_of(tensors: Mapping[str, Tensor]) -> Forms:
 
 
 def check_forms(tensors: Mapping[str, Tensor], forms: Forms, where: str, like: Any = None) -> None:
-    """Refuse tensors of other names, shapes or dtypes than `forms` says, and numbers that are not finite.
+    """Refuse tensors of other names, shapes or dtypes than `forms` says, and numbers that no sound run has.
 
     Args:
         tensors: of a checkpoint.
@@ -110,16 +112,25 @@ def check_forms(tensors: Mapping[str, Tensor], forms: Forms, where: str, like: A
         where: they belong, for messages.
         like: a posterior whose buffers may hold infinities (a mask's).
     """
-    kept = {} if like is None else like.stored()
+    present = {} if like is None else like.stored()
     for name in [*forms, *tensors]:
         if name not in tensors or name not in forms:
             raise StorageError(f"{where} {'has' if name in tensors else 'lacks'} a tensor {name!r}")
-        tensor = tensors[name]
+        tensor, buffer = tensors[name], name in present and not isinstance(present[name], nn.Parameter)
         if (tuple(tensor.shape), tensor.dtype) != forms[name]:
-            raise StorageError(f"{where} has {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, not {forms[name]}")
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            if name not in kept or not torch.equal(tensor.isfinite(), kept[name].isfinite().cpu()):
-                raise StorageError(f"{where} has NaN or infinity in {name!r}")
+            raise StorageError(
+                f"{where} has {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, not {forms[name]}"
+            )
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise StorageError(f"{where} has a negative variance in {name!r}")
+        if not tensor.is_floating_point():
+            continue
+        most = LARGEST**2 if any(word in name for word in SQUARED) else LARGEST
+        sound = (tensor.abs() <= most).all()
+        if buffer:
+            sound = (tensor.isfinite() == present[name].isfinite().cpu()).all()
+        if not sound:
+            raise StorageError(f"{where} has NaN, infinity, or numbers beyond {most:g} in {name!r}")
 
 
 def first_difference(was: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:

@@ -104,7 +104,9 @@ def check_checkpoint(
     check_forms(best, forms if best else {}, "the best state", draft)
     losses = part(tensors, "losses")
     shapes = {tuple(tensor.shape) for tensor in losses.values() if tensor.numel()}
-    known = {*losses} <= {"best", "last"} and all(t.is_floating_point() and t.ndim == 1 for t in losses.values())
+    known = {*losses} <= {"best", "last"} and all(
+        t.is_floating_point() and t.ndim == 1 for t in losses.values()
+    )
     if len(shapes) > 1 or not known:
         raise StorageError("its losses of validation rows do not belong together")
     if {name.partition("/")[0] for name in tensors} - {"draft", "stepper", "best", "losses"}:
