@@ -63,11 +63,14 @@ def network() -> nn.Module:
         )
 
 
-def posteriors() -> dict[str, Posterior]:
-    """One of every method, over the likelihoods in turn, and of draws made once."""
+@cache
+def posteriors(every: int = 1) -> dict[str, Posterior]:
+    """One of every method, or of each so-manieth, over the likelihoods in turn, and of draws made once."""
     made: dict[str, Posterior] = {}
-    every = {**methods(), "own-dropout": MCDropout(rate=None)}
-    for number, (name, method) in enumerate(every.items()):
+    names = [*methods()][::every]
+    chosen = {name: method for name, method in methods().items() if name in names}
+    chosen |= {"own-dropout": MCDropout(rate=None)} if every == 1 else {}
+    for number, (name, method) in enumerate(chosen.items()):
         kinds = (
             [*TARGETS]
             if name in ("map", "laplace-kfac", "deep-ensemble")
@@ -79,6 +82,8 @@ def posteriors() -> dict[str, Posterior]:
                 warnings.simplefilter("ignore")
                 posterior = method.fit(network(), (torch_inputs, targets), likelihood, training=QUICK)
             made[f"{name} {kind}"] = posterior
+    if every > 1:
+        return made
     for name in ("laplace-kfac classes", "rank1 classes", "own-dropout classes", "swag classes"):
         made[f"{name} sampled"] = made[name].sampled(3)
     made["laplace-inf linearised"] = made["laplace-inf classes"].sampled(2, linearised=True)
@@ -264,15 +269,10 @@ def predicted(path: Path, linearised: bool) -> bool:
     return all(finite(posterior.predict(torch_inputs[:5], 4, **form)) for form in chosen)
 
 
-@cache
-def _made_posteriors() -> dict[str, Posterior]:
-    return posteriors()
-
-
 def run_posteriors(folder: Path, size: float, chance: random.Random, report: Report) -> None:
     """Signed and raw mutations of posteriors."""
     files = []
-    for number, (name, posterior) in enumerate(_made_posteriors().items()):
+    for number, (name, posterior) in enumerate(posteriors(1 if size > 0.1 else 4).items()):
         path = folder / f"{number}.safetensors"
         posterior.save(path)
         assert predicted(path, True)
@@ -368,7 +368,7 @@ def run_checkpoints(folder: Path, size: float, chance: random.Random, report: Re
     files = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, (name, work) in enumerate(runs().items()):
+        for number, (name, work) in enumerate([*runs().items()][:: 1 if size > 0.1 else 4]):
             path = folder / f"checkpoint-{number}"
             stopped_at_epochs(work, path)
             files.append((name, work, path))

@@ -46,7 +46,8 @@ GOOD: list[tuple[Any, Any]] = [
 BAD: list[tuple[Any, Any]] = [
     (True, int), (2.0, int), (2**63, int), (10**5000, int), ("3", float), (True, float), (float("nan"), float),
     (float("inf"), float), (10**400, float), (1, bool), (None, str), ([1, "a"], list[int]),
-    ({"a": None}, dict[str, int]), ("ab", list[str]), ([1], tuple[int, int]), ("c", Literal["a", "b"]), (1, Literal[True]), ({}, Facts),
+    ({"a": None}, dict[str, int]),
+    ("ab", list[str]), ([1], tuple[int, int]), ("c", Literal["a", "b"]), (1, Literal[True]), ({}, Facts),
     ({"rank": -1}, Facts), ({"rank": 1, "more": 1}, Facts), ([], Facts), (0.0, Positive), (1e30, Positive),
     (5, Annotated[int, Within(0, 4)]), (Setting("x"), Setting), (Setting(0.5, (1.5,)), Setting), (MAP(), Setting),  # pyright: ignore
 ]  # fmt: skip

@@ -129,7 +129,7 @@ def check_fingerprint(stored: Fingerprint, network: nn.Module, form: Any, path: 
     answered = fingerprint(network, form)
     remedy = (
         "its parameters have the same names and shapes, but its forward differs, as with another activation or order "
-        "of layers; give the network that was fitted, or, where only rounding differs, dubito.load(..., fingerprint=False)"
+        "of layers; give the network that was fitted, or, if only rounding differs, dubito.load(..., fingerprint=False)"
     )
     if answered is None:
         raise StorageError(f"{path} is of another network: this one cannot answer the fixed inputs; {remedy}")
