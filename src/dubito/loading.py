@@ -45,7 +45,7 @@ from .networks import copied, extra_states
 from .posterior import Posterior, SampledPosterior, flagged, stored_tensors
 from .posterior.fingerprint import check_fingerprint
 from .posterior.stored import check_details, check_draws, check_tensors, restored
-from .storage.schema import Recorded, Size, conform, settings_hints
+from .storage.schema import LARGEST, Recorded, Size, conform, settings_hints
 
 LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,
@@ -190,8 +190,8 @@ def _likelihood(chosen: Any, noise: dict[str, Tensor], components: int) -> Any:
     """The built likelihood, after checking that its noise is one."""
     built = next(LIKELIHOODS[kind] for kind in type(chosen).__mro__ if kind in LIKELIHOODS)
     for key, tensor in noise.items():
-        if not tensor.is_floating_point() or not tensor.isfinite().all():
-            raise StorageError(f"the noise's {key} must hold finite numbers")
+        if not tensor.is_floating_point() or not (tensor.abs() <= LARGEST).all():
+            raise StorageError(f"the noise's {key} must hold finite numbers of at most {LARGEST:g}")
         if key.startswith("raw_"):
             noise[key] = nn.Parameter(tensor, requires_grad=False)
     if issubclass(built, GaussianLikelihood):
@@ -229,23 +229,31 @@ def _check_noise(
 
 
 def _check_gaussian(noise: dict[str, Tensor], components: int) -> None:
-    forms = [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise]
-    units = {key for key in ("location", "scale") if key in noise}
-    if len(forms) != 1 or len(units) not in (0, 2) or {*noise} != {*forms, *units}:
+    """Refuse Normal noise that is not of one form, not positive, or of another number of components."""
+    forms, units = (
+        [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise],
+        {"location", "scale"},
+    )
+    if len(forms) != 1 or {*noise} - {*forms} not in (set(), units):
         raise StorageError(
             f"the noise must have one form, with a location and a scale or neither, got {[*noise]}"
         )
     values = noise[forms[0]]
-    spread = values.diagonal(dim1=-2, dim2=-1) if forms == ["scale_tril"] and values.ndim > 1 else values
     if forms == ["scale_tril"]:
-        size = values.shape[-1] if values.ndim else 0
-        if tuple(values.shape) != (*([components] if components > 1 else []), size, size):
-            raise StorageError(f"the noise's covariance does not fit its {components} components")
-    elif components > 1 and (values.ndim == 0 or len(values) != components):
-        raise StorageError(f"the noise must have {components} components, got {tuple(values.shape)}")
-    if forms != ["raw_std"] and not (spread > 0).all():
+        shape = (*([components] if components > 1 else []), *values.shape[-1:] * 2)
+        fits, values = (
+            tuple(values.shape) == shape,
+            values.diagonal(dim1=-2, dim2=-1) if values.ndim > 1 else values,
+        )
+    else:
+        fits = components == 1 or (values.ndim > 0 and len(values) == components)
+    if not fits:
+        raise StorageError(f"the noise must have {components} components, got {tuple(noise[forms[0]].shape)}")
+    if forms != ["raw_std"] and not (values > 0).all():
         raise StorageError("the noise's standard deviations must be above 0")
-    if units and (noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()):
+    if "scale" in noise and (
+        noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()
+    ):
         raise StorageError("the scale of targets must be above 0, and have the shape of their location")
 
 

@@ -12,9 +12,10 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,9 +41,9 @@ SMALL = 192 * 1024
 INPUTS = torch.randn(64, 8, generator=torch.Generator().manual_seed(0))
 LABELS = torch.arange(64) % 3
 WRITER = """
-import sys, torch, dubito
-from tests.chaos.disk import fitted
-posterior = fitted()
+import sys, dubito
+from tests.chaos.disk import network
+posterior = dubito.load(sys.argv[1], network())
 for _ in range(int(sys.argv[2])):
     posterior.save(sys.argv[1])
 """
@@ -60,7 +61,9 @@ def fit(checkpoint: Path | None = None) -> Posterior:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         training = Training(epochs=1, batch_size=32)
-        return MeanField().fit(network(), (INPUTS, LABELS), Categorical(), training=training, checkpoint=checkpoint)
+        return MeanField().fit(
+            network(), (INPUTS, LABELS), Categorical(), training=training, checkpoint=checkpoint
+        )
 
 
 @cache
@@ -98,9 +101,14 @@ WRITES_FILES: dict[str, Callable[[Path], Any]] = {
 def small_disk() -> Iterator[Path | None]:
     """A folder on a disk of a few blocks, or None where this user may mount none."""
     folder = Path(tempfile.mkdtemp(prefix="dubito-disk-"))
-    mounted = os.geteuid() == 0 and not subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)], capture_output=True, check=False
-    ).returncode
+    mounted = (
+        os.geteuid() == 0
+        and not subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)],
+            capture_output=True,
+            check=False,
+        ).returncode
+    )
     try:
         yield folder if mounted else None
     finally:
@@ -134,7 +142,9 @@ def refused(report: Report, words: str, work: Callable[[], Any], sound: Callable
     if sound():
         report.count(outcome, None if outcome == "own error" else f"{words}: nothing was refused")
     else:
-        report.count("old file lost", f"{words}: the old file is not what it was, or something is left beside it")
+        report.count(
+            "old file lost", f"{words}: the old file is not what it was, or something is left beside it"
+        )
 
 
 def full(report: Report, folder: Path, chance: random.Random, rounds: int, limited: bool) -> None:
@@ -160,7 +170,7 @@ def full(report: Report, folder: Path, chance: random.Random, rounds: int, limit
             return not others and (shown.read_bytes() == b"what was there" if old else not shown.exists())
 
         words = f"{name} on a full disk, {'over an old file' if old else 'anew'}"
-        with no_growth(chance.randrange(0, 1_000)) if limited else suppress():
+        with no_growth(chance.randrange(0, 1_000)) if limited else nullcontext():
             refused(report, words, lambda work=work, target=target: work(target), sound)
 
 
@@ -183,7 +193,11 @@ def odd_paths(report: Report, folder: Path) -> None:
         with suppress(OSError):
             os.mknod(folder / "device", stat.S_IFCHR | 0o666, os.makedev(1, 3))
             paths["a device of one's own"] = folder / "device"
-    kinds = {name: os.lstat(path).st_mode for name, path in paths.items() if isinstance(path, Path) and _there(path)}
+    kinds = {
+        name: os.lstat(path).st_mode
+        for name, path in paths.items()
+        if isinstance(path, Path) and _there(path)
+    }
     works: dict[str, Callable[[Any], Any]] = {
         "save": fitted().save,
         "load": lambda path: dubito.load(path, network()),
@@ -203,7 +217,9 @@ def odd_paths(report: Report, folder: Path) -> None:
     link.symlink_to(old)
     fitted().scaled(0.5).save(link)
     followed = link.is_symlink() and old.read_bytes() != before and dubito.load(link, network()).scale == 0.5
-    report.count("link followed", None if followed else "a link was replaced, or what it points to was not written")
+    report.count(
+        "link followed", None if followed else "a link was replaced, or what it points to was not written"
+    )
     dangling = folder / "dangling"
     dangling.symlink_to(folder / "new")
     fitted().save(dangling)
@@ -219,21 +235,25 @@ def _there(path: Path) -> bool:
     return True
 
 
-def several(report: Report, folder: Path, writes: int) -> None:
+def several(report: Report, folder: Path, writes: int, writers: int) -> None:
     """Several processes that save to one path, and one that reads it all the while."""
     path = folder / "shared"
     fitted().save(path)
     root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+    }
     command = [sys.executable, "-c", WRITER, str(path), str(writes)]
     workers = [
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(WRITERS)
+        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(writers)
     ]
     reads = 0
     while any(worker.poll() is None for worker in workers):
         try:
             dubito.load(path, network())
             reads += 1
+            time.sleep(0.05)
         except Exception as error:
             report.count("half a file read", f"a reader beside writers: {error}")
     report.outcomes["read whole"] += reads
@@ -251,14 +271,14 @@ def several(report: Report, folder: Path, writes: int) -> None:
 def run(size: float = 1.0, seed: int = 0) -> Report:
     """Fill disks, take odd paths, and let processes write at once."""
     report, chance = Report(), random.Random(seed)
-    rounds = max(5, round(ROUNDS * size))
+    rounds = max(4, round(ROUNDS * size))
     with small_disk() as disk:
         if disk is not None:
             full(report, disk, chance, rounds, limited=False)
     for work in (
         lambda folder: full(report, folder, chance, rounds, limited=True),
         lambda folder: odd_paths(report, folder),
-        lambda folder: several(report, folder, max(5, round(WRITES * size))),
+        lambda folder: several(report, folder, max(5, round(WRITES * size)), max(2, round(WRITERS * size))),
     ):
         folder = Path(tempfile.mkdtemp(prefix="dubito-disk-"))
         try:

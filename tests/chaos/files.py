@@ -1,4 +1,4 @@
-"""Mutated files: posteriors of every method, checkpoints, and folders of comparisons, loaded, resumed and predicted with.
+"""Mutated files: posteriors of every method, checkpoints and folders of comparisons, loaded, resumed, predicted with.
 
 A signed mutation changes content or tensors and makes every checksum fit again, as somebody with an editor and a grudge
 would; a raw one changes bytes. What is allowed: an error of the library's, or the work of an unchanged file, or another
@@ -63,22 +63,33 @@ def network() -> nn.Module:
         )
 
 
-def posteriors() -> dict[str, Posterior]:
-    """One of every method, over the likelihoods in turn, and of draws made once."""
+@cache
+def posteriors(every: int = 1) -> dict[str, Posterior]:
+    """One of every method, or of each so-manieth, over the likelihoods in turn, and of draws made once."""
     made: dict[str, Posterior] = {}
-    every = {**methods(), "own-dropout": MCDropout(rate=None)}
-    for number, (name, method) in enumerate(every.items()):
-        kinds = [*TARGETS] if name in ("map", "laplace-kfac", "deep-ensemble") else [[*TARGETS][number % 4], "classes"]
+    names = [*methods()][::every]
+    chosen = {name: method for name, method in methods().items() if name in names}
+    chosen |= {"own-dropout": MCDropout(rate=None)} if every == 1 else {}
+    for number, (name, method) in enumerate(chosen.items()):
+        kinds = (
+            [*TARGETS]
+            if name in ("map", "laplace-kfac", "deep-ensemble")
+            else [[*TARGETS][number % 4], "classes"]
+        )
         for kind in dict.fromkeys(kinds):
             likelihood, targets = TARGETS[kind]
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 posterior = method.fit(network(), (torch_inputs, targets), likelihood, training=QUICK)
             made[f"{name} {kind}"] = posterior
+    if every > 1:
+        return made
     for name in ("laplace-kfac classes", "rank1 classes", "own-dropout classes", "swag classes"):
         made[f"{name} sampled"] = made[name].sampled(3)
     made["laplace-inf linearised"] = made["laplace-inf classes"].sampled(2, linearised=True)
-    made["swag refreshed"] = made["swag classes"].refreshed((torch_inputs, TARGETS["classes"][1]), num_samples=2)
+    made["swag refreshed"] = made["swag classes"].refreshed(
+        (torch_inputs, TARGETS["classes"][1]), num_samples=2
+    )
     return made
 
 
@@ -129,7 +140,21 @@ def changed_tensors(tensors: dict[str, Tensor], chance: random.Random) -> str:
     name = chance.choice(sorted(tensors))
     tensor = tensors[name]
     kind = chance.choice(
-        ("nan", "inf", "integers", "double", "half", "shape", "drop", "copy", "rename", "negative", "huge", "zero", "more")
+        (
+            "nan",
+            "inf",
+            "integers",
+            "double",
+            "half",
+            "shape",
+            "drop",
+            "copy",
+            "rename",
+            "negative",
+            "huge",
+            "zero",
+            "more",
+        )
     )
     first = tensor.reshape(-1)
     if kind in ("nan", "inf") and tensor.is_floating_point() and tensor.numel():
@@ -144,9 +169,13 @@ def changed_tensors(tensors: dict[str, Tensor], chance: random.Random) -> str:
         other = chance.choice(sorted(tensors))
         tensors[name], tensors[other] = tensors[other], tensors[name]
     elif kind in ("negative", "huge", "zero"):
-        tensors[name] = tensor * {"negative": -1, "huge": 1e30 if tensor.is_floating_point() else 9, "zero": 0}[kind]
+        tensors[name] = (
+            tensor * {"negative": -1, "huge": 1e30 if tensor.is_floating_point() else 9, "zero": 0}[kind]
+        )
     elif kind == "shape":
-        tensors[name] = chance.choice((first, tensor[None], first[:1], first[:0], tensor.mT if tensor.ndim > 1 else first))
+        tensors[name] = chance.choice(
+            (first, tensor[None], first[:1], first[:0], tensor.mT if tensor.ndim > 1 else first)
+        )
     elif kind == "more":
         tensors[name] = torch.cat([first, first])
     else:
@@ -158,10 +187,8 @@ def changed_tensors(tensors: dict[str, Tensor], chance: random.Random) -> str:
 def signed(source: Path, target: Path, kind: str, chance: random.Random) -> str:
     """A mutated copy of a file, with checksums that fit."""
     tensors, content = storage.read(source, kind)
-    if tensors and chance.random() < 0.4:
-        words = changed_tensors(tensors, chance)
-    else:
-        words = changed_content(content, chance)
+    of_tensors = tensors and chance.random() < 0.4
+    words = changed_tensors(tensors, chance) if of_tensors else changed_content(content, chance)
     write_signed(target, kind, tensors, content)
     return words
 
@@ -179,7 +206,10 @@ def write_signed(target: Path, kind: str, tensors: dict[str, Tensor], content: A
 def raw(source: Path, target: Path, chance: random.Random) -> str:
     """A copy of a file with bytes changed."""
     data = bytearray(source.read_bytes())
-    kind, place = chance.choice(("flip", "flip", "cut", "insert", "repeat", "zero", "header")), chance.randrange(len(data))
+    kind, place = (
+        chance.choice(("flip", "flip", "cut", "insert", "repeat", "zero", "header")),
+        chance.randrange(len(data)),
+    )
     if kind == "flip":
         data[place] ^= 1 << chance.randrange(8)
     elif kind == "cut":
@@ -202,7 +232,11 @@ def raw(source: Path, target: Path, chance: random.Random) -> str:
 def finite(prediction: Any) -> bool:
     """Whether a prediction holds numbers alone."""
     values = [prediction.epistemic]
-    values += [prediction.mean, prediction.std] if hasattr(prediction, "std") else [prediction.probs, prediction.total]
+    values += (
+        [prediction.mean, prediction.std]
+        if hasattr(prediction, "std")
+        else [prediction.probs, prediction.total]
+    )
     return all(bool(value.isfinite().all()) for value in values)
 
 
@@ -225,21 +259,20 @@ def predicted(path: Path, linearised: bool) -> bool:
     posterior = dubito.load(path, network())
     forms: list[dict[str, Any]] = [{}]
     sampled = "sampled" in posterior.details
-    forms += [{form: True} for form in ("linearised", "marginal", "per_example") if posterior.has_form(form) and not sampled]
+    forms += [
+        {form: True}
+        for form in ("linearised", "marginal", "per_example")
+        if posterior.has_form(form) and not sampled
+    ]
     chosen = forms if linearised else forms[:1]
     posterior.summary()
     return all(finite(posterior.predict(torch_inputs[:5], 4, **form)) for form in chosen)
 
 
-@cache
-def _made_posteriors() -> dict[str, Posterior]:
-    return posteriors()
-
-
 def run_posteriors(folder: Path, size: float, chance: random.Random, report: Report) -> None:
     """Signed and raw mutations of posteriors."""
     files = []
-    for number, (name, posterior) in enumerate(_made_posteriors().items()):
+    for number, (name, posterior) in enumerate(posteriors(1 if size > 0.1 else 4).items()):
         path = folder / f"{number}.safetensors"
         posterior.save(path)
         assert predicted(path, True)
@@ -270,7 +303,9 @@ def runs() -> dict[str, Callable[[Path], Any]]:
             continue
         likelihood, targets = TARGETS[[*TARGETS][number % 3]]
 
-        def fit(path: Path, method: Any = method, likelihood: Any = likelihood, targets: Any = targets) -> Any:
+        def fit(
+            path: Path, method: Any = method, likelihood: Any = likelihood, targets: Any = targets
+        ) -> Any:
             data = torch_inputs, targets
             return method.fit(network(), data, likelihood, training=QUICK, checkpoint=path)
 
@@ -333,7 +368,7 @@ def run_checkpoints(folder: Path, size: float, chance: random.Random, report: Re
     files = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, (name, work) in enumerate(runs().items()):
+        for number, (name, work) in enumerate([*runs().items()][:: 1 if size > 0.1 else 4]):
             path = folder / f"checkpoint-{number}"
             stopped_at_epochs(work, path)
             files.append((name, work, path))
@@ -372,7 +407,9 @@ def comparison(folder: Path) -> tuple[Path, Path]:
     rows.write_text("\n".join(["first,second,kind", *lines]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compare(Settings(data=str(rows), target="kind", training=QUICK, num_samples=4), ["map", "rank1"], out=out)
+        compare(
+            Settings(data=str(rows), target="kind", training=QUICK, num_samples=4), ["map", "rank1"], out=out
+        )
     return out, rows
 
 
@@ -384,7 +421,9 @@ def run_folders(folder: Path, size: float, chance: random.Random, report: Report
 
     def told() -> bool:
         predictions = predict(out / "rank1.safetensors", rows)
-        numbers = [value for column in predictions.columns.values() for value in column if isinstance(value, float)]
+        numbers = [
+            value for column in predictions.columns.values() for value in column if isinstance(value, float)
+        ]
         return all(map(math.isfinite, numbers))
 
     assert told()
@@ -392,7 +431,11 @@ def run_folders(folder: Path, size: float, chance: random.Random, report: Report
         path = (task, method)[case % 2]
         content = json.loads(whole[path])
         fits = case % 4 < 2
-        body = {key: value for key, value in content.items() if key not in ("format", "sha256")} if fits else content
+        body = (
+            {key: value for key, value in content.items() if key not in ("format", "sha256")}
+            if fits
+            else content
+        )
         words = f"folder {path.name}: {'signed ' if fits else ''}{changed_content(body, chance)}"
         try:
             if fits:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dubito.compare.folder import Folder
 from dubito import StorageError
-from dubito.compare.folder import MethodRow
+from dubito.compare.folder import Folder, MethodRow
 from dubito.compare.words import readable
 from dubito.registry import methods
 from dubito.report import colours, write_page

@@ -39,7 +39,7 @@ class Fingerprint(TypedDict):
 
 
 class TensorForm(TypedDict):
-    """A tensor of the inputs: the shape of a row, "float" or the name of another dtype, and the range of its numbers."""
+    """A tensor of the inputs: the shape of a row, "float" or another dtype by name, and the range of its numbers."""
 
     shape: list[Size]
     dtype: str
@@ -128,8 +128,8 @@ def check_fingerprint(stored: Fingerprint, network: nn.Module, form: Any, path: 
     conform(stored, Fingerprint, "the fingerprint")
     answered = fingerprint(network, form)
     remedy = (
-        "its parameters have the same names and shapes, but its forward differs, as with another activation or order of "
-        "layers; give the network that was fitted, or, where only rounding differs, dubito.load(..., fingerprint=False)"
+        "its parameters have the same names and shapes, but its forward differs, as with another activation or order "
+        "of layers; give the network that was fitted, or, if only rounding differs, dubito.load(..., fingerprint=False)"
     )
     if answered is None:
         raise StorageError(f"{path} is of another network: this one cannot answer the fixed inputs; {remedy}")

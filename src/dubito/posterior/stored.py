@@ -15,7 +15,7 @@ from ..storage.schema import LARGEST, Multiplier, Names, Size, conform
 from .tensors import stored_tensors
 
 Built = TypeVar("Built")
-#: From the name of a tensor in a group, and the tensor, to the shape it must have; KeyError where it has no place there.
+#: From the name of a tensor in a group, and the tensor, to the shape it must have; KeyError where it has no place.
 ShapeRule: TypeAlias = Callable[[str, Tensor], Sequence[int]]
 
 
@@ -148,7 +148,7 @@ def check_draws(posterior: Any) -> None:
                 continue
             if expected is None or (tensor.shape, tensor.dtype) != (expected.shape, expected.dtype):
                 raise StorageError(
-                    f"draw {index} gives {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, which is not the network's"
+                    f"draw {index} gives {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, unlike the network"
                 )
             if tensor.is_floating_point() and not (tensor.abs() <= LARGEST).all():
                 raise StorageError(

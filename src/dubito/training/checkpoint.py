@@ -120,7 +120,7 @@ def forms_of(tensors: Mapping[str, Tensor]) -> Forms:
 
 
 def check_forms(tensors: Mapping[str, Tensor], forms: Forms, where: str, like: Any = None) -> None:
-    """Refuse tensors of other names, shapes or dtypes than `forms` says, and numbers that are not finite.
+    """Refuse tensors of other names, shapes or dtypes than `forms` says, and what is not finite.
 
     Args:
         tensors: of a checkpoint.
@@ -128,18 +128,22 @@ def check_forms(tensors: Mapping[str, Tensor], forms: Forms, where: str, like: A
         where: they belong, for messages.
         like: a posterior whose buffers may hold infinities (a mask's).
     """
-    kept = {} if like is None else like.stored()
+    present = {} if like is None else like.stored()
     for name in [*forms, *tensors]:
         if name not in tensors or name not in forms:
             raise StorageError(f"{where} {'has' if name in tensors else 'lacks'} a tensor {name!r}")
-        tensor = tensors[name]
+        tensor, buffer = tensors[name], name in present and not isinstance(present[name], nn.Parameter)
         if (tuple(tensor.shape), tensor.dtype) != forms[name]:
             raise StorageError(
                 f"{where} has {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, not {forms[name]}"
             )
-        if tensor.is_floating_point() and not tensor.isfinite().all():
-            if name not in kept or not torch.equal(tensor.isfinite(), kept[name].isfinite().cpu()):
-                raise StorageError(f"{where} has NaN or infinity in {name!r}")
+        if name.endswith("running_var") and (tensor < 0).any():
+            raise StorageError(f"{where} has a negative variance in {name!r}")
+        if not tensor.is_floating_point():
+            continue
+        finite = tensor.isfinite()
+        if not (finite == present[name].isfinite().cpu() if buffer else finite).all():
+            raise StorageError(f"{where} has NaN or infinity in {name!r}")
 
 
 def part(tensors: Mapping[str, Tensor], key: str) -> dict[str, Tensor]:

@@ -50,6 +50,10 @@ class RunProgress:
     spent: Multiplier = 0.0
 
 
+#: What every version has kept of a run's progress.
+NEEDED = {"step", "epoch", "passes", "sums", "rows", "history", "done"}
+
+
 class CheckpointContent(TypedDict):
     """What the checkpoint of a run holds beside its tensors."""
 
@@ -73,6 +77,8 @@ def check_checkpoint(
         training: how it is trained.
     """
     conform(content, CheckpointContent, "its content")
+    if missing := NEEDED - content["progress"].keys():
+        raise StorageError(f"its progress lacks {sorted(missing)[0]!r}")
     state = RunProgress(**content["progress"])
     conform(state, RunProgress, "its progress")
     if any("step" not in entry for entry in state.history):
