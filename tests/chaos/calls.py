@@ -1,8 +1,8 @@
 """Bad calls of the whole public API: every parameter of every public callable in at least five bad ways.
 
 Callables are found by introspection: the names of `dubito`, its public rooms, their classes and the methods of these,
-posteriors and objectives. A case is a valid call with one bad argument. It must end in an error of the library's own, or,
-where the value is of the right kind and only strange, in a result without NaN.
+posteriors and objectives. A case is a valid call with one bad argument. It must end in an error of the library's own,
+or, where the value is of the right kind and only strange, in a result without NaN.
 """
 
 import collections.abc
@@ -42,21 +42,100 @@ SECONDS = 30
 
 #: What the library calls on classes of its own, with values it made: the protocol between rooms, not the user's.
 CONTRACTS = (
-    "*.draw", "*.draws", "*.drawer", "*.holds", "*.group", "*.generator", "*.survey", "*.train", "*.has_form", "*.block*",
-    "*.normals", "*.root", "*.cover", "*.linearised", "*.readable", "*.replaced", "*.factors", "*.kl", "*.noise", "*.law",
-    "*.folded", "*.bias_draws", "*.mixture", "*.matrices", "*.distribution", "*.weight_scale", "*.load_state_dict", "*.score",
-    "*.factor", "Adam.make", "AdamW.make", "SGD.make", "*.keep", "*.joined", "*.basis", "*.chosen", "*.facts", "*.seeds", "*.normal", "*.check", "*.tail",
-    "*.mapped", "*.lease", "*.batch_loss", "*.outputs", "*.stepper", "*.move", "*.fisher", "*.add", "*.std", "*.precision",
-    "*.initial_fisher", "*.draw_all", "*.at", "*.steps", "*.training", "*.pilot_training", "*.of_split", "*.applied", "*.digest",
-    "*.resolved", "*.open", "*.begun", "*.first_weights", "*.build", "APS.scores", "LAC.scores", "*Residuals.scores",
-    "*Residuals.intervals", "*.parts_in", "*.placed", "*.row_whitened", "*.expand", "*.draft", "*.bind", "*.step", "*Likelihood.*", "Tempered.*", "NoisyKFAC.matrix", "NoisyKFAC.roots", "VOGN.shift", "*.deviation",
-    "*.parameter_groups", "dubito.protocol.recipe", "*.finite", "*.two_sided",
-)  # fmt: skip
+    "*.draw",
+    "*.draws",
+    "*.drawer",
+    "*.holds",
+    "*.group",
+    "*.generator",
+    "*.survey",
+    "*.train",
+    "*.has_form",
+    "*.block*",
+    "*.normals",
+    "*.root",
+    "*.cover",
+    "*.linearised",
+    "*.readable",
+    "*.replaced",
+    "*.factors",
+    "*.kl",
+    "*.noise",
+    "*.law",
+    "*.folded",
+    "*.bias_draws",
+    "*.mixture",
+    "*.matrices",
+    "*.distribution",
+    "*.weight_scale",
+    "*.load_state_dict",
+    "*.score",
+    "*.factor",
+    "Adam.make",
+    "AdamW.make",
+    "SGD.make",
+    "*.keep",
+    "*.joined",
+    "*.basis",
+    "*.chosen",
+    "*.facts",
+    "*.seeds",
+    "*.normal",
+    "*.check",
+    "*.tail",
+    "*.mapped",
+    "*.lease",
+    "*.batch_loss",
+    "*.outputs",
+    "*.stepper",
+    "*.move",
+    "*.fisher",
+    "*.add",
+    "*.std",
+    "*.precision",
+    "*.initial_fisher",
+    "*.draw_all",
+    "*.at",
+    "*.steps",
+    "*.training",
+    "*.pilot_training",
+    "*.of_split",
+    "*.applied",
+    "*.digest",
+    "*.resolved",
+    "*.open",
+    "*.begun",
+    "*.first_weights",
+    "*.build",
+    "APS.scores",
+    "LAC.scores",
+    "*Residuals.scores",
+    "*Residuals.intervals",
+    "*.parts_in",
+    "*.placed",
+    "*.row_whitened",
+    "*.expand",
+    "*.draft",
+    "*.bind",
+    "*.step",
+    "*Likelihood.*",
+    "Tempered.*",
+    "NoisyKFAC.matrix",
+    "NoisyKFAC.roots",
+    "VOGN.shift",
+    "*.deviation",
+    "*.parameter_groups",
+    "dubito.protocol.recipe",
+    "*.finite",
+    "*.two_sided",
+)
 #: Calls that cost minutes or need files of the network.
 COSTLY = ("dubito.compare.compare", "dubito.shifts.foreign_pair", "dubito.data.load", "dubito.protocol.fit")
 
 #: Cases that are taken though the value is not what the hint says, and why.
-ACCEPTED: dict[str, str] = {}
+ACCEPTED = {
+    "dubito.calibration.paired_gain(*=with NaN)": "losses that are not all finite lose for sure, as the docstring says",
+}
 
 
 class Target(NamedTuple):
@@ -162,7 +241,7 @@ def methods_of(kind: type, instance: Any, add: Callable[..., None]) -> None:
         add(
             f"{owner.__name__}.{name}",
             plain,
-            lambda n=name: getattr(kind if bound else instance(), n),
+            lambda n=name, bound=bound: getattr(kind if bound else instance(), n),
             not isinstance(function, staticmethod),
         )
 
@@ -235,7 +314,9 @@ MISSING = object()
 def lookup(name: str, parameter: str) -> Any:
     key = known(name, parameter)
     value = MISSING if key is None else VALUES[key]
-    return value() if inspect.isfunction(value) or hasattr(value, "cache_info") else value
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return value() if inspect.isfunction(value) or hasattr(value, "cache_info") else value
 
 
 def kinds_of(hint: Any) -> list[Any]:
@@ -263,6 +344,7 @@ def bad_values(hint: Any, base: Any) -> Iterator[tuple[str, Any, bool]]:
     yield "object()", object(), True
     yield "1j", 1j, True
     yield "nan", math.nan, True
+    yield "b'ab'", b"ab", True
     if str not in kinds and typing.Literal not in origins:
         yield "'banana'", "banana", True
     else:
@@ -289,7 +371,6 @@ def bad_values(hint: Any, base: Any) -> Iterator[tuple[str, Any, bool]]:
         yield "[]", [], False
         yield "[object()]", [object()], True
         yield "[nan]", [math.nan], True
-        yield "b'ab'", b"ab", True
     if any(isinstance(o, type) and issubclass(o, collections.abc.Mapping) for o in origins):
         yield "{}", {}, False
         yield "{3: object()}", {3: object()}, True
@@ -316,13 +397,26 @@ def bad_tensors(base: Any) -> Iterator[tuple[str, Any, bool]]:
         nan[first] = math.nan
         infinite = nan.nan_to_num(nan=math.inf)
         changes = {
-            "sparse": (tensor.to_sparse(), True), "complex": (tensor + 1j, True), "meta": (tensor.to("meta"), True),
-            "nested": (torch.nested.nested_tensor([tensor.float()]), True), "with NaN": (nan, True),
-            "with inf": (infinite, False), "empty": (tensor[:0], False), "one axis more": (tensor[None].expand(2, *tensor.shape), False),
-            "scalar": (tensor.reshape(-1)[0], False), "one row less": (tensor[:-1], False), "a list of words": (["a", "b"], True),
-            "objects": (np.array([object(), object()]), True), "huge": (tensor.double() * 1e38 if floating else tensor + 2**40, False),
-            "negative": (-tensor.float().abs() - 1 if tensor.dtype == torch.bool else -tensor.abs() - 1, False), "boolean": (tensor > 0, False), "half": (tensor.half(), False),
-        }  # fmt: skip
+            "sparse": (tensor.to_sparse(), True),
+            "complex": (tensor + 1j, True),
+            "meta": (tensor.to("meta"), True),
+            "nested": (torch.nested.nested_tensor([tensor.float()]), True),
+            "with NaN": (nan, True),
+            "with inf": (infinite, False),
+            "empty": (tensor[:0], False),
+            "one axis more": (tensor[None].expand(2, *tensor.shape), False),
+            "scalar": (tensor.reshape(-1)[0], False),
+            "one row less": (tensor[:-1], False),
+            "a list of words": (["a", "b"], True),
+            "objects": (np.array([object(), object()]), True),
+            "huge": (tensor.double() * 1e38 if floating else tensor + 2**40, False),
+            "negative": (
+                -tensor.float().abs() - 1 if tensor.dtype == torch.bool else -tensor.abs() - 1,
+                False,
+            ),
+            "boolean": (tensor > 0, False),
+            "half": (tensor.half(), False),
+        }
         for label, (value, wrong) in changes.items():
             if side is not None:
                 value = (*base[:side], value, *base[side + 1 :])
@@ -332,14 +426,17 @@ def bad_tensors(base: Any) -> Iterator[tuple[str, Any, bool]]:
 
 def cases(target: Target) -> list[Case]:
     """All bad calls of a callable."""
-    found = []
+    bad = []
     for parameter, hint in target.hints.items():
         base = lookup(target.name, parameter)
-        for label, value, wrong in bad_values(hint, None if base is MISSING else base):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # nested tensors are a prototype
+            values = list(bad_values(hint, None if base is MISSING else base))
+        for label, value, wrong in values:
             optional = label == "None" and parameter not in target.needed and hint is Any
             if not optional:
-                found.append(Case(target, parameter, label, value, wrong))
-    return found
+                bad.append(Case(target, parameter, label, value, wrong))
+    return bad
 
 
 # -- verdicts ---------------------------------------------------------------------------------------------------------
@@ -419,7 +516,7 @@ def valid(target: Target) -> str | None:
     try:
         called(target, arguments(target))
     except Exception as error:
-        return f"{target.name}: no valid call ({type(error).__name__}: {str(error)[:120]}); add a line to call_values.py"
+        return f"{target.name}: no valid call ({error!r:.120}); add a line to call_values.py"
     return None
 
 

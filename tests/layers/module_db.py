@@ -72,20 +72,22 @@ class Outcome(NamedTuple):
 @cache
 def with_parameters() -> dict[str, ModuleInfo]:
     """The modules of the list that have parameters, by name."""
-    found = {}
+    modules = {}
     for info in module_db:
         with torch.random.fork_rng(devices=[]):
             first = next(samples(info))
         module = info.module_cls(*first.constructor_input.args, **first.constructor_input.kwargs)
         if next(module.parameters(), None) is not None:
-            found[info.name] = info
-    return found
+            modules[info.name] = info
+    return modules
 
 
 def samples(info: ModuleInfo) -> Iterator[ModuleInput]:
     """The arguments that PyTorch tests a module with."""
     torch.manual_seed(0)
-    made = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=False)
+    made = info.module_inputs_func(
+        info, device="cpu", dtype=torch.float32, requires_grad=False, training=False
+    )
     return iter(made)
 
 
@@ -175,15 +177,17 @@ def line(name: str) -> str:
 
 def reasons() -> list[str]:
     """Why modules are refused, or some of their parameters are points: by reason, with modules and methods."""
-    found: dict[str, dict[str, list[str]]] = {}
+    groups: dict[str, dict[str, list[str]]] = {}
     for name in with_parameters():
         for method, (word, reason) in outcomes(name).items():
             if word != WHOLE:
-                short = re.split(r"; | \(|, but | and this network", re.sub(r" '[^']*'", "", reason))[0].rstrip(",")
-                found.setdefault(short, {}).setdefault(method, []).append(name)
+                short = re.split(r"; | \(|, but | and this network", re.sub(r" '[^']*'", "", reason))[
+                    0
+                ].rstrip(",")
+                groups.setdefault(short, {}).setdefault(method, []).append(name)
     return [
         f"- *{reason}*. " + " ".join(f"{method}: {', '.join(names)}." for method, names in methods.items())
-        for reason, methods in ((reason, grouped(methods)) for reason, methods in found.items())
+        for reason, methods in ((reason, grouped(methods)) for reason, methods in groups.items())
     ]
 
 
