@@ -3,11 +3,10 @@
 import hashlib
 import re
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
+from ..data.loading import is_table
 from ..data.registry import TaskKind
-from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
 from ..inference.laplace import last_layer
 from ..method import Method
@@ -118,11 +117,6 @@ class Settings:
     def tables(self) -> tuple[tuple[str, str | None], ...]:
         """The user's own tables with the checksums of their contents, which may change under the same name."""
         return tuple((path, file_sha256(path)) for path in (self.data, *self.ood) if is_table(path))
-
-
-def is_table(name: str) -> bool:
-    """Whether data is a table of one's own."""
-    return Path(name).suffix.lower() in SUFFIXES
 
 
 def file_sha256(path: str) -> str | None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..data import Data, Part, load
+from ..data.loading import is_table
 from ..errors import ConfigError, DataError, UnknownNameError
 from ..likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from ..shifts import far_range, feature_shuffled
@@ -15,7 +16,7 @@ from ..shifts.corruptions import chosen_rows
 from ..shifts.svhn import svhn_test
 from .network import Network, suited
 from .new_rows import RowReader
-from .settings import Settings, is_table
+from .settings import Settings
 
 #: Rows of a foreign set that are judged, and of the validation part that watch over training.
 MOST_FOREIGN, MOST_WATCHED = 2000, 1000
