@@ -267,7 +267,7 @@ def test_what_cannot_be_read_is_named(houses, tmp_path):
         predict(tmp_path / "map.safetensors", folder / "prices.csv")
     with pytest.raises(ConfigError, match="leave --model out"):
         predict(path, folder / "prices.csv", model="some:thing")
-    with pytest.raises(DataError, match=r"new rows must be a .csv, .parquet, .npz file"):
+    with pytest.raises(DataError, match=r"there is no file .*absent.csv; give new rows as a .csv"):
         predict(path, tmp_path / "absent.csv")
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 2, 2)))
     with pytest.raises(DataError, match=r"must hold one array of inputs \[N, 3\]"):

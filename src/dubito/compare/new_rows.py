@@ -12,7 +12,6 @@ from torch import Tensor
 
 from ..data import Data, Scaling, archives, tabular
 from ..data.columns import Column, differences, encoded, filled, from_json
-from ..data.loading import is_table
 from ..errors import DataError
 
 
@@ -82,8 +81,8 @@ class RowReader:
             name: a table's file, or an .npz file of columns or of one array of inputs.
         """
         path = Path(name)
-        if not path.is_file() or not is_table(str(path)):
-            raise DataError(f"new rows must be a {', '.join(tabular.SUFFIXES)} file, got {path}")
+        if not path.is_file():
+            raise DataError(f"there is no file {path}; give new rows as a {', '.join(tabular.SUFFIXES)} file")
         if tabular.form_of(path) != "npz":
             return self._from_frame(self.frame(path), path)
         arrays, told = archives.archive(path), []
