@@ -197,7 +197,7 @@ GROUNDS = {
 @pytest.mark.parametrize("ground", GROUNDS)
 @pytest.mark.parametrize("kind", BLINDNESS)
 def test_hues_stay_apart_for_colour_blind_readers(ground, kind, turn):
-    """Those of one dash and marker; others are told apart by these too."""
+    """Those of one dash and marker; others are distinguished by these too."""
     hues = GROUNDS[ground][0][turn]
     seen = []
     for colour in hues:

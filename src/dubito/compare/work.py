@@ -199,7 +199,7 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
         test=test,
         targets=targets_in_units(task.test.targets, task),
         validation=predicted(task.validation.inputs[:MOST_WATCHED]),
-        foreign={name: predicted(rows) for name, rows in task.foreign.items()},
+        ood={name: predicted(rows) for name, rows in task.ood.items()},
         shifts=shifts,
     )
     return seen, seconds

@@ -202,7 +202,7 @@ def least_certain(items: Sequence[Item]) -> str:
     """The rows of which each method is least certain."""
     blocks = []
     for number, item in enumerate(items):
-        rows = item.evidence.get("doubtful") or []
+        rows = item.evidence.get("least_certain") or []
         if not rows:
             continue
         cards = "".join(_card(row) for row in rows)

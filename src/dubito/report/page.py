@@ -112,8 +112,8 @@ def _lead(task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
         f"<code>{escape(task['network_title'])}</code>",
     ]
     text = " · ".join(parts)
-    if task["foreign"]:
-        others = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in task["foreign"].items())
+    if task["ood"]:
+        others = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in task["ood"].items())
         text += f"<br>Out-of-distribution rows: {others}."
     if task["notes"]:
         text += "".join(f'<br><span class="note">{escape(note)}</span>' for note in task["notes"])
@@ -155,7 +155,7 @@ def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[
         trust = [charts.reliability(items), rejected]
     told = dict.fromkeys(name for item in items for name in item.evidence.get("roc", {}))
     trust += [charts.roc(items, name) for name in told]
-    title = "In and out of distribution" if task["foreign"] else "How sure it is"
+    title = "In and out of distribution" if task["ood"] else "How sure it is"
     return [
         _section("quality", "Cost against quality", quality),
         _section("trust", "Can it be trusted?", trust),

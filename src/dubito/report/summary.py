@@ -50,9 +50,7 @@ def summary(
     splits = len(results["settings"]["splits"])
     pooled = f" Numbers are means over {splits} splits; charts show the first of them." if splits > 1 else ""
     signs = f" {escape(caption(results))}." if caption(results) else ""
-    words = {name: told for _, name, _, _, told in metrics} | {
-        n: SETS[n] for n in task["foreign"] if n in SETS
-    }
+    words = {name: told for _, name, _, _, told in metrics} | {n: SETS[n] for n in task["ood"] if n in SETS}
     told = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in words.items())
     return (
         '<section id="summary"><h2>Summary</h2><p class="scroll">The table goes on to the right: scroll it.</p>'
