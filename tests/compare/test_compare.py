@@ -28,6 +28,7 @@ from dubito.compare.pictures import shown
 from dubito.compare.settings import seconds_of
 from dubito.compare.shift import shifted
 from dubito.compare.task import make_task
+from dubito.compare.words import readable
 from dubito.prediction import RealPrediction
 from dubito.report import write_page
 from dubito.training import Reached
@@ -253,7 +254,10 @@ def test_stored_parts_of_uncertainty_are_those_of_the_prediction(diabetes):
         assert "epistemic" not in entry
     page = write_page(diabetes).read_text()
     assert "epistemic_std, the units of progression" in page and "on average over test rows</span>" in page
-    assert f"<br>epistemic_std {result.evidence['least_certain'][0]['epistemic_std']:g}</small>" in page
+    assert (
+        f"<br>epistemic_std {readable(result.evidence['least_certain'][0]['epistemic_std'], 3)}</small>"
+        in page
+    )
 
 
 def test_folders_of_other_versions_are_refused(tmp_path):

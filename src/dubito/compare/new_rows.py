@@ -57,7 +57,7 @@ class RowReader:
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
         scaling = self.scaling and {name: value.tolist() for name, value in self.scaling._asdict().items()}
-        columns = [asdict(column) for column in self.columns]
+        columns = [{**asdict(column), "features": len(column.features)} for column in self.columns]
         plain = {"fill": self.fill, "shape": self.shape, "unit": self.unit, "target": self.target}
         return {"columns": columns, "scaling": scaling, **plain}
 

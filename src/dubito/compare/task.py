@@ -116,7 +116,7 @@ def _count_held_out(data: Data, settings: Settings) -> int:
 
 
 def usual_ood(inputs: Tensor) -> tuple[str, ...]:
-    """What is out of a table's distribution where nobody says: columns shuffled apart, and rows far outside its range."""
+    """What is out of a table's distribution where nobody says: columns shuffled apart, rows far outside its range."""
     if inputs.ndim != 2 or not inputs.is_floating_point() or len(inputs) < 2:
         return ()
     return ("shuffled", "far") if inputs.shape[1] > 1 else ("far",)

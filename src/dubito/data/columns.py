@@ -8,7 +8,7 @@ so.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, Literal
@@ -278,4 +278,6 @@ def medians(inputs: np.ndarray) -> np.ndarray:
 
 def from_json(content: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns behind `dataclasses.asdict` of each."""
-    return tuple(Column(**{**column, "levels": tuple(column["levels"])}) for column in content)
+    names = {item.name for item in fields(Column)}
+    plain = [{name: value for name, value in column.items() if name in names} for column in content]
+    return tuple(Column(**{**column, "levels": tuple(column["levels"])}) for column in plain)
