@@ -205,6 +205,9 @@ def test_old_workbooks_and_bytes_are_refused_with_the_remedy(tmp_path):
     (tmp_path / "own.xls").write_bytes(b"\xd0\xcf\x11\xe0 and more")
     with pytest.raises(StorageError, match=r"save it as .xlsx or .csv"):
         frame(tmp_path / "own.xls")
+    (tmp_path / "own").write_bytes(b"PK\3\4 and no archive")
+    with pytest.raises(StorageError, match="should be a table"):
+        frame(tmp_path / "own")
     (tmp_path / "own").write_bytes(bytes(range(256)) * 8)
     with pytest.raises(StorageError, match="bytes that are no text"):
         frame(tmp_path / "own")

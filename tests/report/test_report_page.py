@@ -80,7 +80,8 @@ def test_every_chart_of_a_classification_is_there(pages):
         "Leaving out the most uncertain", "Out-of-distribution rows: held-out 8, 9", "Confidence.", "Entropy.",
         "Accuracy under shift", "NLL under shift", "Calibration error (ECE) under shift",
         "Aleatoric against epistemic", "The test rows of which each method is least certain", "NLL of validation rows",
-        "Settings and versions", "torch 2", "NLL with its 95 % intervals", "OOD AUROC with its 95 % intervals", "Confusions.",
+        "Settings and versions", "torch 2", "<b>NLL</b> with its 95 % intervals", "Confusions.",
+        "<b>OOD AUROC</b> with its 95 % intervals",
     ):  # fmt: skip
         assert part in text, part
     assert text.count("data:image/png;base64,") == 3 * 8
@@ -89,8 +90,8 @@ def test_every_chart_of_a_classification_is_there(pages):
 def test_every_chart_of_a_regression_is_there(pages):
     text = plain(pages["diabetes"])
     for part in (
-        "Predictions and their spread", "Interval coverage", "RMSE in progression of the rest", "Out-of-distribution rows: far",
-        "Standard deviation.", "RMSE under shift", "progression",
+        "Predictions and their spread", "Interval coverage", "RMSE in progression of the rest",
+        "Out-of-distribution rows: far", "Standard deviation.", "RMSE under shift", "progression",
     ):  # fmt: skip
         assert part in text, part
     assert "test rows, by their prediction" in text

@@ -28,13 +28,16 @@ def form_of(path: Path) -> Literal["npz", "parquet", "xlsx", "text"]:
     suffix = path.suffix.lower()
     if suffix in (".npz", ".parquet", ".xlsx"):
         return suffix[1:]  # pyright: ignore[reportReturnType]
-    with path.open("rb") as file:
-        first = file.read(4)
-    if first == b"PAR1":
-        return "parquet"
-    if first == b"PK\3\4":
-        with zipfile.ZipFile(path) as archive:
-            return "xlsx" if "xl/workbook.xml" in archive.namelist() else "npz"
+    try:
+        with path.open("rb") as file:
+            first = file.read(4)
+        if first == b"PAR1":
+            return "parquet"
+        if first == b"PK\3\4":
+            with zipfile.ZipFile(path) as archive:
+                return "xlsx" if "xl/workbook.xml" in archive.namelist() else "npz"
+    except (OSError, zipfile.BadZipFile) as error:
+        raise StorageError(f"{path} should be a table, reading it failed: {error}") from error
     if first == b"\xd0\xcf\x11\xe0":
         raise StorageError(f"{path} is a workbook in Excel's old form; save it as .xlsx or .csv")
     return "text"
