@@ -180,6 +180,7 @@ def test_confusions_count_the_test_rows(pages):
     blocks = re.findall(r'<table class="confusion">.*?</table>', text)
     assert len(blocks) == 3
     results = json.loads((pages["digits"].parent / "results.json").read_text())
+    truth = json.loads((pages["digits"].parent / "task.json").read_text())["spread"]["test"]
     for block, row in zip(blocks, results["rows"], strict=True):
         lines = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', block)
         right = total = 0
@@ -189,7 +190,7 @@ def test_confusions_count_the_test_rows(pages):
                 for count in re.findall(r'<td style="[^"]*"(?: class=right)?>(\d*)</td>', cells)
             ]
             rows, recall, _ = re.findall(r'<td class="sum">(.*?)</td>', cells)
-            assert name == str(place) and sum(counts) == int(rows)
+            assert name == str(place) and sum(counts) == int(rows) == truth[place]
             assert recall == f"{counts[place] / int(rows):.1%}"
             right, total = right + counts[place], total + int(rows)
         assert right / total == pytest.approx(row["metrics"]["accuracy"])
