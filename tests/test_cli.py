@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -150,3 +151,72 @@ def test_the_allocator_takes_the_setting_or_says_no():
 def test_nothing_happens_off_linux(monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
     assert allocator.keep_large_blocks() is False
+
+
+def test_names_in_brackets_are_printed_as_they_are(tmp_path, capsys):
+    table = tmp_path / "[red]own.csv"
+    names = ("[bold]no[/]", "[/x]yes")
+    rows = "".join(f"{row},{row % 5},{names[row % 2]}\n" for row in range(40))
+    table.write_text(f"a[1],[blue]b,price[/x]\n{rows}")
+    out = tmp_path / "[out]"
+    arguments = [
+        "compare",
+        str(table),
+        "--target",
+        "price[/x]",
+        "--methods",
+        "map",
+        "--steps",
+        "4",
+        "--out",
+        str(out),
+    ]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "'price[/x]' holds 2 different words" in printed and f"results and posteriors: {out}" in printed
+    predictions = tmp_path / "[p].csv"
+    arguments = [
+        "predict",
+        str(out / "map.safetensors"),
+        str(table),
+        "--keep",
+        "all",
+        "--out",
+        str(predictions),
+    ]
+    assert main(arguments) == 0
+    assert f"40 rows: {predictions}" in capsys.readouterr().err
+    header, first, *_ = predictions.read_text().splitlines()
+    assert header.startswith("a[1],[blue]b,price[/x],label,confidence,")
+    assert first.startswith("0,0,[bold]no[/],") and "prob_[/x]yes" in header
+    assert main([*arguments[:4], "a[2]"]) == 1
+    assert "'a[2]', did you mean 'a[1]'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["-5m", "-.5h", "-3"])
+def test_a_negative_budget_is_told_what_a_budget_is(value, capsys):
+    assert main(["compare", "wine", "--budget", value]) == 1
+    assert (
+        capsys.readouterr().err
+        == f"dubito: a budget must be a time such as 90s, 10m or 1.5h, got {value!r}\n"
+    )
+
+
+def test_warnings_are_one_line_without_a_path(monkeypatch, capsys):
+    def warn(_options):
+        warnings.warn("mind\n[this]", dubito.DubitoWarning, stacklevel=1)
+        warnings.warn("and that", RuntimeWarning, stacklevel=1)
+
+    monkeypatch.setattr("dubito.cli.methods.run", warn)
+    before = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert main(["methods"]) == 0
+    assert capsys.readouterr().err == "dubito: mind [this]\ndubito: and that\n"
+    assert warnings.showwarning is before
+
+
+def test_folders_of_data_that_are_not_there_are_told(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("DUBITO_DATA", os.pathsep.join([str(tmp_path), str(tmp_path / "nowhere")]))
+    assert main(["data", "list"]) == 0
+    assert capsys.readouterr().out.count("which is no folder") == 1

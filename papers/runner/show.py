@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table as Shown
+from rich.text import Text
 
 from .experiment import Cell, Table
 from .jobs import Finished
@@ -38,7 +38,7 @@ def listing(tables: Mapping[str, Table], results: Results) -> Shown:
         if row["smaller"]:
             what += f"; smaller: {row['smaller']}"
         counts = str(row["jobs"]), str(row["finished"])
-        shown.add_row(row["name"], row["scale"], *counts, duration(row["cpu_seconds"]), escape(what))
+        shown.add_row(row["name"], row["scale"], *counts, duration(row["cpu_seconds"]), Text(what))
     return shown
 
 
@@ -69,7 +69,7 @@ def comparison(table: Table, scale: str, results: Results, cells: tuple[Cell, ..
         caption += f"; the paper's ±: {table.plus_minus}"
     if table.differs:
         caption += f". Other than in the paper: {table.differs}"
-    shown = Shown(title=escape(table.heading(scale)), caption=escape(caption))
+    shown = Shown(title=Text(table.heading(scale)), caption=Text(caption))
     for heading in ("data", "method", "metric"):
         shown.add_column(heading)
     for heading in ("ours", "n", "paper", "verdict"):
@@ -78,7 +78,7 @@ def comparison(table: Table, scale: str, results: Results, cells: tuple[Cell, ..
     for row in rows(table, scale, results, cells):
         paper = _number(row.paper, row.paper_se)
         ours = _number(row.ours, row.ours_se)
-        shown.add_row(row.data, row.method, escape(titles[row.metric]), ours, str(row.n), paper, _words(row))
+        shown.add_row(row.data, row.method, Text(titles[row.metric]), ours, str(row.n), paper, _words(row))
     return shown
 
 
@@ -89,7 +89,7 @@ def claims(table: Table, scale: str, results: Results, cells: tuple[Cell, ...]) 
         return None
     shown = Shown("claim", "data", "difference, 95 % interval", "pairs", "verdict")
     for each in found:
-        shown.add_row(escape(each.claim.text), each.data, _interval(each), str(each.n), each.verdict)
+        shown.add_row(Text(each.claim.text), each.data, _interval(each), str(each.n), each.verdict)
     return shown
 
 

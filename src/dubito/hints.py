@@ -117,7 +117,7 @@ def _nan(tensor: Tensor) -> bool:
     plain = on_host(tensor) and tensor.is_floating_point() and not torch.compiler.is_compiling()
     return (
         plain
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
         and math.isnan(tensor.detach().sum())
     )
 

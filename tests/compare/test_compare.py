@@ -28,6 +28,7 @@ from dubito.compare.pictures import shown
 from dubito.compare.settings import seconds_of
 from dubito.compare.shift import shifted
 from dubito.compare.task import make_task
+from dubito.compare.words import readable
 from dubito.prediction import RealPrediction
 from dubito.report import write_page
 from dubito.training import Reached
@@ -119,10 +120,12 @@ def test_evidence_agrees_with_the_metrics(digits):
         assert found["shifts"]["noise"]["nll"][0] == pytest.approx(row.metrics["nll"], rel=1e-3)
         for shares in found["histograms"]["entropy"]["shares"].values():
             assert sum(shares) == pytest.approx(1, abs=0.01)
-        assert all(row["image"].startswith("data:image/png;base64,") for row in found["doubtful"])
+        assert all(row["image"].startswith("data:image/png;base64,") for row in found["least_certain"])
         assert len(found["training"]["validation_nll"]) == len(found["training"]["epoch"])
     map_kept = Folder(out).result("map")
-    assert map_kept is not None and map_kept.evidence["usual_epistemic"] == 0  # one network has no such doubt
+    assert (
+        map_kept is not None and map_kept.evidence["usual_epistemic"] == 0
+    )  # one network has no such uncertainty
     assert map_kept.evidence["usual_function_variance"] == 0
 
 
@@ -155,8 +158,8 @@ def test_held_out_classes_are_never_trained_on():
     assert task.held_out == ("7", "8", "9") and task.class_names == tuple("0123456")
     parts = (task.train, task.validation, task.test)
     assert all(part.targets.max() == 6 for part in parts)
-    (unknown,) = task.foreign.values()
-    assert sum(len(part.targets) for part in parts) + len(unknown) == 1797
+    (others,) = task.ood.values()
+    assert sum(len(part.targets) for part in parts) + len(others) == 1797
     with pytest.raises(ConfigError, match="at least 2 of the 10 classes must remain"):
         make_task(quick("digits", held_out=9))
     with pytest.raises(ConfigError, match="diabetes"):
@@ -199,7 +202,7 @@ def test_regression_is_reported_in_original_units():
     rmse = (prediction.mean - truth).square().mean().sqrt()
     assert row.metrics["rmse"] == pytest.approx(float(rmse), rel=1e-5)
     assert row.metrics["nll"] == pytest.approx(-float(prediction.log_prob(truth).mean()), rel=1e-5)
-    assert set(task.foreign) == {"shuffled", "far"}
+    assert set(task.ood) == {"shuffled", "far"}
 
 
 def test_parts_of_uncertainty_are_stored_in_each_targets_units():
@@ -208,7 +211,7 @@ def test_parts_of_uncertainty_are_stored_in_each_targets_units():
     test = RealPrediction(means, torch.tensor([[[16.0, 16e-6]]]))
     far = RealPrediction(2 * means, torch.tensor([[[16.0, 16e-6]]]))
     seen = JudgedPredictions(
-        test=test, targets=torch.zeros(3, 2), validation=test, foreign={"far": far}, shifts={}
+        test=test, targets=torch.zeros(3, 2), validation=test, ood={"far": far}, shifts={}
     )
     assert decomposition_std(seen, "weight, width") == {
         "weight": {
@@ -244,14 +247,17 @@ def test_stored_parts_of_uncertainty_are_those_of_the_prediction(diabetes):
     assert parts["aleatoric_std"] == pytest.approx(prediction.aleatoric_std[:, 0].tolist(), **three_digits)
     squares = np.square(parts["aleatoric_std"]) + np.square(parts["epistemic_std"])
     assert np.sqrt(squares) == pytest.approx(prediction.std[:, 0].numpy(), **three_digits)
-    for entry in result.evidence["doubtful"]:
+    for entry in result.evidence["least_certain"]:
         shown = prediction[entry["row"]]
         assert entry["epistemic_std"] == pytest.approx(float(shown.epistemic_std), **three_digits)
         assert entry["aleatoric_std"] == pytest.approx(float(shown.aleatoric_std), **three_digits)
         assert "epistemic" not in entry
     page = write_page(diabetes).read_text()
     assert "epistemic_std, the units of progression" in page and "on average over test rows</span>" in page
-    assert f"<br>epistemic_std {result.evidence['doubtful'][0]['epistemic_std']:g}</small>" in page
+    assert (
+        f"<br>epistemic_std {readable(result.evidence['least_certain'][0]['epistemic_std'], 3)}</small>"
+        in page
+    )
 
 
 def test_folders_of_other_versions_are_refused(tmp_path):
@@ -270,10 +276,10 @@ def test_a_table_of_ones_own(prices, tmp_path):
     kept = Folder(tmp_path / "out").result("mc-dropout")
     assert kept is not None
     assert len(kept.evidence["fan"]["x"]) == 16
-    assert {"area", "city"} == set(kept.evidence["doubtful"][0]["values"])
+    assert {"area", "city"} == set(kept.evidence["least_certain"][0]["values"])
     pandas.DataFrame({"area": [1.0, 2], "city": ["Rome", "Oslo"]}).to_csv(tmp_path / "far.csv", index=False)
     task = make_task(quick(path, target="price", ood=(str(tmp_path / "far.csv"),)))
-    assert next(iter(task.foreign.values())).shape == (2, 4)
+    assert next(iter(task.ood.values())).shape == (2, 4)
     with pytest.raises(ConfigError, match="target and task are for tables of your own"):
         make_task(quick("wine", target="price"))
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Saved posteriors on new rows: columns, doubt, sets, rows unlike training, differences named."""
+"""Saved posteriors on new rows: columns, uncertainty, sets, rows unlike training, differences named."""
 
 import csv
 import json
@@ -166,7 +166,7 @@ def test_several_targets_are_named(tmp_path):
 
 @pytest.mark.parametrize("target", ["u", "u,v"])
 def test_rows_are_unlike_training_in_whatever_units(tmp_path, target):
-    """The units of targets, of one or of several, decide neither ranks of doubt nor who is unlike training."""
+    """The units of targets, of one or of several, decide neither ranks of uncertainty nor who is unlike training."""
     stream = np.random.default_rng(0)
     inputs = pandas.DataFrame(stream.normal(size=(120, 2)), columns=["a", "b"])
     noisy = inputs.a + 0.1 * stream.normal(size=120)
@@ -267,7 +267,7 @@ def test_what_cannot_be_read_is_named(houses, tmp_path):
         predict(tmp_path / "map.safetensors", folder / "prices.csv")
     with pytest.raises(ConfigError, match="leave --model out"):
         predict(path, folder / "prices.csv", model="some:thing")
-    with pytest.raises(DataError, match=r"new rows must be a .csv, .parquet, .npz file"):
+    with pytest.raises(DataError, match=r"there is no file .*absent.csv; give new rows as a .csv"):
         predict(path, tmp_path / "absent.csv")
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 2, 2)))
     with pytest.raises(DataError, match=r"must hold one array of inputs \[N, 3\]"):

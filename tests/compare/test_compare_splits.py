@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import dubito
-from dubito import ConfigError, Training, jobs
+from dubito import ConfigError, Training, jobs, metrics
 from dubito.compare import Settings, compare
 from dubito.compare import replicates as bootstrap
-from dubito.compare.evidence import JudgedPredictions, doubt
+from dubito.compare.evidence import JudgedPredictions, uncertainty
 from dubito.compare.folder import Folder
 from dubito.compare.plan import most_steps, plan
 from dubito.compare.predict import predict
@@ -143,22 +143,21 @@ def judged(seed=0):
     test = predictive(torch.randn(1, 40, 3, generator=stream))
     targets = torch.randint(3, (40,), generator=stream)
     shifts = {"noise": [test[:20], other[:20]]}
-    return JudgedPredictions(
-        test=test, targets=targets, validation=test, foreign={"other": other}, shifts=shifts
-    )
+    return JudgedPredictions(test=test, targets=targets, validation=test, ood={"other": other}, shifts=shifts)
 
 
 def test_replicates_are_metrics_of_the_drawn_rows():
     seen = judged()
-    found = bootstrap.replicates_of(seen, doubt, 3, 1)
+    found = bootstrap.replicates_of(seen, uncertainty, 3, 1)
     inner = torch.cat(list(bootstrap.counts(40, 3, 1)))
     outer = torch.cat(list(bootstrap.counts(30, 3, 1, "other")))
     moved = torch.cat(list(bootstrap.counts(20, 3, 1, "shift")))
     assert inner.sum(1).eq(40).all() and inner.shape == (bootstrap.NUM_REPLICATES, 40)
+    probs = seen.test.probs.double()
     losses = -seen.test.log_prob(seen.targets).double().numpy()
     right = (seen.test.labels == seen.targets).double().numpy()
     confidence = seen.test.confidence.double().numpy()
-    inside, outside = (doubt(rows).double().numpy() for rows in (seen.test, seen.foreign["other"]))
+    inside, outside = (uncertainty(rows).double().numpy() for rows in (seen.test, seen.ood["other"]))
     shifted = np.mean([-p.log_prob(seen.targets[:20]).double().numpy() for p in seen.shifts["noise"]], 0)
     for number in (0, 7, 999):
         rows = np.repeat(np.arange(40), inner[number].int().numpy())
@@ -166,6 +165,10 @@ def test_replicates_are_metrics_of_the_drawn_rows():
         again = np.repeat(np.arange(20), moved[number].int().numpy())
         assert found["nll"][number] == pytest.approx(losses[rows].mean(), rel=1e-5)
         assert found["accuracy"][number] == pytest.approx(right[rows].mean(), rel=1e-5)
+        assert found["brier"][number] == pytest.approx(
+            metrics.brier(probs[rows], seen.targets[rows]), rel=1e-5
+        )
+        assert found["ece"][number] == pytest.approx(metrics.ece(probs[rows], seen.targets[rows]), abs=1e-5)
         assert found["shift_nll"][number] == pytest.approx(shifted[again].mean(), rel=1e-5)
         pairs = outside[others][:, None] - inside[rows][None]
         assert found["ood_auroc"][number] == pytest.approx(
@@ -182,14 +185,19 @@ def test_replicates_are_metrics_of_the_drawn_rows():
 def test_intervals_of_reals_are_resampled_too():
     test = RealPrediction(torch.zeros(1, 50, 1), torch.ones(1, 50, 1))
     targets = torch.linspace(-2, 2, 50)[:, None]
-    seen = JudgedPredictions(test=test, targets=targets, validation=test, foreign={}, shifts={})
-    found = bootstrap.replicates_of(seen, doubt, 0, 0)
-    assert set(found) == {"nll", "coverage_90", "width_90"}
+    seen = JudgedPredictions(test=test, targets=targets, validation=test, ood={}, shifts={})
+    found = bootstrap.replicates_of(seen, uncertainty, 0, 0)
+    assert set(found) == {"nll", "coverage_90", "width_90", "rmse", "crps"}
     inside = (targets[:, 0].abs() <= 1.6449).double()
     draws = torch.cat(list(bootstrap.counts(50, 0, 0)))
     torch.testing.assert_close(
         torch.tensor(found["coverage_90"]).double(), draws @ inside / 50, atol=1e-5, rtol=1e-5
     )
+    squares = draws @ targets[:, 0].double().square() / 50
+    torch.testing.assert_close(torch.tensor(found["rmse"]).double(), squares.sqrt(), atol=1e-5, rtol=1e-5)
+    rows = torch.repeat_interleave(torch.arange(50), draws[7].long())
+    expected = metrics.crps_gaussian(targets[rows], torch.zeros(50, 1), torch.ones(50, 1))
+    assert found["crps"][7] == pytest.approx(expected, rel=1e-4)
     assert found["width_90"] == pytest.approx([2 * 1.64485] * bootstrap.NUM_REPLICATES, rel=1e-4)
 
 
@@ -197,8 +205,22 @@ def test_infinite_losses_have_no_interval():
     seen = judged()
     sure = torch.full((1, 40, 3), -torch.inf).scatter(2, (seen.targets[None, :, None] + 1) % 3, 0.0)
     wrong = dubito.Categorical().build(None).predictive(sure)
-    found = bootstrap.replicates_of(dataclasses.replace(seen, test=wrong), doubt, 0, 0)
-    assert set(found) == {"accuracy", "surest_accuracy", "ood_auroc", "shift_nll"}
+    found = bootstrap.replicates_of(dataclasses.replace(seen, test=wrong), uncertainty, 0, 0)
+    assert set(found) == {"accuracy", "surest_accuracy", "ood_auroc", "shift_nll", "brier", "ece"}
+
+
+def test_intervals_hold_their_value_and_those_of_calibration_are_centred():
+    seen = judged()
+    values = {"nll": 1.0, "ece": metrics.ece(seen.test.probs, seen.targets)}
+    replicates = bootstrap.replicates_of(seen, uncertainty, 3, 1)
+    standing = bootstrap.Standing(
+        {"m": values}, {"m": {name: torch.tensor(replicates[name]) for name in values}}
+    )
+    intervals = standing.intervals()["m"]
+    assert intervals["nll"] == pytest.approx(np.quantile(replicates["nll"], [0.025, 0.975]), rel=1e-5)
+    assert intervals["ece"][0] < values["ece"] < intervals["ece"][1]
+    width = np.subtract(*np.quantile(replicates["ece"], [0.975, 0.025]))
+    assert intervals["ece"][1] - intervals["ece"][0] == pytest.approx(width, rel=1e-5)
 
 
 def test_over_splits_the_spread_of_splits_counts():

@@ -151,7 +151,7 @@ def test_trials_are_judged_on_validation_rows_and_never_see_test_rows(tmp_path, 
             raise AssertionError("test rows were read")
 
     settings = quick(4)
-    task = replace(make_task(settings), test=Forbidden(), foreign=Forbidden())
+    task = replace(make_task(settings), test=Forbidden(), ood=Forbidden())
     with pytest.raises(AssertionError):
         _ = task.test.targets
     monkeypatch.setattr(tune, "task_of", lambda settings: task)

@@ -4,20 +4,26 @@ import html
 import itertools
 import json
 import math
+import random
 import re
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from dubito import StorageError
+from dubito import StorageError, Training
+from dubito.compare import Settings, compare
 from dubito.compare.folder import Folder, MethodRow
 from dubito.compare.words import readable
+from dubito.data import load
 from dubito.registry import methods
 from dubito.report import colours, write_page
 from dubito.report.charts import Item, _quality, training
-from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, short, span
+from dubito.report.panels import confusions
+from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, span
+from dubito.report.terms import explained
 
+QUICK = Training(iterations=40, batch_size=64, lr=5e-3)
 VOID = {"meta", "link", "input", "img", "br"}
 
 
@@ -62,24 +68,30 @@ def test_pages_are_whole_and_need_nothing_else(pages, data):
     )
 
 
+def plain(page):
+    """A page without its explanations of words."""
+    return re.sub("</?abbr.*?>", "", page.read_text())
+
+
 def test_every_chart_of_a_classification_is_there(pages):
-    text = pages["digits"].read_text()
+    text = plain(pages["digits"])
     for part in (
         "Quality against memory", "Quality against training time", "Quality against prediction time", "Reliability.",
         "Leaving out the most uncertain", "Out-of-distribution rows: held-out 8, 9", "Confidence.", "Entropy.",
         "Accuracy under shift", "NLL under shift", "Calibration error (ECE) under shift",
         "Aleatoric against epistemic", "The test rows of which each method is least certain", "NLL of validation rows",
-        "Settings and versions", "torch 2",
+        "Settings and versions", "torch 2", "<b>NLL</b> with its 95 % intervals", "Confusions.",
+        "<b>OOD AUROC</b> with its 95 % intervals",
     ):  # fmt: skip
         assert part in text, part
     assert text.count("data:image/png;base64,") == 3 * 8
 
 
 def test_every_chart_of_a_regression_is_there(pages):
-    text = pages["diabetes"].read_text()
+    text = plain(pages["diabetes"])
     for part in (
-        "Predictions and their spread", "Interval coverage", "RMSE of the rest", "Out-of-distribution rows: far",
-        "Standard deviation.", "RMSE under shift", "progression",
+        "Predictions and their spread", "Interval coverage", "RMSE in progression of the rest",
+        "Out-of-distribution rows: far", "Standard deviation.", "RMSE under shift", "progression",
     ):  # fmt: skip
         assert part in text, part
     assert "test rows, by their prediction" in text
@@ -91,30 +103,113 @@ def test_the_table_says_what_the_results_say(pages):
     results = json.loads((pages["digits"].parent / "results.json").read_text())
     body = re.search(r"<tbody>(.*?)</tbody>", text, re.DOTALL).group(1)
     rows = re.findall(r"<tr>(.*?)</tr>", body, re.DOTALL)
+    headings = re.findall(r'<th scope="col" title=".+?">(.*?)</th>', text.split("<tbody>")[0])
     assert len(rows) == 3
     for shown, row in zip(rows, results["rows"], strict=True):
         assert row["method"] in shown
         assert f">{row['metrics']['accuracy']:.2%}<" in shown
+        first, last = results["intervals"][row["method"]]["accuracy"]
+        assert first <= row["metrics"]["accuracy"] <= last
+        assert f"<small>{100 * first:.1f}–{last:.1%}</small>" in shown
+        labels = re.findall(r'data-label="(.*?)"', shown)
+        assert labels == headings  # where the table becomes cards, every number has its name
         assert f'data-value="{row["metrics"]["nll"]:.9g}"' in shown
 
 
 def test_the_page_opens_with_the_verdict_and_explains_its_columns(pages):
     text = pages["digits"].read_text()
     results = json.loads((pages["digits"].parent / "results.json").read_text())
-    opening = text.split("<main>")[0]
+    opening = plain(pages["digits"]).split("<main>")[0]
     for sentence in results["verdict"]:
         assert html.escape(sentence) in opening
     told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
     headings = re.findall(
         r'<th scope="col"[^>]*>(.*?)</th>', text.split('class="sortable"')[1].split("</thead>")[0]
     )
-    assert set(headings) - set(told) == {"method", "steps", "memory", "CPU time", "predict"}
+    assert set(headings) - set(told) == {"method"}
     assert "0.5 is guessing" in told["OOD AUROC"] and "squared error" in told["Brier"]
     told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", pages["diabetes"].read_text()))
     assert {"shuffled", "far", "90 % coverage", "90 % width", "NLL, shifted"} <= set(told)
     half = results["half_widths"]["k-tied"]
     assert re.search(rf"\d ± {re.escape(readable(half, 2))}", text)
     assert "±: half the 95 % interval of the paired difference to map in NLL" in text
+
+
+def test_what_the_data_are_is_told(pages):
+    text = pages["digits"].read_text()
+    panel = text.split('<section id="data">')[1].split("</section>")[0]
+    task = json.loads((pages["digits"].parent / "task.json").read_text())
+    assert sum(task["spread"]["training"]) == task["rows"]["training"]
+    for name, fitted, judged in zip(
+        task["class_names"], *(task["spread"][k] for k in ("training", "test")), strict=True
+    ):
+        share = f"{fitted / task['rows']['training']:.1%}"
+        assert f'<th scope="row">{name}</th><td>{fitted:,}</td><td>{share}</td><td>{judged:,}</td>' in panel
+    assert "64 of numbers; 64 inputs of the network" in panel and "<td>nothing</td>" in panel
+    assert "Histogram of progression in training and test rows" in pages["diabetes"].read_text()
+
+
+def test_a_table_of_ones_own_tells_of_gaps_dates_and_units(tmp_path):
+    stream = random.Random(0)
+    lines = ["when;a;name;price"]
+    for row in range(60):
+        gap = "" if row % 5 == 0 else f"{stream.random():.3f}".replace(".", ",")
+        lines.append(
+            f"{1 + row % 28:02d}.{1 + row % 12:02d}.2020;{gap};n{row};{stream.uniform(1e5, 9e5):.2f}"
+        )
+    (tmp_path / "own.csv").write_text("\n".join(lines))
+    settings = Settings(data=str(tmp_path / "own.csv"), target="price", training=QUICK, num_samples=4)
+    compare(settings, ["map", "mc-dropout"], out=tmp_path / "out")
+    text = write_page(tmp_path / "out").read_text()
+    Outline(text)
+    panel = text.split('<section id="data">')[1].split("</section>")[0]
+    assert "1 of numbers, 1 of dates and 1 left out" in panel
+    train = load(tmp_path / "own.csv", target="price", validation=0.1, standardise=False).train.inputs
+    assert f"a {float(train[:, -1].mean()):.1%}" in panel  # the share of gaps
+    assert (
+        "when: dates, which become year, season, weekday" in panel and "separated by &#x27;;&#x27;" in panel
+    )
+    assert "root mean squared error of the mean, in the units of price" in text
+    assert not re.search(
+        r"\d[eE]\+\d", re.sub(r"<script>.*?</script>|<pre>.*?</pre>|<code>.*?</code>", "", text, flags=re.S)
+    )
+
+
+def test_confusions_count_the_test_rows(pages):
+    text = pages["digits"].read_text()
+    blocks = re.findall(r'<table class="confusion">.*?</table>', text)
+    assert len(blocks) == 3
+    results = json.loads((pages["digits"].parent / "results.json").read_text())
+    truth = json.loads((pages["digits"].parent / "task.json").read_text())["spread"]["test"]
+    for block, row in zip(blocks, results["rows"], strict=True):
+        lines = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', block)
+        right = total = 0
+        for place, (name, cells) in enumerate(lines):
+            counts = [
+                int(count or 0)
+                for count in re.findall(r'<td style="[^"]*"(?: class=right)?>(\d*)</td>', cells)
+            ]
+            rows, recall, _ = re.findall(r'<td class="sum">(.*?)</td>', cells)
+            assert name == str(place) and sum(counts) == int(rows) == truth[place]
+            assert recall == f"{counts[place] / int(rows):.1%}"
+            right, total = right + counts[place], total + int(rows)
+        assert right / total == pytest.approx(row["metrics"]["accuracy"])
+
+
+def test_many_classes_are_told_by_their_most_frequent_confusions():
+    names = [f"c{place}" for place in range(30)]
+    matrix = [[5 if a == b else 0 for b in range(30)] for a in range(30)]
+    matrix[3][7], matrix[4][1] = 4, 2
+    item = Item("map", 7, MethodRow("map", {}), {"confusion": matrix})
+    text = confusions([item], names)
+    found = re.findall(r'<th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td>', text)
+    assert found == [("c3", "c7", "4 of 9"), ("c4", "c1", "2 of 7")]
+
+
+def test_words_explain_themselves_once_where_they_stand():
+    text = explained('<b class="NLL">NLL</b> and NLL, Brier; notNLL')
+    assert text.count("<abbr") == 2 and 'class="NLL"' in text and "notNLL" in text
+    assert re.search(r'<abbr tabindex="0" title="squared error [^"]*">Brier</abbr>', text)
 
 
 def test_training_is_told_fit_by_fit(pages):
@@ -203,7 +298,7 @@ GROUNDS = {
 @pytest.mark.parametrize("ground", GROUNDS)
 @pytest.mark.parametrize("kind", BLINDNESS)
 def test_hues_stay_apart_for_colour_blind_readers(ground, kind, turn):
-    """Those of one dash and marker; others are told apart by these too."""
+    """Those of one dash and marker; others are distinguished by these too."""
     hues = GROUNDS[ground][0][turn]
     seen = []
     for colour in hues:
@@ -253,13 +348,8 @@ def test_no_two_methods_look_alike():
 def test_the_axis_of_quality_gives_close_methods_room():
     assert _quality([0.05, 0.06, 0.35]).log
     assert not _quality([5.5, 5.9]).log and not _quality([-1.0, 3.0]).log
-    assert [short(value) for value in (111.2, 1234.5, 0.01234, 0.0, 2.5e9)] == [
-        "111",
-        "1230",
-        "0.0123",
-        "0",
-        "2.5e+09",
-    ]
+    numbers = [readable(value, 3) for value in (111.2, 1234.5, 0.01234, 0.0, 2.5e9)]
+    assert numbers == ["111", "1,230", "0.0123", "0", "2,500,000,000"]
 
 
 def test_a_training_of_one_epoch_is_a_point():

@@ -13,9 +13,14 @@ Commands = Any
 
 
 def wide_console(*, stderr: bool = False) -> Console:
-    """A console whose tables stay whole where the output goes to a file or a pipe."""
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=150)
+    """A console whose tables stay whole where the output goes to a file or a pipe.
+
+    It takes `[words]` in brackets for what they are: names of columns, classes and files hold them.
+    """
+    console = Console(stderr=stderr, markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 150
+    return console
 
 
 def split_names(text: str | None) -> list[str] | None:

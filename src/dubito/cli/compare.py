@@ -5,8 +5,6 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rich.markup import escape
-
 from .common import (
     Commands,
     add_jobs,
@@ -36,7 +34,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     data = parser.add_argument(
-        "data", help="a name from `dubito data list`, or a .csv, .parquet or .npz file"
+        "data", help="a name from `dubito data list`, or a table: .csv, .tsv, .txt, .xlsx, .parquet or .npz"
     )
     completed(data, data_names)
     parser.add_argument("--target", help="of a file of your own: the column to predict")
@@ -74,9 +72,16 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--rows", type=int, help="train on so many rows at most (default: all)")
     parser.add_argument(
-        "--splits", default="0", help="numbers of the data's splits, such as 0-4 (default: 0)"
+        "--splits",
+        default="0",
+        help="random divisions into training and test rows, such as 0-4; numbers are means over them (default: 0)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: 0)")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="of starts, order of rows and draws; the splits do not depend on it (default: 0)",
+    )
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch; small networks want one")
     add_jobs(parser)
     parser.add_argument("--json", action="store_true", help="print the results as JSON")
@@ -116,13 +121,13 @@ def run(options: argparse.Namespace) -> int:
 
     def begin(task: Task, plan: tuple[str, ...]) -> None:
         rows = f"{len(task.train.targets):,} training and {len(task.test.targets):,} test rows"
-        console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}", highlight=False)
-        console.print(f"network: {escape(task.network.title)}", highlight=False)
+        console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}")
+        console.print(f"network: {task.network.title}")
         left_out = offered(task)[1] if options.methods is None else None
         for note in (*task.data.notes, *filter(None, [left_out])):
-            console.print(escape(note), style="yellow", highlight=False)
+            console.print(note, style="yellow")
         for line in plan:
-            console.print(escape(line), highlight=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
     def say(row: MethodRow) -> None:
         fit = row.fits[0]
@@ -130,9 +135,9 @@ def run(options: argparse.Namespace) -> int:
         by = " by the budget" if fit.ended == "budget" else ""
         steps = f", steps: {training_words(row)}{by}" if fit.steps else ""
         split = f", split {fit.split}" if len(settings.splits) > 1 else ""
-        console.print(escape(f"{row.method}{split}: {state}{steps}"), highlight=False)
+        console.print(f"{row.method}{split}: {state}{steps}")
         for note in row.notes:
-            console.print(f"  {escape(note)}", style="yellow", highlight=False)
+            console.print(f"  {note}", style="yellow")
 
     comparison = compare(
         settings,
@@ -145,7 +150,7 @@ def run(options: argparse.Namespace) -> int:
         console=console if console.is_terminal else None,
         report=say,
         begin=begin,
-        say=lambda text: console.print(escape(text), highlight=False),
+        say=console.print,
     )
     page = write_page(out)
     if options.json:
@@ -153,10 +158,8 @@ def run(options: argparse.Namespace) -> int:
     else:
         console.print()
         for sentence in comparison.verdict:
-            console.print(
-                escape(sentence), style="bold" if sentence.startswith("Take ") else "", highlight=False
-            )
+            console.print(sentence, style="bold" if sentence.startswith("Take ") else "")
         console.print(table(comparison))
-        console.print(f"\nresults and posteriors: {out}", highlight=False, soft_wrap=True)
-        console.print(f"page: {page.resolve()}", highlight=False, soft_wrap=True)
+        console.print(f"\nresults and posteriors: {out}", soft_wrap=True)
+        console.print(f"page: {page.resolve()}", soft_wrap=True)
     return 1 if any(row.failure for row in comparison.rows) else 0

@@ -22,6 +22,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """List the data sets."""
     from ..data import listing
+    from ..data.locate import absent_folders
 
     listed = listing()
     if options.json:
@@ -31,4 +32,7 @@ def run(options: argparse.Namespace) -> None:
     for row in listed:
         rows = f"{row.rows:,}" if row.rows else ""
         shown.add_row(row.name, row.task, rows, row.licence, "yes" if row.present else "no")
-    wide_console().print(shown)
+    console = wide_console()
+    console.print(shown)
+    for folder in absent_folders():
+        console.print(f"DUBITO_DATA names {folder}, which is no folder", style="yellow")

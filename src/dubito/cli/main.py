@@ -2,20 +2,20 @@
 
 import argparse
 import os
+import re
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-
-from rich.console import Console
-from rich.markup import escape
 
 from .. import allocator
 from ..errors import DubitoError, Interrupted, Terminated
 from ..version import __version__
 from . import compare, completion, data, methods, predict, report, reproduce, selfcheck
+from .common import wide_console
 
 CODES = (
     "exit codes: 0 done; 1 an error, told in one line, or a job that failed; 2 a wrong call; 130 interrupted "
@@ -27,10 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     parser = make_parser()
     completion.answer(parser)
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(negatives(sys.argv[1:] if arguments is None else arguments))
     allocator.keep_large_blocks()
     try:
-        with _terminable():
+        with warnings.catch_warnings(), _terminable():
+            if not options.debug:
+                warnings.showwarning = _warn
             return options.run(options) or 0
     except KeyboardInterrupt as error:
         _tell(str(error) if isinstance(error, Interrupted) else "interrupted", "yellow")
@@ -70,7 +72,23 @@ def _terminable() -> Iterator[None]:
 
 
 def _tell(text: str, style: str) -> None:
-    Console(stderr=True, soft_wrap=True).print(escape(text), style=style, highlight=False)
+    wide_console(stderr=True).print(text, style=style, soft_wrap=True)
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    """A warning as one line, without the place in the code that it comes from."""
+    _tell(f"dubito: {' '.join(str(message).split())}", "yellow")
+
+
+def negatives(arguments: Sequence[str]) -> list[str]:
+    """Arguments in which a value such as `-5m` belongs to its option, so that the option can say what it wants."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and re.fullmatch(r"--[a-z-]+", joined[-1]) and re.match(r"-\.?\d", argument):
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def make_parser() -> argparse.ArgumentParser:

@@ -7,10 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
 from ..errors import ConfigError, require_extra
-from .common import Commands, wide_console
+from .common import Commands, split_names, wide_console
 
 
 def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
@@ -19,12 +17,16 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
         "predict", parents=[everywhere], help="apply a saved posterior to new rows, with its uncertainty"
     )
     parser.add_argument("posterior", type=Path, help="a .safetensors file that `dubito compare` saved")
-    parser.add_argument("rows", type=Path, help="a .csv, .parquet or .npz file with the columns of training")
+    parser.add_argument("rows", type=Path, help="a table or .npz file with the columns of training")
     parser.add_argument("--out", type=Path, help="a .csv or .parquet file (default: CSV to the terminal)")
+    parser.add_argument(
+        "--keep",
+        help="columns of the rows to copy to the left: names separated by commas, or all (default: none)",
+    )
     parser.add_argument("--level", type=float, default=0.95, help="of intervals and sets (default: 0.95)")
     parser.add_argument("--model", help="the network, as package.module:factory, where it was your own")
     parser.add_argument("--samples", type=int, help="draws (default: as in the comparison)")
-    parser.add_argument("--seed", type=int, help="of the draws (default: as in the comparison)")
+    parser.add_argument("--seed", type=int, help="of the posterior's draws (default: as in the comparison)")
     parser.add_argument("--json", action="store_true", help="print the predictions as JSON")
     parser.set_defaults(run=run)
 
@@ -45,10 +47,11 @@ def run(options: argparse.Namespace) -> None:
         level=options.level,
         num_samples=options.samples,
         seed=options.seed,
+        keep=split_names(options.keep) or (),
     )
     console = wide_console(stderr=True)
     for difference in predictions.differences:
-        console.print(escape(difference), style="yellow", highlight=False)
+        console.print(difference, style="yellow")
     rows = len(predictions.columns["unlike_training"])
     if options.json:
         print(
@@ -62,16 +65,16 @@ def run(options: argparse.Namespace) -> None:
         )
     if options.out is not None:
         _write(predictions.columns, options.out)
-        console.print(f"{rows:,} rows: {options.out}", highlight=False)
+        console.print(f"{rows:,} rows: {options.out}", soft_wrap=True)
     elif not options.json:
         _write_csv(predictions.columns, sys.stdout)
     if predictions.note:
-        console.print(escape(predictions.note), style="yellow", highlight=False)
+        console.print(predictions.note, style="yellow")
     elif predictions.num_unlike:
         told = (
             f"{predictions.num_unlike:,} of {rows:,} rows are unlike training: see the column unlike_training"
         )
-        console.print(told, style="yellow", highlight=False)
+        console.print(told, style="yellow")
 
 
 def _write(columns: dict[str, list[Any]], path: Path) -> None:

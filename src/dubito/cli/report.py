@@ -19,4 +19,4 @@ def run(options: argparse.Namespace) -> None:
     from ..report import write_page
 
     page = write_page(options.folder, options.out)
-    wide_console().print(f"page: {page.resolve()}", highlight=False, soft_wrap=True)
+    wide_console().print(f"page: {page.resolve()}", soft_wrap=True)

@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
             jobs=options.jobs,
             backend=options.backend,
             scheduler=options.scheduler,
-            report=lambda finished: console.print(show.line(finished), highlight=False),
+            report=lambda finished: console.print(show.line(finished)),
         )
     if options.json:
         print(json.dumps([asdict(row) for row in lab.rows(table, scale, results, cells)], indent=1))

@@ -5,6 +5,7 @@ import json
 import platform
 
 from rich.table import Table
+from rich.text import Text
 
 from ..version import __version__
 from .common import Commands, completed, method_names, split_names, wide_console
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         return 1 if failed else 0
     table = Table(*results[0]._fields, title="  ".join(f"{key} {value}" for key, value in facts.items()))
     for method, check, passed, detail, seconds in results:
-        table.add_row(method, check, "right" if passed else "[red]WRONG[/]", detail, f"{seconds:.2f}")
+        table.add_row(method, check, "right" if passed else Text("WRONG", "red"), detail, f"{seconds:.2f}")
     wide_console().print(table)
     print(f"{len(results) - failed} of {len(results)} checks are right")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""What the page draws of a method: curves, histograms, rows in doubt; plain numbers, few enough for a page."""
+"""What the page draws of a method: curves, histograms, uncertain rows; plain numbers, few enough for a page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,11 +11,9 @@ from .. import metrics
 from ..evaluation import evaluate
 from ..posterior import Posterior
 from ..prediction import (
-    BernoulliPrediction,
     ClassPrediction,
     Prediction,
     RealPrediction,
-    aligned,
     per_row,
     std_per_row,
 )
@@ -26,7 +24,7 @@ from .task import Task
 from .words import readable, with_error
 
 #: Points of a curve, dots of a scatter, bars of a histogram, most uncertain rows.
-MOST_POINTS, MOST_DOTS, NUM_BARS, MOST_DOUBTFUL = 60, 200, 20, 8
+MOST_POINTS, MOST_DOTS, NUM_BARS, MOST_UNCERTAIN = 60, 200, 20, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +35,14 @@ class JudgedPredictions:
         test: of the test rows.
         targets: of the test rows.
         validation: of validation rows.
-        foreign: of rows unknown to all methods, by name.
+        ood: of out-of-distribution rows, by name.
         shifts: of the first test rows under each shift, from severity 1 on.
     """
 
     test: Prediction
     targets: Tensor
     validation: Prediction
-    foreign: Mapping[str, Prediction]
+    ood: Mapping[str, Prediction]
     shifts: Mapping[str, Sequence[Prediction]]
 
 
@@ -58,8 +56,8 @@ def metrics_of(seen: JudgedPredictions) -> dict[str, float]:
         values["surest_accuracy"] = float(
             replicates.surest(confidence_of(seen.test).cpu().double(), right, once)
         )
-    inside = doubt(seen.test)
-    areas = [area(inside, doubt(other)) for other in seen.foreign.values()]
+    inside = uncertainty(seen.test)
+    areas = [area(inside, uncertainty(other)) for other in seen.ood.values()]
     if areas:
         values["ood_auroc"] = sum(areas) / len(areas)
     if seen.shifts:
@@ -67,8 +65,8 @@ def metrics_of(seen: JudgedPredictions) -> dict[str, float]:
     return values
 
 
-def doubt(prediction: Prediction) -> Tensor:
-    """The score that should be high for unknown rows, [B]: total entropy, or the standard deviation."""
+def uncertainty(prediction: Prediction) -> Tensor:
+    """The score that should be high for out-of-distribution rows, [B]: total entropy, or the standard deviation."""
     if isinstance(prediction, RealPrediction):
         return std_per_row(prediction.std)
     assert isinstance(prediction, ClassPrediction)
@@ -93,7 +91,7 @@ def usual_epistemic(prediction: Prediction) -> dict[str, float]:
     That is of reals a thousandth of the standard deviation, in whatever units; of classes a millionth of a nat, and a
     standard deviation of 1e-4 of their logits.
     """
-    rounding = {"epistemic_std": 1e-3 * float(doubt(prediction).median())}
+    rounding = {"epistemic_std": 1e-3 * float(uncertainty(prediction).median())}
     rounding |= {"epistemic": 1e-6, "function_variance": 1e-8}
     usual = {name: float(scores.quantile(0.99)) for name, scores in epistemic(prediction).items()}
     return {f"usual_{name}": value if value > rounding[name] else 0.0 for name, value in usual.items()}
@@ -110,9 +108,14 @@ def unlike(prediction: Prediction, limits: Mapping[str, float]) -> Tensor:
 
 
 def area(inside: Tensor, outside: Tensor) -> float:
-    """How well doubt tells unknown rows from known ones."""
-    foreign = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()
-    return metrics.auroc(torch.cat([inside, outside]), foreign)
+    """The area under the ROC curve of a score that detects out-of-distribution rows."""
+    return metrics.auroc(*_scored(inside, outside))
+
+
+def _scored(inside: Tensor, outside: Tensor) -> tuple[Tensor, Tensor]:
+    """Scores of all rows, and which of them are out of distribution."""
+    which = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()
+    return torch.cat([inside, outside]), which
 
 
 def evidence(seen: JudgedPredictions, task: Task, posterior: Posterior, settings: Settings) -> dict[str, Any]:
@@ -125,23 +128,23 @@ def evidence(seen: JudgedPredictions, task: Task, posterior: Posterior, settings
         drawn = class_evidence(seen)
     return {
         **drawn,
-        "replicates": replicates.replicates_of(seen, doubt, settings.seed, settings.splits[0]),
+        "replicates": replicates.replicates_of(seen, uncertainty, settings.seed, settings.splits[0]),
         "training": curve_of_training(posterior.history),
         "training_settings": encode(settings.training),
         "shifts": {name: shift_curve(seen, severities) for name, severities in seen.shifts.items()},
-        "doubtful": doubtful(seen, task),
+        "least_certain": least_certain(seen, task),
     }
 
 
 def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
-    """Reliability, confidence and entropy in and out of distribution, ROC, accuracy when the doubtful are left out.
+    """Reliability, confusions, accuracy without the most uncertain; confidence and entropy in and out of distribution.
 
     Both parts of the entropy are in nats.
     """
-    probs, labels = flat(seen.test, seen.targets)
+    probs, labels = replicates.flat(seen.test, seen.targets)
     curve = metrics.reliability_curve(probs, labels, 10)
-    confidence, predicted = probs.max(1)
-    most = float(torch.log(torch.tensor(float(probs.shape[1]))))
+    (confidence, predicted), classes = probs.max(1), probs.shape[1]
+    most = float(torch.log(torch.tensor(float(classes))))
     rejection = metrics.rejection_curve(1 - confidence, predicted == labels)
     places = evenly(len(rejection.rejected), MOST_POINTS)
     places = places[rejection.rejected[places] <= 0.95]  # the last few rows say nothing
@@ -149,36 +152,31 @@ def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
     return {
         **usual_epistemic(seen.validation),
         "decomposition": {
-            name: class_parts(prediction) for name, prediction in {"test": seen.test, **seen.foreign}.items()
+            name: class_parts(prediction) for name, prediction in {"test": seen.test, **seen.ood}.items()
         },
         "reliability": {
             "count": curve.count.tolist(),
             "confidence": short(curve.confidence),
             "accuracy": short(curve.accuracy),
         },
+        # by true class, how often each class was predicted
+        "confusion": torch.bincount(labels * classes + predicted, minlength=classes**2)
+        .view(-1, classes)
+        .tolist(),
         "rejection": {
             "rejected": short(rejection.rejected[places]),
             "kept": short(rejection.accuracy[places]),
         },
         "histograms": {
             "confidence": histograms(seen, confidence_of, 0.0, 1.0),
-            "entropy": histograms(seen, doubt, 0.0, most),
+            "entropy": histograms(seen, uncertainty, 0.0, most),
         },
         "roc": {
             f"{name}{by}": roc(score(seen.test), score(other))
-            for name, other in seen.foreign.items()
-            for by, score in (("", doubt), by_variance)
+            for name, other in seen.ood.items()
+            for by, score in (("", uncertainty), by_variance)
         },
     }
-
-
-def flat(prediction: Prediction, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities [N, C] and labels [N], positions and outputs taken as rows."""
-    if isinstance(prediction, BernoulliPrediction):
-        yes = prediction.probs.flatten()
-        return torch.stack([1 - yes, yes], 1), aligned(targets, prediction.probs).long().flatten()
-    axis: int = prediction.class_axis  # pyright: ignore[reportAttributeAccessIssue]
-    return prediction.probs.movedim(axis, -1).flatten(0, -2), targets.flatten()  # pyright: ignore
 
 
 def confidence_of(prediction: Any) -> Tensor:
@@ -187,8 +185,8 @@ def confidence_of(prediction: Any) -> Tensor:
 
 
 def histograms(seen: JudgedPredictions, score: Any, low: float, high: float) -> dict[str, Any]:
-    """Shares of the test rows and of every foreign set in bars from `low` to `high`, what lies beyond in the last."""
-    sets = {"test": seen.test, **seen.foreign}
+    """Shares of the test rows and of every other set in bars from `low` to `high`, what lies beyond in the last."""
+    sets = {"test": seen.test, **seen.ood}
     counts = {
         name: torch.histc(score(prediction).float().clamp(low, high), NUM_BARS, low, high)
         for name, prediction in sets.items()
@@ -198,13 +196,12 @@ def histograms(seen: JudgedPredictions, score: Any, low: float, high: float) -> 
 
 
 def roc(inside: Tensor, outside: Tensor) -> dict[str, Any]:
-    """The ROC curve of doubt as a detector of unknown rows."""
+    """The ROC curve of a score as a detector of out-of-distribution rows."""
     from torchmetrics.functional.classification import binary_roc
 
-    scores = torch.cat([inside, outside])
-    foreign = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).long()
+    scores, which = _scored(inside, outside)
     ranks = torch.unique(scores, return_inverse=True)[1].float() / 2**24  # only the order counts
-    fpr, tpr, _ = binary_roc(ranks, foreign, validate_args=False)
+    fpr, tpr, _ = binary_roc(ranks, which.long(), validate_args=False)
     places = evenly(len(fpr), MOST_POINTS)
     return {"fpr": short(fpr[places]), "tpr": short(tpr[places]), "area": round(area(inside, outside), 4)}
 
@@ -222,13 +219,13 @@ def class_parts(prediction: Any) -> dict[str, list[float | None]]:
     return {name: short(per_row(getattr(prediction, name))[rows], 3) for name in ("aleatoric", "epistemic")}
 
 
-def doubtful(seen: JudgedPredictions, task: Task) -> list[dict[str, Any]]:
-    """The test rows that are doubted most, with what was said and what is true."""
-    scores = doubt(seen.test)
+def least_certain(seen: JudgedPredictions, task: Task) -> list[dict[str, Any]]:
+    """The test rows of highest uncertainty, with what was said and what is true."""
+    scores = uncertainty(seen.test)
     if scores.ndim != 1 or seen.targets.flatten().shape[0] != len(scores):
         return []
     entries = []
-    for row in scores.topk(min(MOST_DOUBTFUL, len(scores))).indices.tolist():
+    for row in scores.topk(min(MOST_UNCERTAIN, len(scores))).indices.tolist():
         prediction: Any = seen.test[row]
         real = isinstance(prediction, RealPrediction)
         parts = ("aleatoric_std", "epistemic_std") if real else ("aleatoric", "epistemic")

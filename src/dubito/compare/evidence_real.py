@@ -1,4 +1,4 @@
-"""What the page draws of a method that predicts real numbers: fans, coverage, errors when the doubtful are left out."""
+"""What the page draws of a method that predicts real numbers: fans, coverage, errors without the most uncertain."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from .evidence import (
     MOST_DOTS,
     MOST_POINTS,
     JudgedPredictions,
-    doubt,
     evenly,
     histograms,
     roc,
     short,
+    uncertainty,
     usual_epistemic,
 )
 from .settings import Settings
@@ -28,7 +28,7 @@ MOST_ROWS, MOST_TARGETS, LEVELS = 80, 8, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8
 def real_evidence(
     seen: JudgedPredictions, task: Task, posterior: Posterior, settings: Settings
 ) -> dict[str, Any]:
-    """Fan chart, interval coverage, rejection curve, and doubt in and out of distribution."""
+    """Fan chart, interval coverage, rejection curve, and uncertainty in and out of distribution."""
     prediction = seen.test
     assert isinstance(prediction, RealPrediction)
     targets = aligned(seen.targets, prediction.mean)
@@ -37,20 +37,20 @@ def real_evidence(
         "decomposition_std": decomposition_std(seen, task.data.target_name),
         "coverage": {"levels": list(LEVELS), "observed": _coverage(prediction, targets)},
         "rejection": _rejection(prediction, targets),
-        "roc": {name: roc(doubt(prediction), doubt(other)) for name, other in seen.foreign.items()},
+        "roc": {name: roc(uncertainty(prediction), uncertainty(other)) for name, other in seen.ood.items()},
     }
     if prediction.mean.flatten(1).shape[1] == 1:
         drawn["fan"] = _fan(prediction, targets, task, posterior, settings)
-    if seen.foreign:
-        high = 1.1 * max(float(doubt(rows).quantile(0.99)) for rows in (prediction, *seen.foreign.values()))
-        drawn["histograms"] = {"standard deviation": histograms(seen, doubt, 0.0, high)}
+    if seen.ood:
+        high = 1.1 * max(float(uncertainty(rows).quantile(0.99)) for rows in (prediction, *seen.ood.values()))
+        drawn["histograms"] = {"standard deviation": histograms(seen, uncertainty, 0.0, high)}
     return drawn
 
 
 def decomposition_std(seen: JudgedPredictions, target: str) -> dict[str, dict[str, Any]]:
     """Both parts of the standard deviation, by target and set of rows, row by row, in that target's units."""
     parts: dict[str, dict[str, Any]] = {}
-    for name, prediction in {"test": seen.test, **seen.foreign}.items():
+    for name, prediction in {"test": seen.test, **seen.ood}.items():
         rows = evenly(len(prediction), MOST_DOTS)
         aleatoric, epistemic = (
             std.flatten(1)[rows] if std.ndim > 1 else std[rows, None]
@@ -82,10 +82,10 @@ def _coverage(prediction: RealPrediction, targets: Tensor) -> list[float | None]
 
 def _rejection(prediction: RealPrediction, targets: Tensor) -> dict[str, Any]:
     """Root mean squared error of the rows that are kept, against the share rejected."""
-    _, group, size = torch.unique(doubt(prediction), return_inverse=True, return_counts=True)
+    _, group, size = torch.unique(uncertainty(prediction), return_inverse=True, return_counts=True)
     squares = (prediction.mean - targets).square().flatten(1).mean(1)
     count = len(squares)
-    # Rows of equal doubt, such as those of a single network, are left out in any order: each counts their mean.
+    # Rows of equal uncertainty, such as those of a single network, are left out in any order: each counts their mean.
     means = torch.zeros(len(size), dtype=squares.dtype).index_add(0, group, squares) / size
     remaining = torch.arange(1, count + 1)
     errors = (

@@ -13,7 +13,6 @@ from torch import Tensor
 from ..data import Data, Scaling, archives, tabular
 from ..data.columns import Column, differences, encoded, filled, from_json
 from ..errors import DataError
-from .settings import is_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,7 @@ class RowReader:
     def to_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
         scaling = self.scaling and {name: value.tolist() for name, value in self.scaling._asdict().items()}
-        columns = [asdict(column) for column in self.columns]
+        columns = [{**asdict(column), "features": len(column.features)} for column in self.columns]
         plain = {"fill": self.fill, "shape": self.shape, "unit": self.unit, "target": self.target}
         return {"columns": columns, "scaling": scaling, **plain}
 
@@ -79,13 +78,13 @@ class RowReader:
         """The rows of a file as inputs, and what they have otherwise than those trained on.
 
         Args:
-            name: a .csv or .parquet file, or an .npz file of columns or of one array of inputs.
+            name: a table's file, or an .npz file of columns or of one array of inputs.
         """
         path = Path(name)
-        if not path.is_file() or not is_table(str(path)):
-            raise DataError(f"new rows must be a {', '.join(tabular.SUFFIXES)} file, got {path}")
-        if path.suffix.lower() != ".npz":
-            return self._from_frame(tabular.frame(path), path)
+        if not path.is_file():
+            raise DataError(f"there is no file {path}; give new rows as a {', '.join(tabular.SUFFIXES)} file")
+        if tabular.form_of(path) != "npz":
+            return self._from_frame(self.frame(path), path)
         arrays, told = archives.archive(path), []
         if not self.columns and len(arrays) == 2 and self.target in arrays:
             del arrays[self.target]
@@ -97,6 +96,10 @@ class RowReader:
             return self._from_frame(archives.archive_frame(arrays), path)
         shapes = {key: list(array.shape) for key, array in arrays.items()}
         raise DataError(f"{path} must hold one array of inputs [N, {_list(self.shape)}], got {shapes}")
+
+    def frame(self, path: Path) -> Any:
+        """The table in a file, read as training's was where it could be read in two ways."""
+        return tabular.frame(path, {column.name: column.form for column in self.columns if column.form})
 
     def _from_frame(self, frame: Any, path: Path) -> tuple[Tensor, list[str]]:
         if not len(frame):

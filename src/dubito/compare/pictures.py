@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..data.columns import date_of
 from .task import Task
+from .words import readable
 
 #: Columns that are shown of a row.
 MOST_COLUMNS = 6
@@ -40,7 +42,7 @@ def _cells(task: Task, values: Tensor, original: Tensor) -> list[tuple[str, str,
     if not columns:
         names = task.data.feature_names or [f"x{number}" for number in range(len(values))]
         return [
-            (name, f"{float(value):.4g}", abs(float(far)))
+            (name, readable(float(value)), abs(float(far)))
             for name, value, far in zip(names, original, values, strict=True)
         ]
     cells, start = [], 0
@@ -51,7 +53,9 @@ def _cells(task: Task, values: Tensor, original: Tensor) -> list[tuple[str, str,
         if column.flagged and float(original[features][-1]) > 0.5:
             text = "missing"
         elif column.kind == "number":
-            text = f"{float(original[features][0]):.4g}"
+            text = readable(float(original[features][0]))
+        elif column.kind == "date":
+            text = date_of(float(original[features][0]))
         else:
             text = (*column.levels, "(other)")[
                 int(original[features][: len(column.levels) + column.other].argmax())

@@ -1,6 +1,6 @@
 """A saved posterior applied to new rows: what it says, how sure it is, and which rows are unlike training."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -8,7 +8,8 @@ from typing import Annotated, Any, TypedDict
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError, StorageError
+from ..data.frames import form_of
+from ..errors import ConfigError, DataError, StorageError, unknown_name
 from ..loading import load
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
 from ..storage.schema import Positive, Within, conform
@@ -64,16 +65,18 @@ def predict(
     level: float = 0.95,
     num_samples: int | None = None,
     seed: int | None = None,
+    keep: Sequence[str] = (),
 ) -> Predictions:
     """Predict for new rows with a posterior that `dubito compare` saved.
 
     Args:
         posterior: its file, in the folder that `compare` wrote.
-        rows: a .csv, .parquet or .npz file with the columns of training.
+        rows: a table's file, or an .npz file, with the columns of training.
         model: `package.module:factory`, where the network was one of the user's own.
         level: of intervals and sets.
         num_samples: draws; None takes as many as the comparison did.
         seed: of the draws; None takes the comparison's.
+        keep: columns of the rows that stand first among the predictions', such as a key; ("all",) for all of them.
     """
     path = Path(posterior)
     facts, limits = saved(path)
@@ -91,9 +94,36 @@ def predict(
     columns = columns_of(prediction, facts["class_names"], level, facts["target"])
     flags, note = unlike(prediction, limits).tolist(), None
     if not any(limits.values()):
-        note = f"{path.stem} holds no epistemic uncertainty, so no row can be told to be unlike training"
+        note = f"{path.stem} holds no epistemic uncertainty, so no row can be flagged as unlike training"
     columns["unlike_training"] = flags
+    if keep:
+        columns = {**kept_columns(reader, Path(rows), keep, columns), **columns}
     return Predictions(columns=columns, differences=tuple(differences), num_unlike=sum(flags), note=note)
+
+
+def kept_columns(
+    reader: RowReader, path: Path, names: Sequence[str], taken: Collection[str]
+) -> dict[str, list[Any]]:
+    """Columns of new rows as they stand in their file."""
+    if form_of(path) == "npz":
+        raise ConfigError(f"columns can be copied from tables, but {path} is an archive; leave --keep out")
+    table = reader.frame(path)
+    if tuple(names) == ("all",) and "all" not in table.columns:
+        names = list(table.columns)
+    for name in names:
+        if name not in table.columns:
+            raise unknown_name(f"column of {path}:", name, table.columns)
+        if name in taken:
+            raise ConfigError(
+                f"column {name!r} of {path} is called as one of the predictions'; rename it, or leave it out"
+            )
+    texts = {
+        name: table[name].astype(str) if table[name].dtype.kind == "M" else table[name] for name in names
+    }
+    return {
+        name: [None if missing else value for value, missing in zip(text.tolist(), text.isna(), strict=True)]
+        for name, text in texts.items()
+    }
 
 
 def saved(path: Path) -> tuple[dict[str, Any], dict[str, float]]:

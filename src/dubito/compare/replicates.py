@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import seeds
-from ..prediction import ClassPrediction, RealPrediction, aligned, per_row
+from .. import metrics, seeds
+from ..prediction import BernoulliPrediction, ClassPrediction, RealPrediction, aligned, per_row
 
 #: Replicates of every metric, the most counts held at once, and the share of rows that are the surest.
 NUM_REPLICATES, MOST_COUNTS, SUREST = 1000, 2**21, 0.8
@@ -59,14 +59,17 @@ def replicates_of(seen: Any, score: Callable[[Any], Tensor], seed: int, split: i
     """
     values = rows_of_metrics(seen)
     result = {name: _means(rows, seed, split) for name, rows in values.items() if rows.isfinite().all()}
+    if "squares" in result:
+        result["rmse"] = result.pop("squares").sqrt()
     if seen.shifts and (losses := shifted_losses(seen)).isfinite().all():
         result["shift_nll"] = _means(losses, seed, split, "shift")
     if "accuracy" in values:
         confidence = per_row(seen.test.confidence).cpu().double()
-        pieces = counts(len(confidence), seed, split)
-        result["surest_accuracy"] = torch.cat([surest(confidence, values["accuracy"], w) for w in pieces])
-    if seen.foreign:
-        inside, others = score(seen.test), seen.foreign.items()
+        right, pieces = values["accuracy"], list(counts(len(confidence), seed, split))
+        result["surest_accuracy"] = torch.cat([surest(confidence, right, weights) for weights in pieces])
+        result["ece"] = torch.cat([calibration_errors(confidence, right, weights) for weights in pieces])
+    if seen.ood:
+        inside, others = score(seen.test), seen.ood.items()
         sets = [areas(inside, score(rows), seed, split, name) for name, rows in others]
         result["ood_auroc"] = torch.stack(sets).mean(0)
     return {name: [float(f"{value:.6g}") for value in numbers.tolist()] for name, numbers in result.items()}
@@ -83,12 +86,15 @@ def rows_of_metrics(seen: Any) -> dict[str, Tensor]:
     if isinstance(test, RealPrediction):
         truth = aligned(targets, test.mean)
         lower, upper = test.interval(0.9)
+        values["squares"] = per_row((test.mean - truth).square())
+        values["crps"] = metrics.crps_mixture_per_example(truth, test.means, test.component_variances.sqrt())
         values["coverage_90"] = per_row(((lower <= truth) & (truth <= upper)).double())
         values["width_90"] = per_row(upper - lower)
     else:
         assert isinstance(test, ClassPrediction)
         labels = aligned(targets, test.labels) if targets.shape != test.labels.shape else targets
         values["accuracy"] = per_row((test.labels == labels).double())
+        values["brier"] = metrics.brier_per_example(*flat(test, targets)).view(len(test), -1).mean(1)
     return {name: value.detach().cpu().double() for name, value in values.items()}
 
 
@@ -116,6 +122,21 @@ def surest(confidence: Tensor, right: Tensor, weights: Tensor) -> Tensor:
     room = SUREST * weights.sum(1, keepdim=True)
     taken = (room - (size.cumsum(1) - size)).clamp(min=0).minimum(size)
     return (taken * good / size.clamp(min=1)).sum(1) / room[:, 0]
+
+
+def calibration_errors(confidence: Tensor, right: Tensor, weights: Tensor) -> Tensor:
+    """The expected calibration error in 15 bins, [replicates]; the arguments are those of `surest`."""
+    bins = torch.bucketize(confidence, torch.linspace(0, 1, 16, dtype=confidence.dtype)[1:-1])
+    gaps = (right - confidence)[:, None] * torch.nn.functional.one_hot(bins, 15)
+    return (weights @ gaps).abs().sum(1) / len(confidence)
+
+
+def flat(prediction: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Probabilities [N, C] and labels [N], positions and outputs taken as rows."""
+    if isinstance(prediction, BernoulliPrediction):
+        yes = prediction.probs.flatten()
+        return torch.stack([1 - yes, yes], 1), aligned(targets, prediction.probs).long().flatten()
+    return prediction.probs.movedim(prediction.class_axis, -1).flatten(0, -2), targets.flatten()
 
 
 def areas(inside: Tensor, outside: Tensor, seed: int, split: int, name: str) -> Tensor:
@@ -153,6 +174,18 @@ class Standing:
 
     metrics: Mapping[str, Mapping[str, float]]
     replicates: Mapping[str, Mapping[str, Tensor]]
+
+    def intervals(self) -> dict[str, dict[str, tuple[float, float]]]:
+        """The ends of the 95 % interval of every metric that has replicates, by method and name."""
+        ends: dict[str, dict[str, tuple[float, float]]] = {}
+        for method, replicates in self.replicates.items():
+            for name, numbers in replicates.items():
+                value = self.metrics[method][name]
+                if name == "ece":  # that of resampled rows is too large: their gaps have more noise
+                    numbers = (numbers - numbers.mean() + value).clamp(min=0)
+                interval = Interval.of(value, numbers)
+                ends.setdefault(method, {})[name] = (interval.lower, interval.upper)
+        return ends
 
     def ahead(self, metric: str, first: str, second: str, level: float = 0.95) -> Interval | None:
         """By how much the first method is better than the second in a metric, paired; None where nothing tells.

@@ -3,11 +3,10 @@
 import hashlib
 import re
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
+from ..data.loading import is_table
 from ..data.registry import TaskKind
-from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
 from ..hints import Checked, checked
 from ..inference.laplace import last_layer
@@ -21,7 +20,7 @@ DEFAULT_TRAINING = Training.auto()
 #: The part of a budget for the whole command that training may take; judging and loading have the rest.
 TRAINING_SHARE = 0.8
 #: Raised when a change of the code changes the numbers, so that old rows no longer count.
-REVISION = 3
+REVISION = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,11 +114,6 @@ class Settings(Checked):
     def tables(self) -> tuple[tuple[str, str | None], ...]:
         """The user's own tables with the checksums of their contents, which may change under the same name."""
         return tuple((path, file_sha256(path)) for path in (self.data, *self.ood) if is_table(path))
-
-
-def is_table(name: str) -> bool:
-    """Whether data is a table of one's own."""
-    return Path(name).suffix.lower() in SUFFIXES
 
 
 def file_sha256(path: str) -> str | None:

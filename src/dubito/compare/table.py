@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
+from rich.text import Text
 
 from .folder import MethodRow
 from .run import Comparison
@@ -93,7 +94,7 @@ def table(comparison: Comparison) -> Table:
     """One line per method, ranked; the best of each column is bold."""
     content = vars(comparison)
     level = sum(comparison.indistinguishable.values())
-    shown = Table(title=title(comparison), caption=caption(content) or None, row_styles=("", "dim"))
+    shown = Table(title=Text(title(comparison)), caption=caption(content) or None, row_styles=("", "dim"))
     shown.add_column("method", no_wrap=True)
     headings = [column for column in columns(comparison.rows) if column[0] not in ("brier", "crps")]
     for heading in (*(heading for _, heading, *_ in headings), "steps", "memory", "CPU s"):
@@ -105,10 +106,9 @@ def table(comparison: Comparison) -> Table:
         cells = []
         for metric, _, form, lower, _ in headings:
             text = nll_cell(content, row) if metric == "nll" else cell(row.metrics[metric], form)
-            if row.metrics[metric] == best(comparison.rows, metric, lower):
-                text = f"[bold]{text}[/bold]"
+            style = "bold" if row.metrics[metric] == best(comparison.rows, metric, lower) else ""
             if metric == "nll" and level > 1:
                 text += " ≈" if comparison.indistinguishable.get(row.method) else "  "
-            cells.append(text)
+            cells.append(Text(text, style))
         shown.add_row(row.method, *cells, training_words(row), size(row.nbytes), f"{row.seconds:.1f}")
     return shown

@@ -1,4 +1,4 @@
-"""What is compared on: data, some of it kept from training as the unknown, and a network for it."""
+"""What is compared on: data, some of it held out of training as out of distribution, and a network for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..data import Data, Part, load
+from ..data.loading import is_table
 from ..errors import ConfigError, DataError, UnknownNameError
 from ..likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from ..shifts import far_range, feature_shuffled
@@ -15,10 +16,10 @@ from ..shifts.corruptions import chosen_rows
 from ..shifts.svhn import svhn_test
 from .network import Network, suited
 from .new_rows import RowReader
-from .settings import Settings, is_table
+from .settings import Settings
 
-#: Rows of a foreign set that are judged, and of the validation part that watch over training.
-MOST_FOREIGN, MOST_WATCHED = 2000, 1000
+#: Rows of an out-of-distribution set that are judged, and of the validation part that watch over training.
+MOST_OOD, MOST_WATCHED = 2000, 1000
 #: What fits the targets of each task.
 LIKELIHOODS: dict[str, type[Likelihood]] = {
     "classification": Categorical,
@@ -34,9 +35,9 @@ class Task:
     Attributes:
         data: as loaded.
         train: rows to train on, without the held-out classes.
-        validation: rows that watch over training and say what doubt is usual.
+        validation: rows that watch over training and say what uncertainty is usual.
         test: rows to judge on, of the same classes.
-        foreign: inputs that are unknown to all methods, by name.
+        ood: out-of-distribution inputs, by name.
         held_out: the names of the classes kept from training.
         class_names: of the classes that are left.
         likelihood: what fits the targets.
@@ -47,7 +48,7 @@ class Task:
     train: Part
     validation: Part
     test: Part
-    foreign: Mapping[str, Tensor]
+    ood: Mapping[str, Tensor]
     held_out: tuple[str, ...]
     class_names: tuple[str, ...]
     likelihood: Likelihood
@@ -65,28 +66,28 @@ def make_task(settings: Settings) -> Task:
         )
     names = data.class_names or tuple(map(str, range(data.num_classes or 0)))
     parts = [part for part in (data.train, data.validation, data.test) if part is not None]
-    foreign: dict[str, Tensor] = {}
+    ood: dict[str, Tensor] = {}
     outputs, classes, held_out = data.num_outputs, names, ()
     if data.task == "classification":
         outputs -= _count_held_out(data, settings)
         classes, held_out = names[:outputs], names[outputs:]
     if held_out:
-        parts, foreign[f"held-out {', '.join(held_out)}"] = _without_classes(parts, outputs)
+        parts, ood[f"held-out {', '.join(held_out)}"] = _without_classes(parts, outputs)
     train, validation, test = parts
     if settings.rows is not None:
         rows = chosen_rows(len(train.targets), settings.rows, settings.seed)
         train = Part(*(tensor[rows] for tensor in train))
-    for name in settings.ood or (() if foreign else usual_foreign(test.inputs)):
-        foreign[name] = foreign_rows(name, data, test.inputs, settings.seed)[:MOST_FOREIGN]
+    for name in settings.ood or (() if ood else usual_ood(test.inputs)):
+        ood[name] = ood_rows(name, data, test.inputs, settings.seed)[:MOST_OOD]
     network, likelihood = suited(data, outputs, settings.model), LIKELIHOODS[data.task]()
-    return Task(data, train, validation, test, foreign, held_out, classes, likelihood, network)
+    return Task(data, train, validation, test, ood, held_out, classes, likelihood, network)
 
 
 def _without_classes(parts: list[Part], num_classes: int) -> tuple[list[Part], Tensor]:
     """The rows of the first `num_classes` classes, and inputs of the others."""
     others = torch.cat([part.inputs[part.targets >= num_classes] for part in parts])
     known = [Part(*(tensor[part.targets < num_classes] for tensor in part)) for part in parts]
-    return known, others[:MOST_FOREIGN]
+    return known, others[:MOST_OOD]
 
 
 def loaded(settings: Settings) -> Data:
@@ -105,7 +106,7 @@ def loaded(settings: Settings) -> Data:
 
 
 def _count_held_out(data: Data, settings: Settings) -> int:
-    """How many classes are held out: a fifth of them, unless the user says or names foreign data."""
+    """How many classes are held out: a fifth of them, unless the user says or names out-of-distribution data."""
     classes = data.num_classes or 0
     usual = 0 if settings.ood else classes // 5
     count = usual if settings.held_out is None else settings.held_out
@@ -114,14 +115,14 @@ def _count_held_out(data: Data, settings: Settings) -> int:
     return count
 
 
-def usual_foreign(inputs: Tensor) -> tuple[str, ...]:
-    """What is foreign to a table where nobody says: its columns shuffled apart, and rows far outside its range."""
+def usual_ood(inputs: Tensor) -> tuple[str, ...]:
+    """What is out of a table's distribution where nobody says: columns shuffled apart, rows far outside its range."""
     if inputs.ndim != 2 or not inputs.is_floating_point() or len(inputs) < 2:
         return ()
     return ("shuffled", "far") if inputs.shape[1] > 1 else ("far",)
 
 
-def foreign_rows(name: str, data: Data, inputs: Tensor, seed: int) -> Tensor:
+def ood_rows(name: str, data: Data, inputs: Tensor, seed: int) -> Tensor:
     """Inputs that do not belong, scaled as the network's own are.
 
     Args:
@@ -145,12 +146,12 @@ def foreign_rows(name: str, data: Data, inputs: Tensor, seed: int) -> Tensor:
             raise
         except ConfigError as error:
             raise DataError(
-                f"foreign rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; {name!r} does "
-                f"not: {error}"
+                f"out-of-distribution rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; "
+                f"{name!r} does not: {error}"
             ) from error
     if rows.shape[1:] != inputs.shape[1:]:
         raise DataError(
-            f"foreign rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; "
+            f"out-of-distribution rows must look like those of {data.name!r}, of shape {list(inputs.shape[1:])}; "
             f"{name!r} has {list(rows.shape[1:])}"
         )
     return rows

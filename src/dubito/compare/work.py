@@ -60,10 +60,14 @@ def work(name: str, settings: Settings, path: Path, checksum: str, threads: int 
         threads: of PyTorch.
     """
     folder = Folder(path)
-    with jobs.alone(threads):
+    warmed()
+    with jobs.alone(threads), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", DubitoWarning)
         try:
             worked = _baseline if name in BASELINES else _worked
-            result = StoredResult(*worked(name, settings, folder, checksum), checksum)
+            row, drawn = worked(name, settings, folder, checksum)
+            told = [str(item.message) for item in caught if issubclass(item.category, DubitoWarning)]
+            result = StoredResult(replace(row, notes=tuple(dict.fromkeys(told))), drawn, checksum)
         except Interrupted:
             raise
         except Exception as error:  # whatever a method or a network of the user's own raises is its row's
@@ -83,16 +87,10 @@ Judged = tuple[MethodRow, dict[str, Any]]
 
 def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Judged:
     task = task_of(settings)
-    warmed()
-    with (
-        warnings.catch_warnings(record=True) as caught,
-        listened(live.Writer(folder.work(name, "progress"))),
-    ):
-        warnings.simplefilter("always", DubitoWarning)
+    with listened(live.Writer(folder.work(name, "progress"))):
         checkpoint = folder.work(name, "ckpt", checksum)
         posterior, account, shared = fitted(name, settings, task, folder, checkpoint)
         seconds = account.spent()
-    notes = [str(item.message) for item in caught if issubclass(item.category, DubitoWarning)]
     fit = FitRecord(
         split=settings.splits[0],
         seconds=round(seconds, 2),
@@ -101,7 +99,7 @@ def _worked(name: str, settings: Settings, folder: Folder, checksum: str) -> Jud
         chosen={**dict(settings.overrides), **chosen(posterior)},
         **steps_of(posterior.history),
     )
-    result = judged(name, posterior, repr(posterior.method), notes, fit, task, settings)
+    result = judged(name, posterior, repr(posterior.method), fit, task, settings)
     posterior.save(folder.posterior(name))
     return result
 
@@ -135,7 +133,7 @@ def _baseline(name: str, settings: Settings, folder: Folder, checksum: str) -> J
     model = baselines.fit(name, task)
     fit = FitRecord(split=settings.splits[0], seconds=round(account.spent(), 2))
     title = " ".join(" ".join(map(repr, model.models)).split())
-    return judged(name, model, title, (), fit, task, settings)
+    return judged(name, model, title, fit, task, settings)
 
 
 def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
@@ -146,9 +144,7 @@ def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
     return load(folder.posterior(REFERENCE), network), result.row.seconds
 
 
-def judged(
-    name: str, model: Any, title: str, notes: Sequence[str], fit: FitRecord, task: Task, settings: Settings
-) -> Judged:
+def judged(name: str, model: Any, title: str, fit: FitRecord, task: Task, settings: Settings) -> Judged:
     """The row of a fitted model, and what the page draws of it."""
     seen, predict_seconds = observed(model, task, settings)
     values = metrics_of(seen)
@@ -158,7 +154,7 @@ def judged(
     loss = -float(seen.validation.log_prob(watched).double().mean()) if len(watched) else None
     seconds, fits = round(fit.seconds + fit.shared_seconds, 2), (replace(fit, validation_nll=loss),)
     costs = (model.num_parameters, model.nbytes, seconds, round(predict_seconds, 4))
-    row = MethodRow(name, values, *costs, notes=tuple(notes), settings=title, fits=fits)
+    row = MethodRow(name, values, *costs, settings=title, fits=fits)
     return row, evidence(seen, task, model, settings)
 
 
@@ -203,7 +199,7 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
         test=test,
         targets=targets_in_units(task.test.targets, task),
         validation=predicted(task.validation.inputs[:MOST_WATCHED]),
-        foreign={name: predicted(rows) for name, rows in task.foreign.items()},
+        ood={name: predicted(rows) for name, rows in task.ood.items()},
         shifts=shifts,
     )
     return seen, seconds

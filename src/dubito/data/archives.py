@@ -7,7 +7,9 @@ import numpy as np
 
 from dubito.errors import DataError, StorageError, require_extra
 
+from .columns import LARGEST
 from .readers import arrays
+from .spelling import typed
 
 
 def archive(path: Path) -> dict[str, np.ndarray]:
@@ -26,7 +28,7 @@ def archive_frame(arrays_by_name: dict[str, np.ndarray]) -> Any:
     for key, array in arrays_by_name.items():
         for name, values in zip(names_of(key, array), array.reshape(len(array), -1).T, strict=True):
             columns[name] = values.astype(np.float64) if values.dtype.kind in "fiub" else values.astype(str)
-    return pandas.DataFrame(columns)
+    return typed(pandas.DataFrame(columns), "the archive", {})[0]
 
 
 def names_of(name: str, array: np.ndarray) -> list[str]:
@@ -36,8 +38,8 @@ def names_of(name: str, array: np.ndarray) -> list[str]:
 
 
 def plain(array: np.ndarray) -> bool:
-    """Whether an array holds finite numbers alone."""
-    return array.dtype.kind in "fiub" and bool(np.isfinite(array).all())
+    """Whether an array holds numbers alone that can be scaled."""
+    return array.dtype.kind in "fiub" and bool((np.abs(array.astype(np.float64)) <= LARGEST).all())
 
 
 def target_of(targets: np.ndarray, name: str, path: Path) -> np.ndarray:
@@ -52,11 +54,12 @@ def finite(array: np.ndarray, name: str, path: Path) -> np.ndarray:
             f"array {name!r} of {path} must hold numbers, got {array.dtype} ({array.flat[0]!r} in row 1)"
         )
     values = array.astype(np.float64)
-    wrong = np.argwhere(~np.isfinite(values))
+    wrong = np.argwhere(~(np.abs(values) <= LARGEST))
     if wrong.size:
         place = tuple(wrong[0])
         raise DataError(
-            f"array {name!r} of {path} must hold finite numbers, got {values[place]} in row {place[0] + 1}"
+            f"array {name!r} of {path} must hold finite numbers up to {LARGEST:g}, got {values[place]} in row "
+            f"{place[0] + 1}"
             f"{f', position {[int(i) for i in place[1:]]}' if len(place) > 1 else ''}"
         )
     return values

@@ -1,18 +1,51 @@
-"""Columns of a table of one's own: which hold numbers and which categories, and how both become inputs.
+"""Columns of a table of one's own: which hold numbers, categories or dates, and how they become inputs.
 
-A category becomes one column of zeros and ones for each of its levels. Where a value is missing, a number takes the
-median of the training rows, a category no level at all, and a column of its own says so.
+A category becomes one column of zeros and ones for each of its levels. A date becomes its year, with fractions, the
+season and the hour as points on a circle, and the day of the week as a category, as far as they vary. Where a value
+is missing, a number takes the median of the training rows, a category no level at all, and a column of its own says
+so.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
 
 from dubito.errors import DataError
 
+from .spelling import words_of
+
 MOST_LEVELS = 50
+#: Numbers beyond it cannot be scaled in single precision.
+LARGEST = 1e30
+#: Headings of columns that count the rows.
+COUNTERS = (
+    "",
+    "id",
+    "index",
+    "idx",
+    "row",
+    "row id",
+    "row name",
+    "row number",
+    "rownum",
+    "no",
+    "nr",
+    "number",
+    "#",
+)
+DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
+#: What a date becomes.
+PARTS = {
+    "year": ("year",),
+    "season": ("season, sine", "season, cosine"),
+    "weekday": DAYS,
+    "hour": ("hour, sine", "hour, cosine"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,23 +55,28 @@ class Column:
     Attributes:
         name: its heading.
         kind: what it holds; an ignored one becomes no input.
-        levels: of a category, in order; words that are not among them share the level "other".
+        levels: of a category, in order; words that are not among them share the level "other"; of a date its `PARTS`.
         other: whether there is such a level.
         flagged: whether a column of zeros and ones says where a value is missing.
+        form: how numbers or dates are written, where that is not plain.
     """
 
     name: str
-    kind: Literal["number", "category", "ignored"]
+    kind: Literal["number", "category", "date", "ignored"]
     levels: tuple[str, ...] = ()
     other: bool = False
     flagged: bool = False
+    form: str = ""
 
     @property
     def features(self) -> tuple[str, ...]:
         """Names of the inputs it becomes."""
         if self.kind == "ignored":
             return ()
-        names = [self.name] if self.kind == "number" else [f"{self.name}={level}" for level in self.levels]
+        if self.kind == "date":
+            names = [f"{self.name}: {part}" for level in self.levels for part in PARTS[level]]
+        else:
+            names = [f"{self.name}={level}" for level in self.levels] or [self.name]
         names += [f"{self.name}=(other)"] if self.other else []
         return (*names, f"{self.name} is missing") if self.flagged else tuple(names)
 
@@ -52,23 +90,35 @@ def described(frame: Any, where: str) -> tuple[tuple[Column, ...], tuple[str, ..
     """
     columns, notes = [], []
     for name in frame.columns:
-        column, note = _described(frame[name], where)
-        columns.append(column)
+        column, note = _described(frame[name])
+        columns.append(replace(column, form=frame.attrs.get("forms", {}).get(name, "")))
         notes += note
     if not any(column.features for column in columns):
         raise DataError(f"{where} must have a column to learn from beside the target: {'; '.join(notes)}")
     return tuple(columns), tuple(notes)
 
 
-def _described(values: Any, where: str) -> tuple[Column, list[str]]:
+def _described(values: Any) -> tuple[Column, list[str]]:
     name, missing = str(values.name), int(values.isna().sum())
     if missing == len(values):
         return Column(name=name, kind="ignored"), [f"{name}: empty, left out"]
     share = f"{missing} of {len(values)} values missing"
-    if _numeric(values, where):
+    if values.dtype.kind == "M":
+        parts = date_parts(values)
+        note = [f"{name}: dates, which become {', '.join(parts)}{f'; {share}, flagged' if missing else ''}"]
+        if len(values) > 2 and values.is_monotonic_increasing and values.nunique() > 2:
+            note.append(
+                f"{name}: rows are in order of time, but are split at random: a test of filling gaps, not of forecasts"
+            )
+        return Column(name=name, kind="date", levels=parts, flagged=missing > 0), note
+    if _numeric(values):
+        if not missing and _counts_rows(values):
+            return Column(name=name, kind="ignored"), [
+                f"{name}: counts the rows, left out; rename it if it does not"
+            ]
         note = [f"{name}: {share}, filled with the training rows' median and flagged"] if missing else []
         return Column(name=name, kind="number", flagged=missing > 0), note
-    counts = _words(values).value_counts()  # the most frequent first
+    counts = words_of(values).value_counts()  # the most frequent first
     if len(counts) > MOST_LEVELS and 2 * len(counts) > len(values) - missing:
         note = f"{name}: {len(counts)} different words in {len(values)} rows, left out as a name or text"
         return Column(name=name, kind="ignored"), [note]
@@ -92,8 +142,10 @@ def _encoded(frame: Any, column: Column, where: str) -> Iterator[np.ndarray]:
     missing = values.isna().to_numpy()
     if column.kind == "number":
         yield numbers(values, where)
+    elif column.kind == "date":
+        yield from _date_inputs(values, column, where)
     else:
-        words = _words(values).reindex(values.index).to_numpy(object, na_value="")
+        words = words_of(values).reindex(values.index).to_numpy(object, na_value="")
         known = np.zeros(len(values), dtype=bool)
         for level in column.levels:
             here = (words == level) & ~missing
@@ -128,46 +180,89 @@ def differences(frame: Any, columns: Sequence[Column], where: str) -> list[str]:
         if (missing := int(values.isna().sum())) and not column.flagged:
             told.append(f"{column.name}: {missing} values missing, where training had all")
         if column.kind == "category" and not column.other:
-            new = sorted(set(_words(values)) - set(column.levels))
+            new = sorted(set(words_of(values)) - set(column.levels))
             if new:
                 shown = ", ".join(map(repr, new[:5])) + (", …" if len(new) > 5 else "")
                 told.append(f"{column.name}: {shown} did not occur in training")
     return told
 
 
-def numbers(values: Any, where: str) -> np.ndarray:
-    """A column as float64, NaN where nothing stands; a word among them, or an infinity, is named and refused."""
+def date_parts(values: Any) -> tuple[str, ...]:
+    """Which `PARTS` of a column's dates vary: the season where they are not all of one month, and so on."""
+    dates = values.dropna().dt
+    hours = (dates.normalize() != values.dropna()).any()
+    varies = {"season": dates.month.nunique() > 1, "weekday": dates.day.nunique() > 1, "hour": hours}
+    return ("year", *(part for part, there in varies.items() if there))
+
+
+def _date_inputs(values: Any, column: Column, where: str) -> Iterator[np.ndarray]:
+    """The parts of dates, NaN where one is missing."""
+    if values.dtype.kind != "M" and values.notna().any():
+        raise DataError(
+            f"column {column.name!r} of {where} must hold dates as in training, got {values.dropna().iloc[0]!r}"
+        )
+    dates = values.astype("datetime64[us]").dt
+    length = 365 + dates.is_leap_year
+    day = (dates.normalize() - values).dt.total_seconds() / -86400
+    season = (dates.day_of_year - 1 + day) / length
+    for part in column.levels:
+        if part == "year":
+            yield (dates.year + season).to_numpy(np.float64)
+        elif part == "weekday":
+            yield from (
+                (dates.day_of_week == number).where(values.notna()).to_numpy(np.float64)
+                for number in range(7)
+            )
+        else:
+            turn = 2 * np.pi * (season if part == "season" else day).to_numpy(np.float64)
+            yield from (np.sin(turn), np.cos(turn))
+
+
+def date_of(year: float) -> str:
+    """The date behind a year with fractions."""
+    start = datetime(int(year), 1, 1)
+    return f"{start + (year - start.year) * (datetime(start.year + 1, 1, 1) - start):%Y-%m-%d}"
+
+
+def numbers(values: Any, where: str, largest: float = LARGEST) -> np.ndarray:
+    """A column as float64, NaN where nothing stands; a word among them, or what is too large, is named and refused."""
     import pandas
 
     missing = values.isna().to_numpy()
     numeric: Any = pandas.to_numeric(values, errors="coerce")
     parsed = numeric.to_numpy(np.float64, na_value=np.nan)
-    wrong = np.flatnonzero(~np.isfinite(parsed) & ~missing)
+    wrong = np.flatnonzero(~(np.abs(parsed) <= largest) & ~missing)
     if wrong.size:
-        row, told = wrong[0], values.iloc[wrong[0]]
+        row, told = values.index[wrong[0]], values.iloc[wrong[0]]
         told = told.item() if isinstance(told, np.generic) else told
+        bounds = f" from -{largest:g} to {largest:g}" if np.isfinite(parsed[wrong[0]]) else ""
         raise DataError(
-            f"column {values.name!r} of {where} must hold finite numbers, got {told!r} in row {row + 1} "
+            f"column {values.name!r} of {where} must hold finite numbers{bounds}, got {told!r} in row {row + 1} "
             "(the header not counted); correct it, or leave it empty where the value is missing"
         )
     return parsed
 
 
-def _numeric(values: Any, where: str) -> bool:
+def _counts_rows(values: Any) -> bool:
+    """Whether a column says nothing but which row it is in."""
+    heading = re.sub(r"[\W_]+", " ", str(values.name)).strip().lower()
+    if heading not in COUNTERS and not heading.startswith("unnamed "):
+        return False
+    numeric = np.asarray(values, dtype=object)
+    return len(numeric) > 2 and all(after - before == 1 for before, after in pairwise(numeric.tolist()))
+
+
+def _numeric(values: Any) -> bool:
     """Whether a column is one of numbers: at least half of what stands in it reads as such."""
     import pandas
 
     if values.dtype.kind in "fiub":
         return True
-    if values.dtype.kind in "mM":  # times, which to_numeric would turn into nanoseconds
+    if values.dtype.kind == "m":  # which to_numeric would turn into nanoseconds
         return False
     there = values.dropna()
     readable: Any = pandas.to_numeric(there, errors="coerce")
     return 2 * int(readable.notna().sum()) >= len(there)
-
-
-def _words(values: Any) -> Any:
-    return values.dropna().astype(str).str.strip()
 
 
 def filled(inputs: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -183,4 +278,6 @@ def medians(inputs: np.ndarray) -> np.ndarray:
 
 def from_json(content: Sequence[Mapping[str, Any]]) -> tuple[Column, ...]:
     """The columns behind `dataclasses.asdict` of each."""
-    return tuple(Column(**{**column, "levels": tuple(column["levels"])}) for column in content)
+    names = {item.name for item in fields(Column)}
+    plain = [{name: value for name, value in column.items() if name in names} for column in content]
+    return tuple(Column(**{**column, "levels": tuple(column["levels"])}) for column in plain)

@@ -8,7 +8,14 @@ from typing import Any, get_args
 
 import torch
 
-from dubito.errors import ConfigError, UnknownNameError, require_count, require_fraction, unknown_name
+from dubito.errors import (
+    ConfigError,
+    DataError,
+    UnknownNameError,
+    require_count,
+    require_fraction,
+    unknown_name,
+)
 
 from . import tabular
 from .assemble import assembled
@@ -37,8 +44,8 @@ def load(
 
     Named sets are those of `listing()`. Their files are looked for in the folders of the path list DUBITO_DATA,
     then in the user's cache, then downloaded into it where the publisher's file can be checked. A path ending in
-    .csv, .parquet or .npz is read as a table of one's own: words become categories, missing values are filled and
-    flagged, and `Data.notes` says where.
+    .csv, .tsv, .txt, .parquet, .xlsx or .npz, or of any file that is there, is read as a table of one's own: words
+    become categories, dates numbers, missing values are filled and flagged, and `Data.notes` says where.
 
     Args:
         name: a data set's name, or the path of a table.
@@ -95,7 +102,7 @@ def load(
 
 def check_splits(name: str, splits: Iterable[int]) -> Entry | None:
     """What describes a named data set, None for a table of one's own, once it is sure to have the splits."""
-    entry = None if Path(name).suffix.lower() in tabular.SUFFIXES else _named(name)
+    entry = None if is_table(name) else _named(name)
     count = OWN_SPLITS if entry is None else entry.splits
     for split in splits:
         if isinstance(split, bool) or not isinstance(split, Integral) or not 0 <= split < count:
@@ -103,6 +110,11 @@ def check_splits(name: str, splits: Iterable[int]) -> Entry | None:
                 f"split of {name!r} must be a whole number from 0 to {count - 1}, got {split!r}"
             )
     return entry
+
+
+def is_table(name: str) -> bool:
+    """Whether data is a table of one's own: by its ending, or because there is such a file and no set of that name."""
+    return Path(name).suffix.lower() in tabular.SUFFIXES or (name not in ENTRIES and Path(name).is_file())
 
 
 def _check(validation: float | None, dtype: torch.dtype | None, input_scaling: Scaling | None) -> None:
@@ -121,7 +133,9 @@ def _named(name: str) -> Entry:
         return ENTRIES[name]
     suffix = Path(name).suffix
     if suffix:
-        raise ConfigError(f"a table of your own must end in {', '.join(tabular.SUFFIXES)}, got {name!r}")
+        raise DataError(
+            f"there is no file {name}, nor a data set of that name; tables end in {', '.join(tabular.SUFFIXES)}"
+        )
     if name.lower() in ENTRIES:  # nothing else is near enough in capitals
         raise UnknownNameError(
             f"unknown data set {name!r}, did you mean {name.lower()!r}? Names are lower case"

@@ -36,8 +36,17 @@ def cache_folder() -> Path:
 
 def folders() -> list[Path]:
     """Where data is looked for, in order: the path list DUBITO_DATA, then the cache."""
+    return [*_given(), cache_folder()]
+
+
+def _given() -> list[Path]:
     given = os.environ.get("DUBITO_DATA", "").split(os.pathsep)
-    return [*(Path(folder).expanduser() for folder in given if folder), cache_folder()]
+    return [Path(folder).expanduser() for folder in given if folder]
+
+
+def absent_folders() -> list[Path]:
+    """Folders of DUBITO_DATA that are not there."""
+    return [folder for folder in _given() if not folder.is_dir()]
 
 
 def _path(file: File) -> Path | None:

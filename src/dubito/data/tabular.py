@@ -1,4 +1,4 @@
-"""Tables of the user's own: .csv, .parquet and .npz files with a target."""
+"""Tables of the user's own: files of text, .parquet, .xlsx and .npz files with a target."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ from dubito.errors import DataError, unknown_name
 
 from . import archives
 from .columns import Column, described, encoded, numbers
-from .frames import frame
+from .frames import SUFFIXES, form_of, frame
 from .registry import Raw, TaskKind
 
-SUFFIXES = (".csv", ".parquet", ".npz")
 MOST_CLASSES = 20
 ROWS_PER_CLASS = 5
+#: Real targets, and their spread, whose squares single precision can hold.
+LARGEST_TARGET = 1e18
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ def read(path: Path, target: str, task: TaskKind | None, categories: Sequence[st
     """
     if not path.is_file():
         raise DataError(f"there is no file {path}; give the path of a {', '.join(SUFFIXES)} file")
-    if path.suffix.lower() == ".npz":
+    if form_of(path) == "npz":
         inputs, columns, values, notes = _archived(archives.archive(path), target, path)
     else:
         table = frame(path)
@@ -61,7 +62,7 @@ def read(path: Path, target: str, task: TaskKind | None, categories: Sequence[st
             table[name] = "code " + table[name].astype(str)
         inputs, columns, values, notes = _framed(table, headings_of(target, table, path), path)
     if len(values) < 3:
-        raise DataError(f"{path} must hold at least 3 rows, to train and to test on, got {len(values)}")
+        raise _too_few(path, len(values), of=len(values))
     if not np.all(np.any(values != values[:1], axis=0)):
         raise DataError(
             f"target {target!r} of {path} must vary, but all {len(values)} rows hold the same; choose another target"
@@ -110,6 +111,8 @@ def _encoded(
     """Real targets as they are; classes numbered in sorted order, with their names."""
     words = values.dtype.kind not in "fiub"
     if task == "regression":
+        if not words:
+            check_spread(values.astype(np.float64), target, path)
         if words:
             raise DataError(
                 f"target {target!r} of {path} must hold numbers for regression, got {str(values.flat[0])!r} in "
@@ -162,16 +165,18 @@ def _framed(table: Any, targets: list[str], path: Path) -> Read:
         raise DataError(
             f"{path} must have columns beside the target {', '.join(map(repr, targets))}, got none"
         )
-    notes = tuple(
+    notes = table.attrs.get("notes", ())
+    notes += tuple(
         f"{name}: several columns have this name; the others are called {name}.1 and so on"
         for name in table.attrs.get("twice", ())
     )
     there = table[targets].notna().all(axis=1)
-    if absent := int((~there).sum()):
+    absent = int((~there).sum())
+    if len(table) - absent < 3:
+        raise _too_few(path, len(table) - absent, targets, len(table))
+    if absent:
         notes += (f"{', '.join(targets)}: {absent} of {len(table)} rows have no target and are left out",)
         table = table[there]
-    if len(table) < 3:
-        raise DataError(f"{path} must hold at least 3 rows, to train and to test on, got {len(table)}")
     values = [
         _target(table[name], path) if len(targets) == 1 else numbers(table[name], str(path))
         for name in targets
@@ -182,11 +187,35 @@ def _framed(table: Any, targets: list[str], path: Path) -> Read:
     return encoded(table, columns, str(path)), columns, whole, (*notes, *told)
 
 
+def _too_few(path: Path, rows: int, targets: Sequence[str] = (), of: int = 0) -> DataError:
+    if rows == of:
+        return DataError(f"{path} must hold at least 3 rows, to train and to test on, got {rows}")
+    missing = (
+        f"the target {', '.join(map(repr, targets))} is missing in {of - rows} of the {of} rows of {path}"
+    )
+    return DataError(f"{missing}, of which at least 3 must have it; fill it, or choose another target")
+
+
+def check_spread(values: np.ndarray, target: str, path: Path) -> None:
+    """Refuse real targets so large, or so near to each other, that squares of their spread are no numbers."""
+    spread = np.std(np.clip(values, -1e150, 1e150), axis=0)
+    if np.abs(values).max() > LARGEST_TARGET or spread.min() < 1 / LARGEST_TARGET:
+        got = f"numbers up to {np.abs(values).max():.3g} with the standard deviation {spread.min():.3g}"
+        raise DataError(
+            f"target {target!r} of {path} must lie within ±{LARGEST_TARGET:g} and spread by at least "
+            f"{1 / LARGEST_TARGET:g}, got {got}; choose other units"
+        )
+
+
 def _target(column: Any, path: Path) -> np.ndarray:
     """Numbers as float64; a column without any number is one of words."""
     import pandas
 
-    words = column.dtype.kind in "mM"  # times, which to_numeric would turn into nanoseconds
+    if column.dtype.kind == "M":
+        raise DataError(
+            f"target {column.name!r} of {path} holds dates; predict a number, such as days since a date"
+        )
+    words = column.dtype.kind == "m"  # which to_numeric would turn into nanoseconds
     if not words:
         readable: Any = pandas.to_numeric(column, errors="coerce")
         words = not readable.notna().any()

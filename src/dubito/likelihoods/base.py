@@ -21,7 +21,7 @@ class Likelihood(Checked, ABC):
 
     @abstractmethod
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
     ) -> "BuiltLikelihood":
         """The module for outputs of this shape; targets, where given, tell a good start for learned noise."""
 

@@ -26,7 +26,7 @@ class Bernoulli(Likelihood):
     """Yes or no from logits, one or many per row; targets are 0 and 1."""
 
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
     ) -> "BuiltLikelihood":
         return BernoulliLikelihood(self)
 

@@ -37,7 +37,7 @@ class Categorical(Likelihood):
             raise ConfigError("class_axis must be a whole number other than 0, the axis of rows, got 0")
 
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | None = None
+        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
     ) -> "BuiltLikelihood":
         return CategoricalLikelihood(self)
 

@@ -1,14 +1,16 @@
 """Charts that show all methods together."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
 from ..compare.folder import MethodRow
-from ..compare.words import size
-from .svg import Axis, Chart, Values, short, span
+from ..compare.table import COLUMNS, cell
+from ..compare.words import readable, size
+from .svg import Axis, Chart, Values, span
+from .terms import explained
 
 
 @dataclass(frozen=True)
@@ -20,12 +22,14 @@ class Item:
         place: the number of its style.
         row: its numbers.
         evidence: what is drawn of it.
+        intervals: the ends of its metrics' 95 % intervals.
     """
 
     name: str
     place: int
     row: MethodRow
     evidence: dict[str, Any]
+    intervals: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class Line:
 
 def figure(chart: str, caption: str, numbers: str = "", classes: str = "") -> str:
     """A chart with its caption, and its numbers for those who would rather read."""
-    return f'<figure class="{classes}">{chart}<figcaption>{caption}</figcaption>{numbers}</figure>'
+    return f'<figure class="{classes}">{chart}<figcaption>{explained(caption)}</figcaption>{numbers}</figure>'
 
 
 def lines(
@@ -63,7 +67,7 @@ def _ends(curves: Sequence[Line]) -> str:
     told = []
     for line in curves:
         there = [value for value in line.ys if value is not None]
-        told.append(f"{line.item.name} from {short(there[0])} to {short(there[-1])}")
+        told.append(f"{line.item.name} from {readable(there[0])} to {readable(there[-1])}")
     return "; ".join(told) + "."
 
 
@@ -83,7 +87,7 @@ def _numbers(curves: Sequence[Line], x: Axis, y: Axis) -> str:
 
 
 def _cell(value: float, axis: Axis) -> str:
-    return f"{short(100 * value)}%" if axis.percent else short(value)
+    return f"{readable(100 * value)}%" if axis.percent else readable(value)
 
 
 def reliability(items: Sequence[Item]) -> str:
@@ -244,9 +248,10 @@ def cost(items: Sequence[Item], what: str) -> str:
         return ""
     low, high = min(values.values()), max(values.values())
     x = Axis(title=COSTS[what], low=low / 1.4, high=high * 2.2, log=True)
-    y = _quality([item.row.metrics["nll"] for item in items])
+    ends = [value for item in items for value in (item.row.metrics["nll"], *item.intervals.get("nll", ()))]
+    y = _quality(ends)
     told = "; ".join(
-        f"{item.name} {short(item.row.metrics['nll'])} at {short(values[item.name])}" for item in items
+        f"{item.name} {readable(item.row.metrics['nll'])} at {readable(values[item.name])}" for item in items
     )
     chart = Chart(x, y, label=f"NLL against {x.title}: {told}.")
     spots = {item.name: chart.at(values[item.name], item.row.metrics["nll"]) for item in items}
@@ -256,19 +261,49 @@ def cost(items: Sequence[Item], what: str) -> str:
     for item in reversed(items):
         value = values[item.name]
         shown = size(value) if what == "memory" else f"{value:.3g} s"
+        told = f"NLL {readable(item.row.metrics['nll'])}"
+        if interval := item.intervals.get("nll"):
+            chart.whisker(item.place, item.name, value, (interval[0], interval[1]))
+            told += f" (95 %: {readable(interval[0], 3)} to {readable(interval[1], 3)})"
         chart.dot(
             item.place,
             item.name,
             value,
             item.row.metrics["nll"],
-            f"NLL {item.row.metrics['nll']:.4g}, {shown}",
+            f"{told}, {shown}",
         )
         if (spot := names[item.name]) is not None:
             text = f'<text class="name" x="{spot[0]:.1f}" y="{spot[1]:.1f}">{escape(item.name)}</text>'
             chart.group(item.place, item.name, text)
     name = {"memory": "memory", "time": "training time", "predictions": "prediction time"}[what]
-    caption = f"<b>Quality against {name}.</b> Down and to the left is better: more likely, for less."
+    caption = f"<b>Quality against {name}.</b> Down and to the left is better. Bars: 95 % intervals."
     return figure(chart.render(), caption, classes="together")
+
+
+def intervals(items: Sequence[Item], metric: str) -> str:
+    """A metric of every method with its 95 % interval, the best NLL on top."""
+    having = [item for item in items if metric in item.intervals]
+    if len(having) < 2:
+        return ""
+    _, title, form, lower, _ = next(column for column in COLUMNS if column[0] == metric)
+    percent, count = form.endswith("%}"), len(having)
+    low, high = span([value for item in having for value in item.intervals[metric]])
+    width = 12 + 6.4 * max(len(item.name) for item in having)
+    x = Axis(title=title, low=low, high=min(high, 1.005) if percent else high, percent=percent)
+    y = Axis(title="", low=0.4, high=count + 0.6, ticks=())
+    chart = Chart(x, y, "", height=64 + 19 * count, margin=round(width))
+    told = []
+    for number, item in enumerate(having):
+        value, (first, last) = item.row.metrics[metric], item.intervals[metric]
+        told.append(f"{item.name} {cell(value, form)} ({cell(first, form)} to {cell(last, form)})")
+        chart.whisker(item.place, item.name, (first, last), count - number)
+        chart.dot(item.place, item.name, value, count - number, told[-1].removeprefix(f"{item.name} "))
+        left, up = chart.at(low, count - number)
+        spot = f'text-anchor="end" x="{left - 8:.1f}" y="{up + 4:.1f}"'
+        chart.group(item.place, item.name, f'<text class="name" {spot}>{escape(item.name)}</text>')
+    chart.label = f"{title} with 95 % intervals: {'; '.join(told)}."
+    way = {True: "Left is better.", False: "Right is better.", None: ""}[lower]
+    return figure(chart.render(), f"<b>{title}</b> with its 95 % intervals. {way}", classes="together")
 
 
 def _quality(values: Sequence[float]) -> Axis:

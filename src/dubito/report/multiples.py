@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..compare.words import readable
 from .charts import Item, figure
-from .svg import Axis, Chart, short
+from .svg import Axis, Chart
+from .terms import explained
 
 WIDTH, HEIGHT = 210, 128
 #: The parts of a class prediction's entropy, and of a real one's standard deviation.
@@ -16,7 +18,7 @@ def grid(title: str, figures: Sequence[str], legend: str = "") -> str:
     """Small figures side by side."""
     if not figures:
         return ""
-    return f'<div class="multiples"><p>{title}</p>{legend}<div>{"".join(figures)}</div></div>'
+    return f'<div class="multiples"><p>{explained(title)}</p>{legend}<div>{"".join(figures)}</div></div>'
 
 
 def _small(item: Item, chart: Chart, told: str = "") -> str:
@@ -42,7 +44,8 @@ def histograms(items: Sequence[Item], key: str) -> str:
         x = Axis(title=key, low=bars["low"], high=bars["high"], percent=key == "confidence")
         inside, *outside = bars["shares"].items()
         told = "; ".join(
-            f"{name}: {short(_centre(heights, bars))} on average" for name, heights in bars["shares"].items()
+            f"{name}: {readable(_centre(heights, bars))} on average"
+            for name, heights in bars["shares"].items()
         )
         y = Axis(title="share of rows", low=0, high=high, percent=True)
         chart = Chart(x, y, f"Histogram of {key}, {item.name}. {told}.", WIDTH, HEIGHT, small=True)
@@ -103,7 +106,7 @@ def _scatter(
     """One method's rows: the first set as dots, out-of-distribution ones as rings."""
     means = {name: [_mean(parts[part]) for part in (aleatoric, epistemic)] for name, parts in sets.items()}
     told = "; ".join(
-        f"{name}: {aleatoric} {short(across)}, {epistemic} {short(up)} on average"
+        f"{name}: {aleatoric} {readable(across)}, {epistemic} {readable(up)} on average"
         for name, (across, up) in means.items()
     )
     label = f"Uncertainty of {item.name} by its source. {told}."
@@ -115,7 +118,7 @@ def _scatter(
         for kind in ("ring", "hole"):
             chart.cloud(item.place, f"{item.name}, {name} rows", parts[aleatoric], parts[epistemic], kind)
     chart.cloud(item.place, f"{item.name}, test rows", inside[aleatoric], inside[epistemic])
-    return _small(item, chart, f"{epistemic} {short(means['test'][1])} on average over test rows")
+    return _small(item, chart, f"{epistemic} {readable(means['test'][1])} on average over test rows")
 
 
 def targets(items: Sequence[Item]) -> list[str | None]:
@@ -190,7 +193,7 @@ def _fan_label(name: str, target: str, fan: dict[str, Any]) -> str:
     widths = [
         high - low for low, high in zip(fan["low95"], fan["high95"], strict=True) if None not in (low, high)
     ]
-    told = f"; its 95 % band is {short(min(widths))} to {short(max(widths))} wide" if widths else ""
+    told = f"; its 95 % band is {readable(min(widths))} to {readable(max(widths))} wide" if widths else ""
     return f"Fan chart of {name}: {target} over {fan['name']}{told}."
 
 
@@ -202,7 +205,7 @@ def least_certain(items: Sequence[Item]) -> str:
     """The rows of which each method is least certain."""
     blocks = []
     for number, item in enumerate(items):
-        rows = item.evidence.get("doubtful") or []
+        rows = item.evidence.get("least_certain") or []
         if not rows:
             continue
         cards = "".join(_card(row) for row in rows)
@@ -228,7 +231,7 @@ def _card(row: dict[str, Any]) -> str:
             + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs)
             + "</dl>"
         )
-    parts = "<br>".join(f"{name} {row[name]:g}" for name in (*PARTS, *STD_PARTS) if name in row)
+    parts = "<br>".join(f"{name} {readable(row[name], 3)}" for name in (*PARTS, *STD_PARTS) if name in row)
     return (
         f"<div{wrong}>{seen}<p><b>{escape(row['said'])}</b><br>true: {escape(row['true'])}<br>"
         f"<small>{parts}</small></p></div>"

@@ -11,9 +11,10 @@ from ..compare.folder import Folder, MethodRow
 from ..errors import StorageError
 from ..registry import methods
 from ..storage import write_text
-from . import charts, colours, multiples
+from . import charts, colours, multiples, panels
 from .charts import Item
 from .summary import summary, verdict
+from .terms import explained
 
 #: Methods that are drawn at first; the others are a click away.
 SHOWN = 8
@@ -38,7 +39,13 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     stored = {row.method: comparison.result(row.method) for row in rows if row.failure is None}
     styles = colours.places([row.method for row in rows], methods())
     items = [
-        Item(row.method, styles[row.method], row, result.evidence)
+        Item(
+            row.method,
+            styles[row.method],
+            row,
+            result.evidence,
+            results.get("intervals", {}).get(row.method, {}),
+        )
         for row in rows
         if (result := stored.get(row.method)) is not None
     ]
@@ -85,6 +92,7 @@ def page(
 {_picker(items)}
 <main>
 {summary(results, task, rows, styles)}
+{panels.data_panel(task)}
 {"".join(_sections(task, items, timed))}
 {_settings(results, task, rows)}
 </main>
@@ -109,11 +117,9 @@ def _lead(task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
         f"<code>{escape(task['network_title'])}</code>",
     ]
     text = " · ".join(parts)
-    if task["foreign"]:
-        others = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in task["foreign"].items())
-        text += f"<br>Out-of-distribution rows: {others}."
-    if task["notes"]:
-        text += "".join(f'<br><span class="note">{escape(note)}</span>' for note in task["notes"])
+    if outside := task.get("ood"):
+        others = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in outside.items())
+        text += f"<br>Out-of-distribution rows: {explained(others)}."
     return text
 
 
@@ -137,7 +143,8 @@ def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[
     if not items:
         return []
     real = task["task"] == "regression"
-    rejected = charts.rejection(items, "RMSE" if real else "accuracy", percent=not real)
+    rejected = charts.rejection(items, f"RMSE in {task['target']}" if real else "accuracy", percent=not real)
+    forest = [charts.intervals(items, metric) for metric in ("nll", "rmse", "accuracy", "ood_auroc")]
     quality = [charts.cost(items, what) for what in charts.COSTS if not (timed and what == "time")]
     shifts = [
         charts.shift(items, metric)
@@ -151,9 +158,10 @@ def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[
     else:
         trust = [charts.reliability(items), rejected]
     told = dict.fromkeys(name for item in items for name in item.evidence.get("roc", {}))
-    trust += [charts.roc(items, name) for name in told]
-    title = "In and out of distribution" if task["foreign"] else "How sure it is"
+    trust += [*(charts.roc(items, name) for name in told), panels.confusions(items, task["class_names"])]
+    title = "In and out of distribution" if task.get("ood") else "How sure it is"
     return [
+        _section("intervals", "How sure the ranking is", forest),
         _section("quality", "Cost against quality", quality),
         _section("trust", "Can it be trusted?", trust),
         _section("distribution", title, drawn),

@@ -52,7 +52,8 @@ const tip = document.getElementById("tip");
 const value = (scale, share) => {
   const [low, high, kind, percent] = scale.split(" ");
   const found = kind === "log" ? low * Math.pow(high / low, share) : Number(low) + share * (high - low);
-  return percent === "1" ? `${(100 * found).toPrecision(3)}%` : String(Number(found.toPrecision(3)));
+  const text = (number) => number.toLocaleString("en", { maximumSignificantDigits: 3 });
+  return percent === "1" ? `${text(100 * found)}%` : text(found);
 };
 const points = (svg) => {
   const found = [];
@@ -67,6 +68,12 @@ const points = (svg) => {
     }
   }
   return found;
+};
+const place = (x, y) => {
+  tip.hidden = false;
+  const box = tip.getBoundingClientRect();
+  tip.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - box.width - 8))}px`;
+  tip.style.top = `${y + 18 + box.height > innerHeight ? Math.max(4, y - box.height - 10) : y + 18}px`;
 };
 let lit = null;
 const clear = () => {
@@ -90,10 +97,7 @@ for (const svg of document.querySelectorAll("svg[data-box]")) {
     name.textContent = best.group.dataset.name;
     const told = best.tip || `${svg.dataset.xtitle}: ${value(svg.dataset.x, (best.x - left) / (right - left))}\n${svg.dataset.ytitle}: ${value(svg.dataset.y, (bottom - best.y) / (bottom - top))}`;
     tip.replaceChildren(name, ...told.split("\n").flatMap((line) => [document.createElement("br"), line]));
-    tip.hidden = false;
-    const box = tip.getBoundingClientRect();
-    tip.style.left = `${Math.max(4, Math.min(event.clientX + 14, innerWidth - box.width - 8))}px`;
-    tip.style.top = `${event.clientY + 18 + box.height > innerHeight ? event.clientY - box.height - 10 : event.clientY + 18}px`;
+    place(event.clientX, event.clientY);
     lit = document.createElementNS("http://www.w3.org/2000/svg", "circle");
     lit.setAttribute("class", "lit");
     lit.setAttribute("cx", best.x);
@@ -105,3 +109,20 @@ for (const svg of document.querySelectorAll("svg[data-box]")) {
   svg.addEventListener("pointerdown", answer);
   svg.addEventListener("pointerleave", clear);
 }
+
+// Words that explain themselves: to a pointer, a key or a finger; Escape closes.
+for (const word of document.querySelectorAll("[title]")) {
+  const told = word.title;
+  word.removeAttribute("title");
+  (word.querySelector("button") || word).setAttribute("aria-description", told);
+  const tell = () => {
+    clear();
+    tip.textContent = told;
+    const box = word.getBoundingClientRect();
+    place(box.left - 14, box.bottom - 12);
+  };
+  for (const kind of ["pointerenter", "focusin", "click"]) word.addEventListener(kind, tell);
+  for (const kind of ["pointerleave", "focusout"]) word.addEventListener(kind, clear);
+}
+addEventListener("keydown", (event) => event.key === "Escape" && clear());
+addEventListener("scroll", clear, { passive: true });

@@ -48,13 +48,8 @@ class Axis:
             return f"{100 * value:g}%"
         for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
             if abs(value) >= size:
-                return f"{value / (1e3 if unit == 'k' else size):g}{unit}"
+                return f"{value / (1e3 if unit == 'k' else size):.6g}{unit}"
         return f"{float(f'{value:.6g}'):g}"
-
-
-def short(value: float) -> str:
-    """A number with three digits, without an exponent where it is of common size."""
-    return f"{float(f'{value:.3g}'):g}"
 
 
 def even_ticks(low: float, high: float, most: int) -> list[float]:
@@ -95,6 +90,7 @@ class Chart:
         width: in units that are pixels at full size.
         height: likewise.
         small: one of many small ones, with fewer numbers.
+        margin: room to the left; 0 leaves what the numbers need.
         marks: what was drawn.
     """
 
@@ -104,6 +100,7 @@ class Chart:
     width: int = 400
     height: int = 290
     small: bool = False
+    margin: int = 0
     marks: list[str] = field(default_factory=list)
 
     @property
@@ -112,7 +109,7 @@ class Chart:
         longest = max((len(self.y.text(value)) for value in self._numbers(self.y)), default=0)
         if self.small:
             return max(30, 10 + 6 * longest), self.width - 6, 6, self.height - 18
-        return max(52, 26 + 7 * longest), self.width - 12, 10, self.height - 42
+        return self.margin or max(52, 26 + 7 * longest), self.width - 12, 10, self.height - 42
 
     def _numbers(self, axis: Axis) -> list[float]:
         return axis.numbers(2 if self.small else 5)
@@ -141,6 +138,17 @@ class Chart:
         """A method's mark with its own hover text."""
         px, py = self.at(x, y)
         self.group(place, name, shape(marker(place), px, py, 5.5, tip))
+
+    def whisker(
+        self, place: int, name: str, x: float | tuple[float, float], y: float | tuple[float, float]
+    ) -> None:
+        """An interval along one of the axes, the one that has two ends."""
+        first, last = (
+            self.at(*(value[end] if isinstance(value, tuple) else value for value in (x, y)))
+            for end in (0, 1)
+        )
+        ends = f"M{first[0]:.1f} {first[1]:.1f}L{last[0]:.1f} {last[1]:.1f}"
+        self.group(place, name, f'<path class="whisker" d="{ends}"/>')
 
     def cloud(self, place: int, name: str, xs: Values, ys: Values, kind: str = "") -> None:
         """Many small dots of one kind, as one path."""

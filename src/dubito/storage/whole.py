@@ -36,7 +36,7 @@ def file_path(path: Any, verb: str) -> tuple[Path, bool]:
         target = Path(os.path.realpath(path))
         mode = os.stat(target).st_mode
     except FileNotFoundError:
-        return target, False
+        return Path(os.path.realpath(path)), False
     except (OSError, ValueError, TypeError) as error:  # a name too long, a loop of links, a NUL; bytes
         raise StorageError(f"cannot {verb} {str(path)!r}: {error}") from error
     if stat.S_ISDIR(mode):

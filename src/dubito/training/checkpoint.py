@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .. import storage
 from ..errors import StorageError
