@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from . import seeds
 from .devices import moved, on_host
 from .errors import DataError, NetworkError
 from .precision import autocast, half_passes
@@ -106,6 +107,42 @@ def named_tensors(inputs: Inputs, name: str = "inputs") -> Iterator[tuple[str, T
 def take(inputs: Inputs, index: Any) -> Inputs:
     """The rows `index` of every tensor."""
     return map_tensors(lambda tensor: tensor[index], inputs)
+
+
+def described(inputs: Inputs) -> Any:
+    """What rows like these are, as plain values: shapes and types, and of whole numbers the least and the largest."""
+    if isinstance(inputs, Mapping):
+        return {"named": {key: described(value) for key, value in inputs.items()}}
+    if isinstance(inputs, tuple | list):
+        return [described(value) for value in inputs]
+    if not isinstance(inputs, Tensor):
+        return {"value": inputs if isinstance(inputs, bool | int | float | str) else None}
+    bounds = None
+    if not inputs.is_floating_point():
+        bounds = [int(inputs.min()), int(inputs.max())] if on_host(inputs) else [0, 1]
+    return {"shape": list(inputs.shape[1:]), "dtype": str(inputs.dtype).removeprefix("torch."), "bounds": bounds}
+
+
+def imagined(description: Any, rows: int, like: TensorOptions) -> Inputs:
+    """Rows of noise that a network reads as it reads those that were `described`."""
+    generator = seeds.generator(0, "imagined rows")
+
+    def drawn(facts: Any) -> Inputs:
+        if isinstance(facts, list):
+            return tuple(map(drawn, facts))
+        if "named" in facts:
+            return {key: drawn(value) for key, value in facts["named"].items()}
+        if "value" in facts:
+            return facts["value"]
+        shape = (rows, *facts["shape"])
+        if facts["bounds"] is None:
+            return torch.randn(shape, generator=generator).to(like.device, like.dtype)
+        low, high = facts["bounds"]
+        values = torch.randint(low, high + 1, shape, generator=generator)
+        values.view(rows, -1)[:, :1] = high  # a mask lets something through
+        return values.to(like.device, getattr(torch, facts["dtype"]))
+
+    return drawn(description)
 
 
 def joined(trees: Sequence[Inputs]) -> Inputs:

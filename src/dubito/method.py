@@ -11,6 +11,7 @@ from torch import nn
 
 from .errors import ConfigError
 from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
+from .inputs import described
 from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
@@ -66,7 +67,9 @@ class Method(ABC):
             require_training(training)
             prepared = prepare(net, data, likelihood, **given)
             with undisturbed(prepared, "fit"):
-                return self.fit_prepared(prepared, training)
+                posterior = self.fit_prepared(prepared, training)
+            posterior.details["row"] = described(prepared.example.inputs)
+            return posterior
 
     @abstractmethod
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:

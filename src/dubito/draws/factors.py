@@ -39,12 +39,13 @@ class FactorDraws(Draws):
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
         yield self._tile
 
-    def _tile(self) -> JointPass:
+    def context(self) -> Factors:
+        """What answers for all draws."""
         factors = {
             name: NodeFactors(*(None if side is None else Factor(side) for side in self._sides(name)))
             for name in self.uses
         }
-        context = Factors(
+        return Factors(
             factors,
             self.tensors.get("biases"),
             passes=self.count,
@@ -52,7 +53,9 @@ class FactorDraws(Draws):
             additive=self.facts["additive"],
             repeated=True,
         )
-        return tile(self.network, context, self.count, passing=self.passing)
+
+    def _tile(self) -> JointPass:
+        return tile(self.network, self.context(), self.count, passing=self.passing)
 
     def _sides(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         inputs, outputs = (self.tensors.get(f"{side}_factors", {}).get(name) for side in ("input", "output"))

@@ -11,6 +11,7 @@ from ..calibration.scale import SCALES, preferred_scale
 from ..errors import DubitoWarning
 from ..fitting import Prepared
 from ..inference.laplace import LaplacePosterior
+from ..inputs import described
 from ..likelihoods import Gaussian
 from ..metrics.paired import NEGLIGIBLE, wins
 from ..posterior import MAX_ROWS, Posterior
@@ -43,6 +44,7 @@ def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> 
     steps = int(history[-1]["step"]) if history else 0
     chosen.details = {
         **chosen.details,
+        "row": described(prepared.example.inputs),
         "protocol": {
             **facts,
             "steps": steps,

@@ -23,6 +23,7 @@ from ...posterior import MAX_ROWS, NamedTensors
 from ...prediction import Prediction, PredictionOptions
 from ...sources import Source
 from ...summary import Summary
+from .closed import closed_form
 from .joint import Joint, joint_outputs
 from .linearised import Linearised, closed_prediction
 from .structures import BlockTensors, Diagonal, Structure, one_group
@@ -203,6 +204,10 @@ class LaplacePosterior(BlockPosterior):
             normals = partial(self.normals, weights=self.weights())
             read, likelihood = self.linearised(inputs), self.likelihood
             return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale)
+
+    def closed_form(self, inputs: Inputs) -> nn.Module | None:
+        with torch.inference_mode(False):
+            return closed_form(self, self.readable(inputs))
 
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
