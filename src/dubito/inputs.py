@@ -120,7 +120,11 @@ def described(inputs: Inputs) -> Any:
     bounds = None
     if not inputs.is_floating_point():
         bounds = [int(inputs.min()), int(inputs.max())] if on_host(inputs) else [0, 1]
-    return {"shape": list(inputs.shape[1:]), "dtype": str(inputs.dtype).removeprefix("torch."), "bounds": bounds}
+    return {
+        "shape": list(inputs.shape[1:]),
+        "dtype": str(inputs.dtype).removeprefix("torch."),
+        "bounds": bounds,
+    }
 
 
 def imagined(description: Any, rows: int, like: TensorOptions) -> Inputs:

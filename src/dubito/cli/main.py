@@ -10,7 +10,7 @@ from rich.markup import escape
 from .. import allocator
 from ..errors import DubitoError, Interrupted
 from ..version import __version__
-from . import compare, completion, data, methods, predict, report, reproduce, selfcheck
+from . import compare, completion, data, export, methods, predict, report, reproduce, selfcheck
 
 CODES = (
     "exit codes: 0 done; 1 an error, told in one line, or a job that failed; 2 a wrong call; 130 interrupted, "
@@ -58,6 +58,6 @@ def make_parser() -> argparse.ArgumentParser:
     everywhere = argparse.ArgumentParser(add_help=False)
     everywhere.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (compare, predict, report, methods, data, reproduce, selfcheck, completion):
+    for command in (compare, predict, export, report, methods, data, reproduce, selfcheck, completion):
         command.add(commands, everywhere)
     return parser

@@ -57,7 +57,7 @@ def predict(
     """
     path = Path(posterior)
     facts, limits = saved(path)
-    network = _network(facts["network"], model, path)
+    network = network_of(facts["network"], model, path)
     reader = RowReader.from_json(facts["reader"])
     inputs, differences = reader.read(rows)
     _check_words(inputs, network, rows)
@@ -98,7 +98,8 @@ def saved(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
     return facts, limits
 
 
-def _network(stored: dict[str, Any], model: str | None, path: Path) -> Network:
+def network_of(stored: dict[str, Any], model: str | None, path: Path) -> Network:
+    """The network of a saved posterior: a built-in one, or the user's own, which must be given."""
     network = Network(**{**stored, "input_shape": tuple(stored["input_shape"])})
     if network.factory is None:
         if model is not None:

@@ -50,7 +50,9 @@ class MaskDraws(Draws):
     def traceable(self, inputs: Inputs = None) -> nn.Module | None:
         if inputs is None:
             return None
-        return MaskTile(self.network, self.layouts, [self._mask(index) for index in range(self.count)], inputs)
+        return MaskTile(
+            self.network, self.layouts, [self._mask(index) for index in range(self.count)], inputs
+        )
 
     def _mask(self, index: int) -> tuple[int, float]:
         return self.facts["seeds"][index], self.facts.get("scale", 1.0)

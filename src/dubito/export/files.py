@@ -41,12 +41,16 @@ def write(
     """
     content, run = WRITERS[path.suffix](program, inputs)
     if len(content) > max_bytes:
-        raise ConfigError(f"the file would have {len(content):,} bytes, more than max_bytes={max_bytes:,}; raise it")
+        raise ConfigError(
+            f"the file would have {len(content):,} bytes, more than max_bytes={max_bytes:,}; raise it"
+        )
     few = take(inputs, slice(3))
     truth, answer = call_named(module, few), run(few)
     for name, values in truth.items() if exact else ():
         size = float(values.nan_to_num().abs().max())
-        if not torch.allclose(answer[name].to(values), values, rtol=1e-3, atol=1e-4 * max(size, 1.0), equal_nan=True):
+        if not torch.allclose(
+            answer[name].to(values), values, rtol=1e-3, atol=1e-4 * max(size, 1.0), equal_nan=True
+        ):
             raise NetworkError(
                 f"the exported {name} is not what the posterior answers: the network does something else when it is "
                 "traced, such as a branch on the number of rows; rewrite that part"
@@ -66,6 +70,11 @@ def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[
     onnx, runtime, optimizer, passes = map(
         opened, ("onnx", "onnxruntime", "onnxscript.optimizer", "onnx_ir.passes.common")
     )
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.expand.default and not all(type(n) is int for n in node.args[1]):
+            shape = node.meta["val"].shape  # the exporter reads −1 where no other size is unknown alone
+            sizes = [m if n == -1 and type(m) is int else n for n, m in zip(node.args[1], shape, strict=True)]
+            node.args = (node.args[0], sizes)
     outputs = list(call_named(program.module(), take(inputs, slice(2))))
     try:
         options = {"opset_version": OPSET, "optimize": False, "verbose": False}
@@ -81,9 +90,11 @@ def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[
     passes.DeduplicateInitializersPass()(model)
     passes.ClearMetadataAndDocStringPass()(model)
     model.metadata_props.clear()
-    for values, named in ((model.graph.inputs, names), (model.graph.outputs, outputs)):
-        for value, name in zip(values, named, strict=True):
-            value.name = name
+    renamed = dict(zip((*model.graph.inputs, *model.graph.outputs), (*names, *outputs), strict=True))
+    for value in (value for node in model.graph for value in node.outputs if value not in renamed):
+        value.name = f"{value.name}_" if value.name in renamed.values() else value.name
+    for value, name in renamed.items():
+        value.name = name
     content = converted.model_proto.SerializeToString()
     onnx.checker.check_model(content, full_check=True)
     settings = runtime.SessionOptions()
@@ -98,7 +109,9 @@ def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[
     return content, run
 
 
-def as_program(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[Inputs], dict[str, Tensor]]]:
+def as_program(
+    program: ExportedProgram, inputs: Inputs
+) -> tuple[bytes, Callable[[Inputs], dict[str, Tensor]]]:
     """A program of `torch.export` as bytes, and what runs it."""
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):

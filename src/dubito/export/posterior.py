@@ -83,7 +83,9 @@ def served(
     closed = posterior.closed_form(inputs) if pushes else None
     if sampling == "fresh":
         if closed is not None or posterior.num_atoms is not None:
-            what = "a prediction in closed form" if closed is not None else f"{posterior.num_atoms} fixed draws"
+            what = (
+                "a prediction in closed form" if closed is not None else f"{posterior.num_atoms} fixed draws"
+            )
             raise ConfigError(
                 f'sampling="fresh" needs a distribution to draw from, got {what}; leave sampling out'
                 + (", or pass linearised=False" if closed is not None else "")
@@ -92,9 +94,11 @@ def served(
     if closed is not None:
         return closed
     count = posterior.num_atoms or components_times(posterior, num_samples)
-    first = posterior._made(range(1), seed, pushes)
-    if not isinstance(first, FactorDraws | MaskDraws):
-        size = sum(tensor.nbytes for group in first.tensors.values() for tensor in group.values())
+    few = posterior._made(
+        range(min(2, count)), seed, pushes
+    )  # the first of several may be the network itself
+    if not isinstance(few, FactorDraws | MaskDraws):
+        size = sum(tensor[0].nbytes for group in few.tensors.values() for tensor in group.values())
         told(count, size, max_bytes)
     fixed = posterior.sampled(num_samples, seed=seed, linearised=linearised)
     return PredictiveModule(fixed.together, fixed.likelihood, inputs)

@@ -1,5 +1,6 @@
 """Closed-form predictions of a last layer as a module: no gradients, no number that decides, any number of rows."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -93,6 +94,7 @@ class ClosedForm(nn.Module):
             for name, normal in self.normals.items():
                 if isinstance(normal, SparseInformationNormal):
                     self.sparse[name] = self._resolved(name, normal)
+            _ = self(**inputs) if isinstance(inputs, Mapping) else self(inputs)  # builds what is built once
 
     def _resolved(self, name: str, normal: SparseInformationNormal) -> SparseVariance:
         """In float32, unless too little is left of differences, as in `predict`."""
