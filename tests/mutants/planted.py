@@ -851,8 +851,8 @@ MUTANTS = (
     ),
     mutant(
         "draws/module.py",
-        "sign=sign, steps=steps) for sign in (1, -1)",
-        "sign=sign, steps=steps) for sign in (-1, 1)",
+        "    lower, upper = both.tail",
+        "    upper, lower = both.tail",
         "draws/test_draws_module.py::test_it_says_what_the_prediction_says",
         "the module's interval is turned around",
     ),

@@ -11,21 +11,55 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from ..errors import NetworkError
 from ..inputs import Inputs, call, map_tensors, named_tensors, rows_of, take
 from ..layers import Survey
 from ..layers.context import Context, name_of
-from ..layers.form import Form
+from ..layers.form import Form, Product
 from ..layers.kinds import Standin, plain
+from ..layers.norm import standardised
 from ..layers.stack import Stack
 from .base import FAILURES, agree
 from .tile import Tile
 
 #: Numbers of rows for a trace, of which one is no other size in the network: a tracer takes equal sizes for the same.
 ROWS = (13, 17, 19, 23, 29, 31, 37, 41, 43, 47)
+
+
+class LinearMap(Function):
+    """A map that is linear in x but for a constant; PyTorch's own of convolutions knows one number of rows.
+
+    Its gradient depends on the direction u alone, whose numbers are dead: any will do. The gradient of that by u is the
+    map itself, of the change t.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, whole: Any, linear: Any) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.linear = linear
+        return whole(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return LinearMapBack.apply(grads[0], *ctx.saved_tensors, ctx.linear), None, None
+
+
+class LinearMapBack(Function):
+    """The backward pass of `LinearMap`."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, linear: Any) -> Tensor:
+        ctx.linear = linear
+        return torch.zeros_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return ctx.linear(grads[0]), None, None
 
 
 class Tangents(Stack):
@@ -53,7 +87,11 @@ class Tangents(Stack):
         *,
         active: Tensor | None = None,
     ) -> Tensor:
-        centre = Context.use(self, form, x, weight, bias)
+        if isinstance(form, Product) and not isinstance(x, Standin):
+            w, b = plain(weight), plain(bias)
+            centre: Any = LinearMap.apply(x, lambda x: form.apply(x, w, b), lambda t: form.apply(t, w, None))
+        else:
+            centre = Context.use(self, form, x, weight, bias)
         if name_of(weight) is None and name_of(bias) is None:
             return centre
         # ∂/∂ε [W x(ε) + ε V x(ε)] at 0 is W x' + V x: what the deviations read need not know ε
@@ -121,12 +159,24 @@ class ChangesGraph(nn.Module):
         return self.graph(*(tensor for _, tensor in named_tensors(kwargs or args)))
 
 
+class TwiceDifferentiable(TorchFunctionMode):
+    """Batch norm in evaluation mode is written out."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is not torch.batch_norm or args[5] or args[3] is None:
+            return function(*args, **(kwargs or {}))
+        x, weight, bias, mean, variance, _, _, eps, _ = args
+        shape, values = (-1, *[1] * (x.ndim - 2)), standardised(x, mean, variance, eps)
+        values = values if weight is None else values * weight.view(shape)
+        return values if bias is None else values + bias.view(shape)
+
+
 def changed(
     network: nn.Module, deviations: Mapping[str, Tensor], surveyed: Survey, inputs: Inputs, draws: int
 ) -> Tensor:
     """f(x; w*) + J(x) (w_s − w*) of all draws, [S, B, ...]."""
     like = next(iter(deviations.values()))
-    with torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivatives
+    with torch.enable_grad(), TwiceDifferentiable(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivatives
         step = torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True)
         context = Tangents(deviations, surveyed, draws, step)
         outputs = call(Tile(network, context, draws), inputs)

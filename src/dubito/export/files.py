@@ -75,6 +75,7 @@ def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[
             shape = node.meta["val"].shape  # the exporter reads −1 where no other size is unknown alone
             sizes = [m if n == -1 and type(m) is int else n for n, m in zip(node.args[1], shape, strict=True)]
             node.args = (node.args[0], sizes)
+    program.graph_module.recompile()
     outputs = list(call_named(program.module(), take(inputs, slice(2))))
     try:
         options = {"opset_version": OPSET, "optimize": False, "verbose": False}

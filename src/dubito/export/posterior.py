@@ -54,7 +54,7 @@ def write_module(
     rows = map_tensors(lambda tensor: tensor.detach(), take(inputs, torch.arange(ROWS) % rows_of(inputs)))
     args, named = ((), dict(rows)) if isinstance(rows, Mapping) else ((rows,), {})
     dynamic = map_tensors(lambda _: {0: torch.export.Dim.DYNAMIC}, rows)
-    shapes = {"inputs": None, "named": dynamic} if named else {"inputs": dynamic}
+    shapes = {"named": dynamic} if named else {"inputs": dynamic}
     with torch.inference_mode(False), torch.no_grad(), quiet():
         try:
             program = torch.export.export(module, args, named, dynamic_shapes=shapes, strict=False)
