@@ -121,7 +121,9 @@ def compare(path: Path, inputs, predict) -> None:
         else:
             assert set(answer) == {"probs", "total", "aleatoric", "epistemic", "function_variance"}
         for name, values in answer.items():
-            torch.testing.assert_close(values, getattr(prediction, name), **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(
+                values, getattr(prediction, name), **CLOSE, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 CASES = {
@@ -130,7 +132,13 @@ CASES = {
     "mean field, kernels": (MeanField(), "convolutional", "classes", ".onnx", {}),
     "ensemble, reals": (DeepEnsemble(members=2), "dense", "reals", ".onnx", {}),
     "own dropout layers": (MCDropout(rate=None), "dropping", "classes", ".onnx", {}),
-    "last layer, sparse": (Laplace(structure=INF(rank=0.3), subset=last_layer), "dense", "classes", ".onnx", {}),
+    "last layer, sparse": (
+        Laplace(structure=INF(rank=0.3), subset=last_layer),
+        "dense",
+        "classes",
+        ".onnx",
+        {},
+    ),
     "last layer, reals": (Laplace(structure=Diagonal(), subset=last_layer), "dense", "reals", ".pt2", {}),
     "last layer, yes or no": (Laplace(subset=last_layer), "dense", "yes or no", ".pt2", {}),
     "Laplace by draws": (Laplace(), "dense", "yes or no", ".pt2", {"linearised": False}),
@@ -234,7 +242,9 @@ def test_what_cannot_be_exported_is_named_and_no_file_is_touched(tmp_path: Path)
     path.write_bytes(b"before")
     with pytest.raises(NetworkError, match=r"special_i1e.*opset 20"):
         posterior.export(path, num_samples=2)
-    with pytest.raises(ConfigError, match=r"2 draws of weights take 280 bytes, more than max_bytes=200; raise it"):
+    with pytest.raises(
+        ConfigError, match=r"2 draws of weights take 280 bytes, more than max_bytes=200; raise it"
+    ):
         posterior.export(path, num_samples=2, max_bytes=200)
     with pytest.raises(ConfigError, match="would have"):
         posterior.export(tmp_path / "other.pt2", num_samples=2, max_bytes=300)
@@ -250,7 +260,10 @@ def test_wrong_calls_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     with pytest.raises(ConfigError, match='"fixed" or "fresh"'):
         posterior.export(path, sampling="new")  # pyright: ignore[reportArgumentType]
-    for method, words in ((DeepEnsemble(members=2), "2 fixed draws"), (Laplace(subset=last_layer), "closed form")):
+    for method, words in (
+        (DeepEnsemble(members=2), "2 fixed draws"),
+        (Laplace(subset=last_layer), "closed form"),
+    ):
         with pytest.raises(ConfigError, match=words):
             fitted(method)[0].export(path, sampling="fresh")
     untold = posterior.sampled(2)

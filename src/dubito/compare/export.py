@@ -40,6 +40,8 @@ class InUnits(nn.Module):
         dtype: of the network.
     """
 
+    fill: Tensor | None
+
     def __init__(
         self, module: nn.Module, reader: RowReader, scaling: Mapping[str, Any] | None, dtype: torch.dtype
     ) -> None:

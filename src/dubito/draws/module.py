@@ -64,9 +64,12 @@ def answers(prediction: Prediction) -> dict[str, Tensor]:
         return _named(prediction, CLASSES)
     assert isinstance(prediction, RealPrediction)
     # As `prediction.interval()`, but with steps that no number of a device decides: eight beyond the dtype's bits.
-    steps = 8 - math.ceil(math.log2(torch.finfo(prediction.means.dtype).eps)) if len(prediction.means) > 1 else 0
+    steps = (
+        8 - math.ceil(math.log2(torch.finfo(prediction.means.dtype).eps)) if len(prediction.means) > 1 else 0
+    )
     # The upper tail of y is the lower one of −y: both as rows of one search, which halves what is traced.
-    both = type(prediction).cat([prediction, prediction.mapped(prediction.means.new_zeros(()), -1)])
+    unit = prediction.means.new_ones(())
+    both = type(prediction).cat([prediction, prediction.mapped(0 * unit, -unit)])
     lower, upper = both.tail((1 - LEVEL) / 2, steps=steps).unflatten(0, (2, -1))
     return {**_named(prediction, REALS), "lower": lower, "upper": -upper}
 

@@ -176,7 +176,11 @@ def changed(
 ) -> Tensor:
     """f(x; w*) + J(x) (w_s − w*) of all draws, [S, B, ...]."""
     like = next(iter(deviations.values()))
-    with torch.enable_grad(), TwiceDifferentiable(), sdpa_kernel(SDPBackend.MATH):  # fused attention has no second derivatives
+    with (
+        torch.enable_grad(),
+        TwiceDifferentiable(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # fused attention has no second derivatives
         step = torch.zeros((), dtype=like.dtype, device=like.device, requires_grad=True)
         context = Tangents(deviations, surveyed, draws, step)
         outputs = call(Tile(network, context, draws), inputs)

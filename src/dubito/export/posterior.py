@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from rich.console import Console
@@ -53,7 +53,8 @@ def write_module(
     target = checked_path(path)
     rows = map_tensors(lambda tensor: tensor.detach(), take(inputs, torch.arange(ROWS) % rows_of(inputs)))
     args, named = ((), dict(rows)) if isinstance(rows, Mapping) else ((rows,), {})
-    dynamic = map_tensors(lambda _: {0: torch.export.Dim.DYNAMIC}, rows)
+    free: Any = {0: torch.export.Dim.DYNAMIC}
+    dynamic = map_tensors(lambda _: free, rows)
     shapes = {"named": dynamic} if named else {"inputs": dynamic}
     with torch.inference_mode(False), torch.no_grad(), quiet():
         try:

@@ -12,7 +12,7 @@ from ...inputs import Inputs, call, take
 from ...layers import Context, Dense, Form
 from ...layers.context import name_of
 from ...layers.module import PassModule
-from ...likelihoods import CategoricalLikelihood, GaussianLikelihood
+from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from .covariance import CANCELLED, in_basis, unit_variance
 from .linearised import predictive
 from .shares import BlockShares
@@ -85,8 +85,7 @@ class ClosedForm(nn.Module):
         names = [name for block in self.blocks.values() for name in block.parameters]
         self.context = LastInputs(weight)
         self.traced = PassModule(posterior.network, self.context, dict.fromkeys([weight, *names]))
-        settings = self.likelihood.settings
-        self.class_axis = settings.class_axis if isinstance(self.likelihood, CategoricalLikelihood) else None
+        self.class_axis = class_axis_of(self.likelihood)
         self.normals: dict[str, StructuredNormal] = {name: posterior.normals(name)[0] for name in self.blocks}
         self.sparse: dict[str, SparseVariance] = {}
         with torch.no_grad():
@@ -130,6 +129,11 @@ class ClosedForm(nn.Module):
         return answers(predictive(self.likelihood, outputs, total))
 
 
+def class_axis_of(likelihood: BuiltLikelihood) -> int | None:
+    """The axis of classes, where there are some."""
+    return likelihood.settings.class_axis if isinstance(likelihood, CategoricalLikelihood) else None
+
+
 def closed_form(posterior: "LaplacePosterior", inputs: Inputs) -> ClosedForm | None:
     """The module of a posterior of a dense last layer alone, else None.
 
@@ -137,8 +141,7 @@ def closed_form(posterior: "LaplacePosterior", inputs: Inputs) -> ClosedForm | N
         posterior: that predicts in closed form.
         inputs: checked rows.
     """
-    likelihood = posterior.likelihood
-    axis = likelihood.settings.class_axis if isinstance(likelihood, CategoricalLikelihood) else None
+    axis = class_axis_of(posterior.likelihood)
     read = posterior.linearised(inputs)
     with read.reading() as (function, record), torch.no_grad():
         outputs = function(take(inputs, slice(2)))
