@@ -11,7 +11,16 @@ from torch import nn
 
 from ..draws import FactorDraws, MaskDraws, PredictiveModule
 from ..errors import ConfigError, NetworkError, require_count
-from ..inputs import Inputs, TensorOptions, checked_inputs, imagined, map_tensors, rows_of, take
+from ..inputs import (
+    Inputs,
+    TensorOptions,
+    checked_inputs,
+    imagined,
+    map_tensors,
+    named_tensors,
+    rows_of,
+    take,
+)
 from ..posterior import Posterior
 from .files import WRITERS, quiet, write
 from .fresh import FreshModule
@@ -53,9 +62,9 @@ def write_module(
     target = checked_path(path)
     rows = map_tensors(lambda tensor: tensor.detach(), take(inputs, torch.arange(ROWS) % rows_of(inputs)))
     args, named = ((), dict(rows)) if isinstance(rows, Mapping) else ((rows,), {})
-    free: Any = {0: torch.export.Dim.DYNAMIC}
-    dynamic = map_tensors(lambda _: free, rows)
-    shapes = {"named": dynamic} if named else {"inputs": dynamic}
+    shapes: Any = torch.export.ShapesCollection()
+    for _, tensor in named_tensors(rows):
+        shapes[tensor] = {0: torch.export.Dim.DYNAMIC}
     with torch.inference_mode(False), torch.no_grad(), quiet():
         try:
             program = torch.export.export(module, args, named, dynamic_shapes=shapes, strict=False)
