@@ -1,5 +1,6 @@
 """What a file answers with, and how its module is traced."""
 
+import inspect
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -67,13 +68,28 @@ def write_module(
         shapes[tensor] = {0: torch.export.Dim.DYNAMIC}
     with torch.inference_mode(False), torch.no_grad(), quiet():
         try:
-            program = torch.export.export(module, args, named, dynamic_shapes=shapes, strict=False)
+            traced = with_names(module, list(named)) if named else module
+            program = torch.export.export(traced, args, named, dynamic_shapes=shapes, strict=False)
         except Exception as error:
             raise NetworkError(
                 "the network cannot be traced for any number of rows: "
                 f"{reason(error)}; rewrite that part without numbers that decide, or without the number of rows"
             ) from error
         write(program, module, rows, target, max_bytes, exact=not isinstance(module, FreshModule))
+
+
+def with_names(module: nn.Module, names: list[str]) -> nn.Module:
+    """A module whose arguments are spelled out, as tracers ask, in place of any by name."""
+
+    def forward(**named: Any) -> Any:
+        return module(**named)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    forward.__signature__ = inspect.Signature([inspect.Parameter(name, kind) for name in names])  # pyright: ignore
+    spelled = nn.Module()
+    spelled.module = module
+    spelled.forward = forward
+    return spelled
 
 
 def served(
