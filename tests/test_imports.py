@@ -30,6 +30,7 @@ CORE = (
     ("calibration", "method", "node_factors", "weight_normals", "diagnostics"),
     ("inference", "factors"),
     ("protocol",),
+    ("export",),
     ("loading",),
 )
 PUBLIC = ("dubito",)  # `__init__.py`, the public names, which open what lies before them when asked

@@ -865,8 +865,8 @@ MUTANTS = (
     ),
     mutant(
         "draws/module.py",
-        "sign=sign, steps=steps) for sign in (1, -1)",
-        "sign=sign, steps=steps) for sign in (-1, 1)",
+        "    lower, upper = both.tail",
+        "    upper, lower = both.tail",
         "draws/test_draws_module.py::test_it_says_what_the_prediction_says",
         "the module's interval is turned around",
     ),
@@ -884,6 +884,28 @@ MUTANTS = (
         '"first weights": {}',
         "training/test_training_checkpoint.py::test_no_run_goes_on_from_anothers_weights_settings_or_rows",
         "a run goes on from the checkpoint of other first weights",
+    ),
+    # -- files that run anywhere ---------------------------------------------------------------------------------------
+    mutant(
+        "export/files.py",
+        "optimizer.optimize_ir(model, input_size_limit=FOLDED, output_size_limit=FOLDED)",
+        "[setattr(node, 'op_type', 'RandomUniform') for node in model.graph if node.op_type == 'RandomNormal']",
+        "export/test_export.py::test_fresh_draws_have_the_posteriors_mean_and_covariance",
+        "fresh draws are uniform",
+    ),
+    mutant(
+        "draws/tangents.py",
+        "return centre + self.step * super()",
+        "return centre + 2 * self.step * super()",
+        "export/test_export.py::test_linearised_draws_are_traced",
+        "traced linearised draws deviate twice as far",
+    ),
+    mutant(
+        "inference/laplace/closed.py",
+        "total = (total * self.scale**2)",
+        "total = (total * self.scale)",
+        "export/test_export.py::test_scales_and_temperatures_are_heeded",
+        "an exported closed form heeds the root of the scale",
     ),
     # -- rows beside the methods, and the search of their settings ---------------------------------------------------
     mutant(

@@ -14,7 +14,7 @@ from typing import Any
 from .. import allocator
 from ..errors import DubitoError, Interrupted, Terminated
 from ..version import __version__
-from . import compare, completion, data, methods, predict, report, reproduce, selfcheck
+from . import compare, completion, data, export, methods, predict, report, reproduce, selfcheck
 from .common import wide_console
 
 CODES = (
@@ -102,6 +102,6 @@ def make_parser() -> argparse.ArgumentParser:
     everywhere = argparse.ArgumentParser(add_help=False)
     everywhere.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (compare, predict, report, methods, data, reproduce, selfcheck, completion):
+    for command in (compare, predict, export, report, methods, data, reproduce, selfcheck, completion):
         command.add(commands, everywhere)
     return parser

@@ -80,7 +80,7 @@ def predict(
     """
     path = Path(posterior)
     facts, limits = saved(path)
-    network, reader = _network(facts["network"], model, path), facts["reader"]
+    network, reader = network_of(facts["network"], model, path), facts["reader"]
     inputs, differences = reader.read(rows)
     _check_words(inputs, network, rows)
     loaded = load(path, network.build())
@@ -169,7 +169,8 @@ def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
     return {**facts, "network": network, "reader": reader}
 
 
-def _network(network: Network, model: str | None, path: Path) -> Network:
+def network_of(network: Network, model: str | None, path: Path) -> Network:
+    """The network of a saved posterior: a built-in one, or the user's own, which must be given."""
     if network.factory is None:
         if model is not None:
             raise ConfigError(f"{path} was made with the built-in {network.title}; leave --model out")

@@ -57,8 +57,6 @@ class Draws(ABC):
     passing = False
 
     kind: ClassVar[str]
-    #: Whether tracers can follow draws of this kind.
-    traces: ClassVar[bool] = True
     #: By their names in files.
     kinds: ClassVar[dict[str, type["Draws"]]] = {}
 
@@ -132,13 +130,17 @@ class Draws(ABC):
         """A network of the user's class that is this draw."""
         return with_weights(self.network, self.weights(index))
 
-    def traceable(self) -> nn.Module | None:
-        """A pass for all draws that tracers can follow: one of the kind's, or network after network."""
-        if not self.traces:
-            return None
+    def traceable(self, inputs: Inputs = None) -> nn.Module | None:
+        """A pass for all draws that tracers can follow: one of the kind's, or network after network.
+
+        Args:
+            inputs: checked rows like those that it will read, which some kinds need; others then try their passes.
+        """
         try:
             way = self.ways.get(self._key)
-            if way is None:  # not tried: right where every use of every parameter is known
+            if way is None and inputs is not None:
+                way = self.ways[self._key] = self._trial(take(inputs, slice(3)))
+            elif way is None:  # not tried: right where every use of every parameter is known
                 way = -1 if self.survey(None).reasons else 0
             joint = None if way < 0 else self.joint(way, None)
         except FAILURES:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator
 from functools import cached_property
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from ..inputs import Inputs
 from ..layers import Use
@@ -11,7 +12,7 @@ from ..layers.declared import stored_uses
 from ..layers.factors import Factor, Factors, NodeFactors
 from ..layers.kernels import fold_values
 from .base import Draws, JointPass
-from .tile import tile
+from .tile import Tile, tile
 
 
 class FactorDraws(Draws):
@@ -39,12 +40,13 @@ class FactorDraws(Draws):
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
         yield self._tile
 
-    def _tile(self) -> JointPass:
+    def context(self) -> Factors:
+        """What answers for all draws."""
         factors = {
             name: NodeFactors(*(None if side is None else Factor(side) for side in self._sides(name)))
             for name in self.uses
         }
-        context = Factors(
+        return Factors(
             factors,
             self.tensors.get("biases"),
             passes=self.count,
@@ -52,8 +54,24 @@ class FactorDraws(Draws):
             additive=self.facts["additive"],
             repeated=True,
         )
-        return tile(self.network, context, self.count, passing=self.passing)
+
+    def traceable(self, inputs: Inputs = None) -> nn.Module | None:
+        traced = super().traceable(inputs)
+        if isinstance(traced, Tile) and isinstance(traced.context, Factors):  # biases of components once
+            traced.context.biases = {name: _period(values) for name, values in traced.context.biases.items()}
+        return traced
+
+    def _tile(self) -> JointPass:
+        return tile(self.network, self.context(), self.count, passing=self.passing)
 
     def _sides(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         inputs, outputs = (self.tensors.get(f"{side}_factors", {}).get(name) for side in ("input", "output"))
         return inputs, outputs
+
+
+def _period(values: Tensor) -> Tensor:
+    """The first rows, where all that follow repeat them."""
+    for rows in range(1, len(values) // 2 + 1):
+        if len(values) % rows == 0 and torch.equal(values, values[:rows].repeat(len(values) // rows, 1)):
+            return values[:rows].clone()
+    return values

@@ -19,6 +19,7 @@ from ..layers.context import Context
 from ..layers.passes import asking
 from ..networks import run
 from .base import FAILURES, Draws, Groups, JointPass
+from .tangents import ChangesGraph
 
 #: Held by a forward-mode pass: PyTorch knows one level of them for all threads.
 _forward_mode = threading.Lock()
@@ -31,7 +32,7 @@ class LinearisedDraws(Draws):
     derivatives.
     """
 
-    kind, traces = "linearised", False
+    kind = "linearised"
 
     def weights(self, index: int) -> dict[str, Tensor]:
         centre = dict(self.network.named_parameters())
@@ -59,6 +60,11 @@ class LinearisedDraws(Draws):
             return outputs + changes
 
         yield lambda: mapped
+
+    def traceable(self, inputs: Inputs = None) -> nn.Module | None:
+        if inputs is None:
+            return None
+        return ChangesGraph(self.network, self.tensors["deviations"], self.survey(inputs), inputs, self.count)
 
     def _pushed(
         self, inputs: Inputs, pushes: Callable[[Any], tuple[Tensor, Tensor]]

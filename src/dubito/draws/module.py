@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NetworkError
-from ..inputs import call
+from ..inputs import Inputs, call
 from ..likelihoods import BuiltLikelihood
 from ..prediction import ClassPrediction, Prediction, RealPrediction
 from .base import Draws
@@ -28,13 +28,14 @@ class PredictiveModule(nn.Module):
     Args:
         draws: made once.
         likelihood: of the posterior.
+        inputs: checked rows like those that it will read.
     """
 
-    def __init__(self, draws: Draws, likelihood: BuiltLikelihood) -> None:
+    def __init__(self, draws: Draws, likelihood: BuiltLikelihood, inputs: Inputs = None) -> None:
         super().__init__()
         self.likelihood, self.draws = likelihood, draws
         #: The pass that tracers follow.
-        self.traced = draws.traceable()
+        self.traced = draws.traceable(inputs)
 
     def forward(self, inputs: Any = None, **named: Any) -> dict[str, Tensor]:
         return summarised(self.likelihood, self._outputs(named if inputs is None else inputs))
@@ -46,22 +47,31 @@ class PredictiveModule(nn.Module):
                 return outputs if isinstance(outputs, Tensor) else torch.stack(list(outputs))
         if self.traced is None:
             raise NetworkError(
-                "tracers follow draws of weights and of factors, got linearised ones, or masks of dropout layers; make "
-                "others, as by sampled(..., linearised=False)"
+                "a tracer follows linearised draws, and masks of dropout layers, where it knows some rows: make the "
+                "module by as_module(inputs), or other draws, as by sampled(..., linearised=False)"
             )
         return call(self.traced, inputs)
 
 
 def summarised(likelihood: BuiltLikelihood, outputs: Tensor) -> dict[str, Tensor]:
     """What a prediction from outputs [S, B, ...] says."""
-    prediction = likelihood.predictive(outputs)
+    return answers(likelihood.predictive(outputs))
+
+
+def answers(prediction: Prediction) -> dict[str, Tensor]:
+    """What a prediction says, by name."""
     if isinstance(prediction, ClassPrediction):
         return _named(prediction, CLASSES)
     assert isinstance(prediction, RealPrediction)
     # As `prediction.interval()`, but with steps that no number of a device decides: eight beyond the dtype's bits.
-    steps = 8 - math.ceil(math.log2(torch.finfo(outputs.dtype).eps))
-    lower, upper = (prediction.tail((1 - LEVEL) / 2, sign=sign, steps=steps) for sign in (1, -1))
-    return {**_named(prediction, REALS), "lower": lower, "upper": upper}
+    steps = (
+        8 - math.ceil(math.log2(torch.finfo(prediction.means.dtype).eps)) if len(prediction.means) > 1 else 0
+    )
+    # The upper tail of y is the lower one of −y: both as rows of one search, which halves what is traced.
+    unit = prediction.means.new_ones(())
+    both = type(prediction).cat([prediction, prediction.mapped(0 * unit, -unit)])
+    lower, upper = both.tail((1 - LEVEL) / 2, steps=steps).unflatten(0, (2, -1))
+    return {**_named(prediction, REALS), "lower": lower, "upper": -upper}
 
 
 def _named(prediction: Prediction, names: tuple[str, ...]) -> dict[str, Tensor]:

@@ -34,16 +34,15 @@ class WeightDraws(Draws):
     def weights(self, index: int) -> dict[str, Tensor]:
         return {name: stack[index] for name, stack in self._stacks.items()}
 
+    def context(self, inputs: Inputs = None) -> Stack:
+        """What answers for all draws, where rules cover all that differs."""
+        return Stack(self._stacks, self.survey(inputs), draws=self.count, rows=1, repeated=True)
+
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
         network, tensors = self.network, self._stacks
         if not self.tensors.get("statistics"):
-            surveyed, draws = self.survey(inputs), self.count
-
-            def stacked() -> JointPass:
-                context = Stack(tensors, surveyed, draws=draws, rows=1, repeated=True)
-                return tile(network, context, draws, passing=self.passing)
-
-            yield stacked
+            self.survey(inputs)  # or fail
+            yield lambda: tile(network, self.context(inputs), self.count, passing=self.passing)
 
         def mapped(*args: Any, **kwargs: Any) -> Tensor:
             return vmap(lambda weights: run(network, weights, kwargs or args))(tensors)

@@ -1,8 +1,8 @@
 """A network's own dropout layers, run with masks that one draw shares among all rows."""
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import TypeAlias
 
 import torch
@@ -11,7 +11,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from .. import seeds
 from .layout import Layout
-from .passes import unnested
+from .passes import unnest, unnested
+from .shell import leased
 
 #: How the inputs of dropout layers hold the rows, by their names.
 Layouts: TypeAlias = Mapping[str, Layout]
@@ -75,9 +76,7 @@ def with_fixed_dropout(network: nn.Module, layouts: Layouts, seed: int, scale: f
         if module in fixed:
             path, _, last = name.rpartition(".")
             setattr(plain.get_submodule(path), last, fixed[module])
-    for module in plain.modules():
-        if isinstance(module, nn.TransformerEncoder):
-            module.use_nested_tensor = False  # nested tensors are for layers without hooks
+    unnest(plain)  # nested tensors are for layers without hooks
     plain.register_forward_pre_hook(_restart)
     return plain
 
@@ -102,10 +101,62 @@ def fixed_dropout(network: nn.Module, layouts: Layouts, seed: int, scale: float 
             handle.remove()
 
 
+def row_axis(layout: Layout) -> int:
+    """The axis of rows in what a dropout layer reads."""
+    return 1 if layout is Layout.SECOND else 0
+
+
+class StackedMasks(nn.Module):
+    """What a dropout layer does in all draws: x ∘ factor + shift, of every call its own.
+
+    Args:
+        draws: factors and shifts of the calls of each draw.
+        axis: of rows.
+    """
+
+    def __init__(self, draws: Sequence[Sequence[tuple[Tensor, Tensor]]], axis: int) -> None:
+        super().__init__()
+        self.axis, self.draws, self.calls = axis, len(draws), 0
+        for call, pairs in enumerate(zip(*draws, strict=True)):
+            factors, shifts = (torch.stack(values, axis) for values in zip(*pairs, strict=True))
+            self.register_buffer(f"factors{call}", factors)
+            self.register_buffer(f"shifts{call}", shifts if bool(shifts.any()) else None)
+
+    def hook(self, _: object, __: object, outputs: Tensor) -> Tensor:
+        """To stand after the layer, which hands its input on in evaluation mode."""
+        factors, shifts = getattr(self, f"factors{self.calls}"), getattr(self, f"shifts{self.calls}")
+        self.calls += 1
+        scaled = outputs.unflatten(self.axis, (self.draws, -1)) * factors
+        return (scaled if shifts is None else scaled + shifts).flatten(self.axis, self.axis + 1)
+
+
+@torch.no_grad()
+def recorded_masks(
+    network: nn.Module, layouts: Layouts, seed: int, scale: float, run: Callable[[nn.Module], object]
+) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """Factors and shifts of every call of the dropout layers in a draw, while a shell is run."""
+    record: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layouts}
+
+    def hook(name: str, mask: FixedDropout) -> Callable[..., None]:
+        def keep(_: object, __: object, outputs: Tensor) -> None:
+            row = outputs.narrow(mask.row_axis, 0, 1)
+            shift, number = mask(torch.zeros_like(row)), mask.calls - 1
+            mask.calls = number  # the same mask again
+            record[name].append((mask(torch.ones_like(row)) - shift, shift))
+
+        return keep
+
+    with leased(network) as shell, unnested(shell), ExitStack() as handles:
+        for name, mask in _fixed(shell, layouts, seed, scale).items():
+            handle = shell.get_submodule(name).register_forward_hook(hook(name, mask))
+            handles.callback(handle.remove)
+        run(shell)
+    return record
+
+
 def _fixed(network: nn.Module, layouts: Layouts, seed: int, scale: float) -> dict[str, FixedDropout]:
-    axes = {Layout.SECOND: 1}
     return {
-        name: FixedDropout(network.get_submodule(name), seeds.derived(seed, name), axes.get(layout, 0), scale)
+        name: FixedDropout(network.get_submodule(name), seeds.derived(seed, name), row_axis(layout), scale)
         for name, layout in layouts.items()
     }
 

@@ -145,7 +145,8 @@ class Factors(Context):
 
     Args:
         factors: on the nodes of each weight, by its name.
-        biases: [P, C] by name, or [P, n, C] where rows have their own; others are the same for all passes.
+        biases: [P, C] by name, or [P, n, C] where rows have their own; others are the same for all passes. Those of
+            fewer passes, whose number divides P, repeat.
         passes: P.
         rows: n.
         additive: answer W x + r (sᵀ x) + b instead; for dense layers.
@@ -260,4 +261,6 @@ class Factors(Context):
             return None
         assert isinstance(bias, Standin)
         values = values if bias.parts == 1 else values.chunk(bias.parts, -1)[bias.part]
+        if 1 < values.shape[0] < self.passes:
+            values = values.repeat(self.passes // values.shape[0], *[1] * (values.ndim - 1))
         return values[0] if values.ndim == 2 and values.shape[0] == 1 else values

@@ -8,6 +8,7 @@ from torch.compiler import is_dynamo_compiling
 
 from .context import Context
 from .kinds import Standin
+from .passes import unnest
 from .shell import take
 
 
@@ -36,8 +37,7 @@ class PassModule(nn.Module):
         self.shell, self.context = shell.module, context
         for module in shell.modules:
             vars(module)["_compiled_call_impl"] = None
-            if isinstance(module, nn.TransformerEncoder):
-                module.use_nested_tensor = False  # as in `passes.unnested`, but for good
+        unnest(shell.module)
         self._slots: list[tuple[nn.Module, str, str, str]] = []
         for number, name in enumerate(names):
             for place, key in shell.plan.places[name]:

@@ -120,7 +120,15 @@ def batch_norm(
     _require_data(input)
     if training:
         raise NoRule("its batch norm normalises by the batch, so that rows touch each other")
+    if at.keep_graph and running_mean is not None and running_var is not None:
+        return at.use(ChannelScale(), standardised(input, running_mean, running_var, eps), weight, bias)
     return at.use(ChannelScale(), F.batch_norm(input, running_mean, running_var, eps=eps), weight, bias)
+
+
+def standardised(x: Tensor, mean: Tensor, variance: Tensor, eps: float) -> Tensor:
+    """(x − mean) / √(variance + eps) by channels: PyTorch's own has second derivatives of as many rows as it saw."""
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    return (x - mean.view(shape)) * (variance + eps).rsqrt().view(shape)
 
 
 @kind(F.instance_norm)

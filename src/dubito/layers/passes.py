@@ -57,6 +57,13 @@ def asking(
         lease.release()
 
 
+def unnest(shell: nn.Module) -> None:
+    """As `unnested`, for good."""
+    for module in shell.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+
+
 @contextmanager
 def unnested(shell: nn.Module) -> Iterator[None]:
     """Encoders in evaluation mode would nest padded batches, which rules cannot read; while open, they do not."""

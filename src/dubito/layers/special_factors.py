@@ -50,7 +50,7 @@ def recurrent_step(weight: Tensor, factors: "NodeFactors", bias: Tensor | None, 
     if bias is not None and bias.ndim == 3:
         bias = bias.flatten(0, 1)
     elif bias is not None and bias.ndim == 2:
-        bias = bias.repeat_interleave(rows, 0)
+        bias = bias.unsqueeze(1).expand(-1, rows, -1).flatten(0, 1)
     matrix = weight.mT
 
     def step(x: Tensor, active: Tensor | None = None) -> Tensor:

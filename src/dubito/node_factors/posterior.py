@@ -96,7 +96,7 @@ class NodePosterior(Posterior):
             return {}
         raw = [self.group(f"{side}_raw_std")[name] for side, name in keys]
         state = None
-        if not any(values.requires_grad or values.is_inference() for values in raw):
+        if not torch.compiler.is_compiling() and not any(t.requires_grad or t.is_inference() for t in raw):
             state = [self.scale, *((values.data_ptr(), values._version) for values in raw)]
             latest = self._latest  # read once: other threads may replace it
             if latest is not None and latest[0] == state:

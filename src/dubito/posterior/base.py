@@ -6,7 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -398,6 +399,39 @@ class Posterior(nn.Module, ABC):
         """The mean over draws, each one function for all rows."""
         samples = self.num_atoms or -(-options.num_samples // self.num_components) * self.num_components
         return self.likelihood.predictive(self._outputs(inputs, samples, options.seed, options.max_rows))
+
+    def closed_form(self, inputs: Inputs) -> nn.Module | None:
+        """The module of predictions that need no draws, where this posterior has one for a network of such inputs."""
+        return None
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        num_samples: int = 32,
+        seed: int = 0,
+        sampling: Literal["fixed", "fresh"] = "fixed",
+        linearised: bool | None = None,
+        example: Inputs = None,
+        max_bytes: int = 1 << 29,
+    ) -> None:
+        """Write predictions to one file that runs without dubito: a graph for ONNX, or a program of `torch.export`.
+
+        It takes any number of rows and answers with `probs`, `total`, `aleatoric`, `epistemic` and
+        `function_variance`; for reals with `mean`, `std`, `aleatoric_std`, `epistemic_std`, `lower` and `upper`.
+
+        Args:
+            path: ends in .onnx (the extra `onnx`) or .pt2.
+            num_samples: as in `predict`; a closed form takes none.
+            seed: as in `predict`.
+            sampling: "fixed" writes draws into the file, those of `predict`; "fresh" has the graph draw at every call.
+            linearised: as in `predict`. Where a Laplace posterior has more than the last layer, linearised draws stand
+                for the closed form.
+            example: some rows; None takes rows of noise like those of the fit.
+            max_bytes: the largest file; draws that would take more are refused before they are made.
+        """
+        options = {"num_samples": num_samples, "seed": seed, "sampling": sampling, "linearised": linearised}
+        import_module("dubito.export").export(self, path, **options, example=example, max_bytes=max_bytes)
 
     # -- draws made once -----------------------------------------------------------------------------------
 

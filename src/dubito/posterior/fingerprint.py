@@ -74,19 +74,20 @@ def _described(inputs: Inputs) -> Any:
     raise TypeError("no plain value")
 
 
-def made(form: Any, like: TensorOptions) -> Inputs:
+def made(form: Any, like: TensorOptions, rows: int = ROWS) -> Inputs:
     """Inputs of a form: the same ones wherever and whenever they are made.
 
     Args:
         form: what `described` gave.
         like: of the network that is to read them.
+        rows: how many.
     """
     if isinstance(form, list):
-        return tuple(made(part, like) for part in form)
+        return tuple(made(part, like, rows) for part in form)
     conform(form, dict[str, Any], "the form of the inputs")
     if "mapping" in form:
         conform(form["mapping"], dict[str, Any], "the form of the inputs")
-        return {key: made(part, like) for key, part in form["mapping"].items()}
+        return {key: made(part, like, rows) for key, part in form["mapping"].items()}
     if "plain" in form:
         return form["plain"]
     conform(form.get("tensor"), TensorForm, "the form of an input")
@@ -95,9 +96,9 @@ def made(form: Any, like: TensorOptions) -> Inputs:
     if numbers > LARGEST or not (values["dtype"] == "float" or values["dtype"] in DTYPES):
         raise StorageError(f"the form of an input must be smaller, or of another dtype, got {values}")
     # Multiples of the golden ratio, less their whole parts, fill a range evenly on every machine.
-    filling = (torch.arange(1, ROWS * numbers + 1, dtype=torch.float64) * 0.6180339887498949) % 1
+    filling = (torch.arange(1, rows * numbers + 1, dtype=torch.float64) * 0.6180339887498949) % 1
     low, high = values["low"], values["high"]
-    tensor = (low + (high - low) * filling).reshape(ROWS, *values["shape"])
+    tensor = (low + (high - low) * filling).reshape(rows, *values["shape"])
     if values["dtype"] == "float":
         return tensor.to(like.dtype).to(like.device)
     return tensor.round().clamp(low, high).to(DTYPES[values["dtype"]]).to(like.device)

@@ -89,9 +89,15 @@ class SampledPosterior(Posterior):
     def _centres(self, draws: Draws) -> Mapping[str, Mapping[str, Tensor]]:
         return {key: dict(self.group(key).items()) for key in self.tensors if key.startswith(CENTRAL)}
 
-    def as_module(self) -> PredictiveModule:
-        """A module from inputs to a dict of mean and uncertainties, which `torch.export.export` can trace."""
-        return PredictiveModule(self.together, self.likelihood)
+    def as_module(self, inputs: Inputs = None) -> PredictiveModule:
+        """A module from inputs to a dict of mean and uncertainties, which `torch.export.export` can trace.
+
+        Args:
+            inputs: some rows like those that it will read, without which linearised draws and masks of dropout layers
+                cannot be traced.
+        """
+        rows = None if inputs is None else checked_inputs(inputs, self.together.like)
+        return PredictiveModule(self.together, self.likelihood, rows)
 
     def draws(self, indices: range, seed: int) -> Draws:
         return self.together.part(indices)

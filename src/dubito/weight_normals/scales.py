@@ -28,7 +28,9 @@ class WeightScale(ABC):
     def draw(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
         """μ + σ ε   [k-tied Normal, Eq. 6]."""
         noise, std = standard_noise(mean, generator), self.std
-        if torch.is_grad_enabled() and (mean.requires_grad or std.requires_grad):
+        if torch.compiler.is_compiling() or (
+            torch.is_grad_enabled() and (mean.requires_grad or std.requires_grad)
+        ):
             return torch.addcmul(mean, std, noise)
         return torch.addcmul(mean, std, noise, out=noise)  # in place: no other tensor of this size is needed
 
@@ -106,7 +108,9 @@ class TiedScale(WeightScale):
 
     def draw(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
         """μ + σ ε   [k-tied Normal, Eq. 6]; without gradients σ is formed in pieces."""
-        if torch.is_grad_enabled() and (mean.requires_grad or self.log_u.requires_grad):
+        if torch.compiler.is_compiling() or (
+            torch.is_grad_enabled() and (mean.requires_grad or self.log_u.requires_grad)
+        ):
             return super().draw(mean, generator)
         noise = standard_noise(mean, generator)
         draw_tied(mean.flatten(1), *self._factors, noise.flatten(1))

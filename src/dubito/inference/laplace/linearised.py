@@ -262,15 +262,15 @@ def predictive(
     """
     outputs = at_least_float(outputs)
     if isinstance(likelihood, GaussianLikelihood):
-        return likelihood.predictive([outputs], covariance.unsqueeze(0))
+        return likelihood.predictive(outputs.unsqueeze(0), covariance.unsqueeze(0))
     if needs_pairs(likelihood):
         return likelihood.predictive(
             outputs + normal_draws(covariance, num_samples, seed).reshape(-1, *outputs.shape)
         )
-    point = likelihood.predictive([outputs])
+    point = likelihood.predictive(outputs.unsqueeze(0))
     variance = covariance.reshape(outputs.shape)
     # E[Φ(λ f)] = Φ(λ μ / √(1 + λ² v)), with λ² = π/8 for the sigmoid  [MacKay 1992]
-    shrunk = likelihood.predictive([outputs / (1 + math.pi / 8 * variance).sqrt()])
+    shrunk = likelihood.predictive((outputs / (1 + math.pi / 8 * variance).sqrt()).unsqueeze(0))
     assert isinstance(shrunk, CategoricalPrediction | BernoulliPrediction)
     assert isinstance(point, CategoricalPrediction | BernoulliPrediction)
     if centred is None:

@@ -24,6 +24,7 @@ from ...posterior import MAX_ROWS, NamedTensors, ShapeRule
 from ...prediction import Prediction, PredictionOptions, require_answers
 from ...sources import Source
 from ...summary import Summary
+from .closed import closed_form
 from .facts import LaplaceDetails
 from .joint import Joint, joint_outputs
 from .linearised import Linearised, closed_prediction
@@ -219,6 +220,10 @@ class LaplacePosterior(BlockPosterior):
             read, likelihood = self.linearised(inputs), self.likelihood
             draws = {"seed": options.seed, "num_samples": options.num_samples}
             return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale, **draws)
+
+    def closed_form(self, inputs: Inputs) -> nn.Module | None:
+        with torch.inference_mode(False):
+            return closed_form(self, self.readable(inputs))
 
     @checked
     def joint(self, inputs: Inputs) -> Joint:
