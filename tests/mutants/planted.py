@@ -871,6 +871,13 @@ MUTANTS = (
         "training/test_training_checkpoint.py::test_no_run_goes_on_from_anothers_weights_settings_or_rows",
         "a run goes on from the checkpoint of other first weights",
     ),
+    mutant(
+        "fingerprints.py",
+        "if key not in BASE}",
+        "if key not in BASE and class_of(module).startswith('nn.')}",
+        "training/test_training_checkpoint.py::test_no_run_goes_on_from_anothers_weights_settings_or_rows",
+        "settings of a user's own modules are no part of a run",
+    ),
     # -- rows beside the methods, and the search of their settings ---------------------------------------------------
     mutant(
         "compare/baselines.py",
