@@ -122,7 +122,7 @@ def active(folder: Path) -> None:
 
 
 def compare(folder: Path, *more: str) -> None:
-    table = folder / "table.csv"
+    table = folder.parent / "table.csv"  # splits of a table go by its name
     if not table.exists():
         x, _ = rows(90)
         lines = [f"{a:.4f},{b:.4f},{c:.4f},{a * b + 0.1 * c:.4f}" for a, b, c, _ in x.tolist()]

@@ -247,6 +247,8 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, method, at):
     assert found.details == expected.details
     for name, tensor in expected.stored().items():
         assert torch.equal(found.stored()[name], tensor), name
+    x, _ = data()
+    assert torch.equal(found.predict(x, 4, seed=1).probs, expected.predict(x, 4, seed=1).probs)
 
 
 def test_a_loop_of_ones_own():

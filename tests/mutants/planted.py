@@ -907,6 +907,13 @@ MUTANTS = (
         "export/test_export.py::test_scales_and_temperatures_are_heeded",
         "an exported closed form heeds the root of the scale",
     ),
+    mutant(
+        "fingerprints.py",
+        "if key not in BASE}",
+        "if key not in BASE and class_of(module).startswith('nn.')}",
+        "training/test_training_checkpoint.py::test_no_run_goes_on_from_anothers_weights_settings_or_rows",
+        "settings of a user's own modules are no part of a run",
+    ),
     # -- rows beside the methods, and the search of their settings ---------------------------------------------------
     mutant(
         "compare/baselines.py",

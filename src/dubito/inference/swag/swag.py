@@ -162,7 +162,8 @@ class SWAGObjective(AveragedObjective):
         averages = self.averages
         rank = min(averages.count, averages.gathering.rank)
         key = "network."
-        names = [name.removeprefix(key) for name in averages.mean if name.startswith(key)]
+        # In the network's order, not a checkpoint's: draws take their noise in it.
+        names = [name for name in draft.weights() if key + name in averages.mean]
         tensors: Mapping[str, Mapping[str, Tensor]] = {
             "variance": {name: averages.squares[key + name] / averages.count for name in names},
             "deviations": {name: averages.deviations[key + name][:rank].clone() for name in names}
