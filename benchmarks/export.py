@@ -28,7 +28,9 @@ class Plain(nn.Module):
         self.networks = nn.ModuleList(networks)
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
-        """Mean probabilities."""
+        """Mean probabilities, or the outputs of one network alone."""
+        if len(self.networks) == 1:
+            return {"outputs": self.networks[0](inputs)}
         return {"probs": torch.stack([network(inputs).softmax(-1) for network in self.networks]).mean(0)}
 
 

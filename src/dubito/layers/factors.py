@@ -84,6 +84,15 @@ class Factor:
             return product(x, self.mean, bias)
         if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
             return self._given_on(x, axis)
+        if (
+            torch.compiler.is_compiling()
+            and x.ndim == 2
+            and not self.per_row
+            and (bias is None or bias.ndim < 3)
+        ):
+            # Few operators, of which each costs as much as a row's products do
+            y = x.unflatten(0, (-1, rows)) * self.tensor()
+            return (y if bias is None else y + (bias if bias.ndim == 1 else bias.unsqueeze(1))).flatten(0, 1)
         blocks = as_blocks(x, passes, rows, axis)
         added = None if bias is None else bias.reshape(*(*bias.shape[:-1], 1, 1)[:2], 1, bias.shape[-1], 1)
         if self.per_row and not self.positive and not self.given:
