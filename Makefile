@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test mutants chaos lint docs runs defaults bench clean
+.PHONY: demo test test-oldest test-newest mutants chaos lint docs serve runs defaults bench bench-env release clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,6 +15,11 @@ demo: .venv/ready
 
 test: lint
 	$(BIN)/python -m pytest -n 2 -rs
+
+# The suite, or a part of it, with the oldest packages that pyproject.toml allows, and with the newest, in environments
+# of their own: `make test-oldest TESTS="tests/storage -x"`.
+test-oldest test-newest:
+	$(PYTHON) -m tests.matrix $(@:test-%=%) $(TESTS)
 
 # Plants bugs in a copy of the tree, one at a time, and runs the test that must notice: `make mutants ONLY=laplace`.
 mutants: .venv/ready
@@ -42,9 +47,35 @@ defaults: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m benchmarks $(BENCH)
 
+# Other libraries in an environment of their own (they ask for torchvision, which is not needed), and their outputs
+# that docs/coming-from.md is tested against.
+bench-env:
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy torchmetrics einops opt_einsum unfoldNd
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps laplace-torch bayesian-torch backpack-for-pytorch curvlinops-for-pytorch asdfghjkl
+	.venv-peers/bin/python -P benchmarks/peers.py  # -P: benchmarks/laplace.py is not theirs
+
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	$(BIN)/mkdocs build --strict
 
+# Every step of a release but the upload: sdist, wheel, their metadata, and installs into empty environments.
+release: .venv/ready
+	rm -rf dist
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/twine check --strict dist/*
+	for extras in "" "[all]"; do \
+		$(PYTHON) -m venv --clear .venv-release && \
+		.venv-release/bin/pip install --quiet -c constraints.txt "$$(ls dist/*.whl)$$extras" && \
+		.venv-release/bin/pip check && \
+		env -u PYTHONPATH .venv-release/bin/python tests/matrix/smoke.py || exit 1; \
+	done
+	@echo "ready; the upload is left to you: $(BIN)/twine upload dist/*"
+
+# The site at http://127.0.0.1:8000, built anew when a page changes.
+serve: docs
+	$(BIN)/mkdocs serve
+
 clean:
-	rm -rf .venv runs site
+	rm -rf .venv .venv-oldest .venv-newest .venv-release .venv-peers dist runs site

@@ -16,9 +16,10 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 #: The rooms from first to last: a room imports from the levels before its own, and from itself.
 CORE = (
     ("errors", "version", "allocator", "lazy", "devices"),
-    ("seeds", "processes", "jobs", "precision"),
-    ("prediction", "priors", "summary", "storage", "metrics", "distributions"),
-    ("inputs", "evaluation"),
+    ("hints", "seeds", "processes", "jobs", "precision"),
+    ("metrics",),
+    ("prediction", "priors", "summary", "storage", "distributions"),
+    ("inputs", "evaluation", "fingerprints"),
     ("sources", "likelihoods", "layers"),
     ("networks",),
     ("fitting",),

@@ -428,7 +428,7 @@ def test_gaussian_settings_become_plain_and_comparable():
 
 @pytest.mark.parametrize("axis", [0, 1.0, "1", None, True])
 def test_class_axes_that_are_refused(axis):
-    with pytest.raises(ConfigError, match="class_axis must be a whole number other than 0"):
+    with pytest.raises(ConfigError, match="class_axis must be a whole number"):
         Categorical(class_axis=axis)
 
 
@@ -510,7 +510,9 @@ def test_targets_are_brought_into_form():
 
 @pytest.mark.parametrize("value", ["classification", Categorical, None, nn.CrossEntropyLoss()])
 def test_a_likelihood_is_an_object(value):
-    with pytest.raises(ConfigError, match=r"must be Categorical\(\), Bernoulli\(\) or Gaussian\(\), got"):
+    with pytest.raises(
+        ConfigError, match=r"must be an instance such as Categorical\(\) or Gaussian\(\), got"
+    ):
         settings_of(value)
 
 

@@ -1,20 +1,23 @@
-"""What the site makes of the code: the methods' pages, their reference, the reproduced tables."""
+"""What the site makes of the code: the methods' pages, their reference, the reproduced tables, formulas."""
 
 import json
 import re
 import sys
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(ROOT))  # for the papers, which are not installed
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+TAG = re.compile(r"\\tag\{(.*?)\}")
 PICTURE = re.compile(r"\((?:\.\./)+papers/(\w+)/pictures/([\w-]+)\.png\)")
 
 
 def on_config(config):
-    """Every page under methods/ is listed, whoever wrote it."""
+    """Every page under methods/ is listed, whoever wrote it; the papers, which are not installed, are found."""
+    if str(ROOT) not in sys.path:
+        sys.path.insert(0, str(ROOT))
     pages = [f"methods/{path.name}" for path in sorted((ROOT / "docs" / "methods").glob("*.md"))]
     for entry in config["nav"]:
         if "Methods" in entry:
@@ -36,6 +39,25 @@ def on_page_markdown(markdown, page, config, files):
     )
 
 
+def on_page_content(html, page, config, files):
+    """Formulas as MathML, which browsers show without a script."""
+    return FORMULA.sub(lambda match: formula(unescape(match[2]), block=match[1] == "div"), html)
+
+
+def formula(latex: str, *, block: bool) -> str:
+    """One formula; `\\tag{3}` numbers it and makes it a target of links (#eq-3)."""
+    from latex2mathml.converter import convert
+
+    tag = TAG.search(latex)
+    mathml = convert(TAG.sub("", latex).strip(), display="block" if block else "inline")
+    if not block:
+        return mathml
+    if tag is None:
+        return f'<div class="equation">{mathml}</div>'
+    link = f'<a class="number" href="#eq-{tag[1]}">({tag[1]})</a>'
+    return f'<div class="equation" id="eq-{tag[1]}">{mathml}{link}</div>'
+
+
 def on_files(files, config):
     """The papers' pictures become part of the site."""
     for path in sorted((ROOT / "papers").glob("*/pictures/*.png")):
@@ -49,7 +71,8 @@ def methods_reference() -> str:
     import dubito
 
     kinds = dict.fromkeys(type(method) for method in dubito.methods().values())
-    return "\n\n".join(f"::: {kind.__module__}.{kind.__name__}" for kind in kinds)
+    shown = "\n    options: {members: false}"
+    return "\n\n".join(f"::: {kind.__module__}.{kind.__name__}{shown}" for kind in (*kinds, dubito.HMC))
 
 
 def patient_differences() -> str:

@@ -1,7 +1,7 @@
-"""Write what was run into the README: `python docs/generate/readme.py [runs/demo]`.
+"""Write what was run into README, docs/reproduced.md and docs/compare.md: `python docs/generate/readme.py [runs/demo]`.
 
-Always the reproductions' summary; with a comparison's folder also its table and the picture of its page, for which a
-Chromium and Pillow must be installed.
+Always the reproductions; with a comparison's folder also its table and the picture of its page, for which a Chromium
+and Pillow must be installed.
 """
 
 import json
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 
@@ -28,27 +29,61 @@ from papers.runner import Results, judged, rows, tables  # noqa: E402
 MOST_BYTES = 300_000
 
 
-def reproductions() -> str:
-    """One line per table that was run: how many numbers, how many near the paper's, what became of its claims."""
-    results = Results()
-    lines = ["| table | what it shows | numbers | near the paper's | its claims |", "|---|---|---:|---:|---|"]
+@dataclass(frozen=True)
+class Reproduction:
+    """What became of one table at one scale: numbers run, those near the paper's, and verdicts on its claims."""
+
+    name: str
+    title: str
+    numbers: int
+    judgeable: int
+    near: int
+    claims: Counter[str]
+
+    @property
+    def row(self) -> str:
+        """As a line of the table."""
+        verdicts = ", ".join(f"{count} {verdict}" for verdict, count in self.claims.items())
+        share = f"{self.near} of {self.judgeable}" if self.judgeable else ""
+        return f"| `{self.name}` | {self.title} | {self.numbers} | {share} | {verdicts} |"
+
+
+def reproductions() -> list[Reproduction]:
+    """Every paper's table that was run."""
+    results, runs = Results(), []
     for table in tables().values():
         if table.experiment.paper == "defaults":  # no paper's: they have a page of their own
             continue
         for scale, settings in table.experiment.scales.items():
-            found = [row for row in rows(table, scale, results, settings.cells) if row.ours is not None]
-            if not found:
+            cells = [row for row in rows(table, scale, results, settings.cells) if row.ours is not None]
+            if not cells:
                 continue
-            judgeable = [row for row in found if row.verdict is not None]
-            near = sum(row.verdict == "within 2" for row in judgeable)
-            claims = Counter(one.verdict for one in judged(table, scale, results, settings.cells))
-            told = ", ".join(
-                f"{count} {verdict}" for verdict, count in claims.items() if verdict != "not run"
-            )
+            verdicts = [row.verdict for row in cells if row.verdict is not None]
+            claims = Counter(claim.verdict for claim in judged(table, scale, results, settings.cells))
+            del claims["not run"]
             name = table.name if scale == "paper" else f"{table.name} ({scale})"
-            share = f"{near} of {len(judgeable)}" if judgeable else ""
-            lines.append(f"| `{name}` | {table.title} | {len(found)} | {share} | {told} |")
-    return "\n".join(lines)
+            near = verdicts.count("within 2")
+            runs.append(Reproduction(name, table.title, len(cells), len(verdicts), near, claims))
+    return runs
+
+
+def summary_table(runs: list[Reproduction]) -> str:
+    """One line per table that was run."""
+    head = ["| table | what it shows | numbers | near the paper's | its claims |", "|---|---|---:|---:|---|"]
+    return "\n".join([*head, *(run.row for run in runs)])
+
+
+def sentence(runs: list[Reproduction]) -> str:
+    """What was reproduced, in one sentence."""
+    claims = sum((run.claims for run in runs), Counter[str]())
+    near, judgeable = sum(run.near for run in runs), sum(run.judgeable for run in runs)
+    by_pair = sum(count for verdict, count in claims.items() if "pair" in verdict)
+    return (
+        f"**Reproduced**: {len(runs)} tables and figures of the papers, {sum(run.numbers for run in runs)} numbers; "
+        f"{near} of the {judgeable} that a paper gives with an error lie within two standard errors of it; of its claims "
+        f"{claims['holds']} hold, {claims['contradicted']} are contradicted, {claims['open']} are open and {by_pair} "
+        "rest on one pair of runs ([all of them](docs/reproduced.md), with what is smaller than in the paper)."
+    )
 
 
 def demo_table(folder: Path) -> str:
@@ -80,7 +115,7 @@ def picture(page: Path, out: Path) -> None:
 
 
 def small(image, out: Path) -> None:
-    """Save as it is, or with as many colours as stay below the limit; rare ones, which tell methods apart, first."""
+    """Save as it is, or with as many colours as stay below the limit; rare ones, which distinguish methods, first."""
     from PIL import Image
 
     image = image.convert("RGB")
@@ -91,17 +126,21 @@ def small(image, out: Path) -> None:
         image.quantize(colours, method=Image.Quantize.MAXCOVERAGE).save(out, optimize=True)
 
 
-def replaced(text: str, name: str, block: str) -> str:
-    """The README with what stands between a pair of marks replaced."""
+def replace(page: Path, name: str, block: str) -> None:
+    """Put a block between its pair of marks."""
     begin, end = f"<!-- {name}: docs/generate/readme.py -->", f"<!-- end of {name} -->"
-    return re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{block}\n{end}", text, flags=re.DOTALL)
+    text = page.read_text(encoding="utf-8")
+    if begin not in text or end not in text:
+        sys.exit(f"{page} has no marks for {name}")
+    written = re.sub(f"{begin}.*?{end}", lambda _: f"{begin}\n{block}\n{end}", text, flags=re.DOTALL)
+    page.write_text(written, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    written = replaced(readme.read_text(encoding="utf-8"), "reproductions", reproductions())
+    runs = reproductions()
+    replace(ROOT / "README.md", "reproductions", sentence(runs))
+    replace(ROOT / "docs" / "reproduced.md", "summary", summary_table(runs))
     if len(sys.argv) > 1:
         folder = Path(sys.argv[1])
-        written = replaced(written, "demo", demo_table(folder))
+        replace(ROOT / "docs" / "compare.md", "demo", demo_table(folder))
         picture(folder / "report.html", ROOT / "docs" / "report.png")
-    readme.write_text(written, encoding="utf-8")

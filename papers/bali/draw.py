@@ -60,7 +60,7 @@ def by_step(kept: dict) -> tuple[Sequence[float], Sequence[float]]:
 
 
 def foreign(results: Results) -> Figure | None:
-    """Figure 3: ROC curves of entropy, MNIST and Fashion-MNIST told from each other."""
+    """Figure 3: ROC curves of entropy, MNIST against Fashion-MNIST."""
     labels = {"xlabel": "foreign images taken for own", "ylabel": "own images kept"}
     methods = figure_3.METHODS
     return curves(results, figure_3.EXPERIMENT, figure_3.PAIRS, methods, roc, labels)

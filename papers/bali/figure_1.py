@@ -178,7 +178,7 @@ ALL = (*REGRESSION, MOONS)
 TABLES = (
     Table(
         name="bali-figure-1",
-        title="fit and growth of doubt on made-up sets, three hidden layers of 256 units",
+        title="fit and growth of uncertainty on made-up sets, three hidden layers of 256 units",
         paper="BALI, Figures 1 and 4 to 6 (curves without numbers)",
         plus_minus="none",
         differs="three draws of the points instead of one, so that there are standard errors; 128 points of the sinc "

@@ -13,7 +13,7 @@ from dubito import Categorical, metrics, seeds
 from dubito.data import Part
 from dubito.models import mlp
 from dubito.prediction import CategoricalPrediction
-from dubito.shifts import detection, foreign_pair, scores
+from dubito.shifts import detection, ood_pair, scores
 
 from ..runner import provenance
 from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
@@ -50,7 +50,7 @@ class Images:
 
 def load_cell(cell: Cell) -> Images:
     """All training images, and the test images of both sets."""
-    pair = foreign_pair(cell.data, validation=0)
+    pair = ood_pair(cell.data, validation=0)
     return Images(pair.inside.train, pair.inside.test, pair.outside)
 
 
@@ -138,7 +138,7 @@ EXPERIMENT = Experiment(
 TABLES = (
     Table(
         name="bali-figure-3",
-        title="MNIST and Fashion-MNIST told from each other by entropy: area under the ROC curve",
+        title="MNIST against Fashion-MNIST by entropy: area under the ROC curve",
         paper="BALI, Figure 3 (curves without numbers)",
         plus_minus="none",
         differs="50 draws of a prediction, whose number is not given",

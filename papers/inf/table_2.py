@@ -30,7 +30,7 @@ from dubito.inference.laplace.structures import Structure
 from dubito.models import lenet
 from dubito.posterior import Posterior
 from dubito.prediction import CategoricalPrediction
-from dubito.shifts import detection, foreign_pair
+from dubito.shifts import detection, ood_pair
 from dubito.training import Training
 
 from ..runner import provenance
@@ -88,7 +88,7 @@ class Images:
 
 def load_cell(cell: Cell) -> Images:
     """MNIST and notMNIST, scaled alike."""
-    pair = foreign_pair(cell.data)
+    pair = ood_pair(cell.data)
     assert pair.inside.validation is not None
     return Images(pair.inside.train, pair.inside.validation, pair.inside.test, pair.outside)
 
@@ -247,7 +247,7 @@ TABLES = (
     ),
     Table(
         name="inf-table-2-mnist-auroc",
-        title="the same networks: how well the entropy tells notMNIST from MNIST",
+        title="the same networks: how well the entropy detects notMNIST among MNIST",
         paper="not in the paper, which reports the entropy of notMNIST alone",
         plus_minus="none",
         experiment=EXPERIMENT,

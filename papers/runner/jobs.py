@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dubito import jobs as shared
-from dubito.errors import DubitoError, Interrupted, StorageError
+from dubito.errors import DubitoError, Interrupted, StorageError, interruption
 from dubito.jobs import Backend
 
 from .experiment import Cell, Experiment, Outcome
@@ -65,19 +65,26 @@ def run(
     tasks = [(experiment, scale, batch) for batch in batches(experiment, waiting)]
     done = 0
     try:
-        for batch in shared.each(work, tasks, jobs=jobs, backend=backend, scheduler=scheduler):
-            for finished in batch:
+        for number, batch, death in shared.surviving(work, tasks, shared.Workers(jobs, backend, scheduler)):
+            for finished in batch or [lost(cell, str(death)) for cell in tasks[number][2]]:
                 finished = written(experiment, scale, finished, results)
                 done += 1
                 if finished.failure is not None:
                     failures.append(finished)
                 report(finished)
     except KeyboardInterrupt as error:
-        raise Interrupted(
+        raise interruption(
+            error,
             f"interrupted after {done} of {len(waiting)} jobs, which are kept in {results.folder}; "
-            "the same command goes on from there"
+            "the same command goes on from there",
         ) from error
     return failures
+
+
+def lost(cell: Cell, reason: str) -> Finished:
+    """A job without an outcome."""
+    spent = Spent(cpu_seconds=0.0, peak_memory_bytes=None, together=())
+    return Finished(cell=cell, outcome=None, spent=spent, failure=reason)
 
 
 def batches(experiment: Experiment, cells: Sequence[Cell]) -> list[list[Cell]]:

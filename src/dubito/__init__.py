@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .errors import NetworkError as NetworkError
     from .errors import ProcessError as ProcessError
     from .errors import StorageError as StorageError
+    from .errors import Terminated as Terminated
     from .errors import TrainingError as TrainingError
     from .errors import UnknownNameError as UnknownNameError
     from .inference.bali import BALI as BALI
@@ -57,6 +58,11 @@ if TYPE_CHECKING:
     from .likelihoods import Bernoulli as Bernoulli
     from .likelihoods import Categorical as Categorical
     from .likelihoods import Gaussian as Gaussian
+    from .likelihoods import HeteroscedasticGaussian as HeteroscedasticGaussian
+    from .likelihoods import NegativeBinomial as NegativeBinomial
+    from .likelihoods import OwnLikelihood as OwnLikelihood
+    from .likelihoods import Poisson as Poisson
+    from .likelihoods import StudentT as StudentT
     from .loading import load as load
     from .priors import He as He
     from .registry import methods as methods
@@ -78,6 +84,7 @@ _NAMES = {
         "NetworkError",
         "ProcessError",
         "StorageError",
+        "Terminated",
         "TrainingError",
         "UnknownNameError",
     ),
@@ -94,7 +101,16 @@ _NAMES = {
     "inference.natural_gradient": ("VOGN", "NoisyAdam", "NoisyKFAC", "Vadam"),
     "inference.rank1": ("Rank1",),
     "inference.swag": ("SWA", "SWAG"),
-    "likelihoods": ("Bernoulli", "Categorical", "Gaussian"),
+    "likelihoods": (
+        "Bernoulli",
+        "Categorical",
+        "Gaussian",
+        "HeteroscedasticGaussian",
+        "NegativeBinomial",
+        "OwnLikelihood",
+        "Poisson",
+        "StudentT",
+    ),
     "priors": ("He",),
     "loading": ("load",),
     "registry": ("methods",),

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from . import seeds
-from .errors import ConfigError, require_count
+from .errors import ConfigError, DataError, require_count
+from .hints import checked
 from .inputs import Batch, TensorOptions
 from .layers.shell import seeded
 from .objective import Objective
@@ -49,6 +50,7 @@ class GradientSNR:
         window: the number of last batches to look at; None looks at all, in the memory of two.
     """
 
+    @checked
     def __init__(self, objective: Objective, window: int | None = 10) -> None:
         if window is not None:
             require_count(2, window=window)
@@ -81,6 +83,7 @@ class GradientSNR:
 class _GradientMoments:
     """Mean and sum of squared errors of gradients, taken in one by one about the first of them."""
 
+    @checked
     def __init__(self, first: Tensor) -> None:
         self.first, self.count = first.clone(), 0
         self.mean, self.squares = torch.zeros_like(first), torch.zeros_like(first)
@@ -103,10 +106,15 @@ class _GradientMoments:
         variance = self.squares / self.count
         varied = variance > 0
         ratios = ((self.first + self.mean).square() / variance)[varied].double()
+        if not ratios.isfinite().all():
+            raise DataError(
+                "gradients must be finite, got NaN or infinity; look at the sizes of inputs and targets"
+            )
         signal, median = ratios.mean().item(), ratios.median().item() if len(ratios) else math.nan
         return SignalToNoise(signal + 1, signal, median + 1, 1 - varied.double().mean().item())
 
 
+@checked
 def gradient_snr(
     objective: Objective,
     data: Any,
@@ -149,6 +157,7 @@ def gradient_snr(
     return {name: statistics.ratios() for name, statistics in moments.items()}
 
 
+@checked
 def trained(objective: Objective) -> dict[str, Tensor]:
     """The tensors that training moves, by the names a posterior stores them under."""
     return {name: tensor for name, tensor in objective.draft.stored().items() if tensor.requires_grad}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from numbers import Integral, Real
 from typing import Any
 
@@ -45,6 +46,19 @@ class Interrupted(DubitoError, KeyboardInterrupt):
     """A run ended by Ctrl-C, after its state was saved; the message says how to go on."""
 
 
+class Terminated(Interrupted, SystemExit):
+    """A run ended by SIGTERM, after its state was saved; a program that lets it pass ends with status 143."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.code = 128 + 15
+
+
+def interruption(error: KeyboardInterrupt, message: str) -> Interrupted:
+    """An interruption that says more, of the kind that came."""
+    return (Terminated if isinstance(error, Terminated) else Interrupted)(message)
+
+
 class DubitoWarning(UserWarning):
     """Something the user should know, though work goes on."""
 
@@ -81,6 +95,22 @@ def require_flag(**values: bool) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
             raise ConfigError(f"{name} must be True or False, got {value!r}")
+
+
+def require_extra(module: str, extra: str, use: str) -> Any:
+    """A module of a package that an extra installs; without it, an error says which.
+
+    Args:
+        module: its full name.
+        extra: of `pyproject.toml`.
+        use: what needs it, as the subject of a sentence.
+    """
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        needs = f"{use} needs {package}, which is not installed: pip install 'dubito[{extra}]'"
+        raise ConfigError(needs) from error
 
 
 def unknown_name(kind: str, name: Any, known: Iterable[str]) -> UnknownNameError:

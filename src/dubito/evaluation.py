@@ -2,7 +2,14 @@
 
 from torch import Tensor
 
-from .prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction, aligned
+from .prediction import (
+    BernoulliPrediction,
+    CategoricalPrediction,
+    OutputPrediction,
+    Prediction,
+    RealPrediction,
+    aligned,
+)
 
 
 def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
@@ -12,6 +19,8 @@ def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     nll = -float(prediction.log_prob(targets).cpu().double().mean())
     if isinstance(prediction, RealPrediction):
         return {"nll": nll, **real_metrics(prediction, targets)}
+    if isinstance(prediction, OutputPrediction):
+        return {"nll": nll}
     if isinstance(prediction, CategoricalPrediction):
         probs = prediction.probs.movedim(prediction.class_axis, -1).flatten(0, -2)
         labels = targets.flatten()
@@ -36,6 +45,6 @@ def real_metrics(prediction: RealPrediction, targets: Tensor) -> dict[str, float
     return {
         "rmse": metrics.rmse(prediction.mean, targets),
         "mae": metrics.mae(prediction.mean, targets),
-        "crps": metrics.crps_mixture(targets, prediction.means, prediction.component_variances.sqrt()),
+        "crps": float(prediction.crps(targets).mean()),
         "coverage": metrics.interval_coverage(targets, lower, upper),
     }

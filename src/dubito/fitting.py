@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from . import networks, seeds
-from .errors import DataError, DubitoError, NetworkError, require_count
+from .errors import DataError, DubitoError, NetworkError, ProcessError, require_count
+from .fingerprints import first_difference, modules_of, weights_of
+from .hints import Checked
 from .inputs import (
     Batch,
     Inputs,
@@ -25,7 +27,7 @@ from .inputs import (
     take,
 )
 from .layers.shell import seeded
-from .likelihoods import BuiltLikelihood, Gaussian, Likelihood, settings_of
+from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes
 from .processes import Processes, current
 from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading
@@ -35,7 +37,7 @@ TARGET_ROWS, PATIENCE = 1024, 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Run(Checked):
     """What surrounds a training run.
 
     Attributes:
@@ -155,6 +157,7 @@ def _prepared(
         with reading(run.validation, run.seed, "example"):
             watched = run.validation.example(1)
     outputs = probe(network, example.inputs)
+    _check_dependence(network, take(example.inputs, slice(1)), outputs)
     if watched is not None:
         probe(network, watched.inputs)
     raw = source.batch.targets if isinstance(source, TensorSource) else example.targets
@@ -178,12 +181,28 @@ def _prepared(
     )
 
 
+def _check_dependence(network: nn.Module, row: Inputs, outputs: Tensor) -> None:
+    """Refuse a network whose outputs do not depend on what is to be fitted, or whose width depends on the rows."""
+    with torch.enable_grad(), seeded(network, 0, "probe"):
+        alone = read(partial(networks.run, network, {}), row)
+    if alone.shape[1:] != outputs.shape[1:]:
+        raise NetworkError(
+            f"the network must answer a row alike alone and among others, got outputs of shape {tuple(alone.shape)} "
+            f"for one row and {tuple(outputs.shape)} for {len(outputs)}"
+        )
+    if networks.trainable(network) and not alone.requires_grad:
+        raise NetworkError(
+            "the network's outputs must depend on its trainable parameters, but nothing leads back to them; take away "
+            "the detach(), no_grad() or rounding that cuts the graph"
+        )
+
+
 def _built(
     settings: Likelihood, source: Source, outputs: Tensor, targets: Tensor, seed: int
 ) -> BuiltLikelihood:
     """The likelihood from a few outputs and the targets at hand, or from all of them where it asks for all."""
     whole = isinstance(source, TensorSource)
-    if whole or not (isinstance(settings, Gaussian) and settings.standardise):
+    if whole or not getattr(settings, "standardise", False):
         built = settings.build(outputs, targets)
         built.warn(outputs, targets)
         return built
@@ -192,6 +211,38 @@ def _built(
     # Loaders of several processes may have orders of their own, and so sums with other last digits.
     current(PATIENCE, outputs.device).broadcast(list(built.state_dict().values()))
     return built
+
+
+def require_agreement(prepared: Prepared, timeout: float) -> None:
+    """Refuse processes of one run that were given different data, networks or seeds; all of them learn of it.
+
+    Args:
+        prepared: what this process was given.
+        timeout: seconds to wait for the others.
+    """
+    device = TensorOptions.of(prepared.network).device
+    processes = prepared.run.processes or current(timeout, device)
+    if processes.count == 1:
+        return
+    validation = prepared.run.validation
+    facts = {
+        "seed": int(prepared.seed),
+        "num_data": int(prepared.num_data),
+        "data": prepared.source.digest(),
+        "validation": validation and validation.digest(),
+        "network": modules_of(prepared.network, prepared.modes),
+        "first weights": weights_of(prepared.network),
+    }
+    first = processes.broadcast_json(facts, device)
+    differences = processes.gathered_json(first_difference(first, facts), device)
+    for rank, difference in enumerate(differences):
+        if difference is not None:
+            name, there, here = difference
+            raise ProcessError(
+                f"processes of one run must make the same call, but {name} is {there!r} in process 0 and {here!r} in "
+                f"process {rank}; give all of them the same data, seed and network, built with the same weights "
+                "(torch.manual_seed before it): each takes its share of the rows by itself"
+            )
 
 
 def checked_rows(

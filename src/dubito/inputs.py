@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from .devices import moved, on_host
 from .errors import DataError, NetworkError
+from .hints import require_dense
 from .precision import autocast, half_passes
 
 Inputs: TypeAlias = Any  # a tensor, or a tuple, list or dict of inputs
@@ -116,24 +117,25 @@ def joined(trees: Sequence[Inputs]) -> Inputs:
     return map_tensors(lambda _: torch.cat([next(tensors) for tensors in leaves]), trees[0])
 
 
-def to_tensors(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+def to_tensors(inputs: Inputs, dtype: torch.dtype, name: str = "inputs") -> Inputs:
     """Arrays become tensors, floats take the dtype; everything stays where it lies."""
     if isinstance(inputs, np.ndarray):
         inputs = from_array(inputs)
     if isinstance(inputs, Tensor):
+        require_dense(name, inputs)
         if inputs.dtype in (torch.uint16, torch.uint32, torch.uint64):
             inputs = inputs.long()  # PyTorch can hardly compute with those
         return inputs.to(dtype) if inputs.is_floating_point() else inputs
     if isinstance(inputs, Mapping):
-        return {key: to_tensors(value, dtype) for key, value in inputs.items()}
+        return {key: to_tensors(value, dtype, name) for key, value in inputs.items()}
     if isinstance(inputs, tuple | list):
-        return tuple(to_tensors(value, dtype) for value in inputs)
+        return tuple(to_tensors(value, dtype, name) for value in inputs)
     return inputs
 
 
 def from_array(array: np.ndarray) -> Tensor:
     """The array as a tensor, sharing memory where it can be written to."""
-    # Tensors have no reversed strides, no foreign byte order, and no memory that is read only.
+    # Tensors have no reversed strides, no other byte order, and no memory that is read only.
     native = np.require(array, array.dtype.newbyteorder("="), ["C", "W"])
     try:
         return torch.from_numpy(native)
@@ -255,10 +257,10 @@ def checked_batch(
             + (f" of length {len(batch)}" if isinstance(batch, tuple | list | dict) else "")
             + "; wrap several inputs in a tuple or dict: ((a, b), targets)"
         )
-    inputs, targets = to_tensors(batch[0], like.dtype), to_tensors(batch[1], like.dtype)
+    inputs, targets = to_tensors(batch[0], like.dtype), to_tensors(batch[1], like.dtype, "targets")
     if not isinstance(targets, Tensor):
         try:
-            targets = to_tensors(np.asarray(targets), like.dtype)
+            targets = to_tensors(np.asarray(targets), like.dtype, "targets")
         except ValueError as error:
             raise DataError(f"targets must be a tensor, an array or a list of numbers: {error}") from error
     count = count_rows(inputs)
@@ -276,6 +278,9 @@ def cut(inputs: Inputs, max_rows: int) -> Iterator[Inputs]:
     """Inputs as a user gave them, in pieces of at most `max_rows` rows."""
     leaves, tree = tree_flatten(inputs)
     arrays = [leaf for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
+    for array in arrays:
+        if isinstance(array, Tensor):
+            require_dense("inputs", array)
     sizes = {len(array) if array.ndim else 0 for array in arrays}
     if len(sizes) != 1 or max(sizes) <= max_rows:
         yield inputs  # `checked_inputs` says what is wrong

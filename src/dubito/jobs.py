@@ -1,22 +1,32 @@
 """Jobs in parallel, here or on a cluster, handed out as they end; one thread of PyTorch each."""
 
+import multiprocessing
+import os
 import re
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
 import torch
 
-from .errors import ConfigError, Interrupted, require_count, unknown_name
+from .errors import ConfigError, Interrupted, Terminated, require_count, require_extra, unknown_name
 
 Backend = Literal["local", "dask", "ray"]
 
 # Jobs seed PyTorch's global generator while they run, so threads of one process take turns.
 turn = threading.Lock()
+
+#: Seconds between two looks of a worker at its parent, and those it has to save itself.
+WATCH, PATIENCE = 0.5, 10.0
+#: The status of a process that SIGTERM has ended.
+TERMINATED = 128 + signal.SIGTERM
 
 
 def check(jobs: int | None, backend: str, scheduler: str | None) -> None:
@@ -52,7 +62,8 @@ def each(
         scheduler: the cluster's address.
     """
     joblib = load_joblib()
-    tasks = [joblib.delayed(function)(*values) for values in arguments]
+    bound = (_bound, os.getpid(), function) if backend == "local" else (function,)
+    tasks = [joblib.delayed(bound[0])(*bound[1:], *values) for values in arguments]
     count = jobs or (1 if backend == "local" else -1)
     with cluster(backend, scheduler):
         yield from as_they_end(joblib, tasks, count, backend)
@@ -61,20 +72,61 @@ def each(
 def surviving(
     function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], workers: "Workers"
 ) -> Iterator[tuple[int, Any, str | None]]:
-    """As `each`, with each job's number; one that raises, or whose process dies, has a reason in place of a result."""
-    left = dict(enumerate(arguments))
-    numbered = [(number, function, *values) for number, values in left.items()]
+    """As `each`, with each job's number; one that raises, or whose process dies, has a reason in place of a result.
+
+    Which job's process died is not told. Those left are tried again together as long as that finishes any, else one by
+    one, until one has died alone.
+    """
+    left = {number: (number, function, *values) for number, values in enumerate(arguments)}
+    while left:
+        waiting = len(left)
+        try:
+            for number, *outcome in workers.each(_guarded, list(left.values())):
+                del left[number]
+                yield number, *outcome
+        except worker_deaths():
+            for number in list(left) if len(left) == waiting else ():
+                values = left.pop(number)
+                try:
+                    yield from each(_guarded, [values], jobs=2)
+                except worker_deaths() as error:
+                    yield number, None, _death(error)
+                    break
+
+
+def _bound(parent: int, function: Callable[..., Any], *values: Any) -> Any:
+    """A job in a process that ends with its parent; SIGTERM ends the process, not the jobs of all others."""
+    if os.getpid() == parent:
+        return function(*values)
+    _watched(parent)
     try:
-        for number, *outcome in workers.each(_guarded, numbered) if numbered else ():
-            del left[number]
-            yield number, *outcome
-    except worker_deaths():
-        # Which one died is not told: those left are tried again, each in a pool of its own.
-        for number, values in left.items():
-            try:
-                yield from each(_guarded, [(number, function, *values)], jobs=2)
-            except worker_deaths() as error:
-                yield number, None, _death(error)
+        return function(*values)
+    except Terminated:
+        os._exit(TERMINATED)
+
+
+@cache
+def _watched(parent: int) -> None:
+    """Let this process end, saved, soon after its parent has."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(WATCH)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(PATIENCE)
+        os._exit(TERMINATED)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def dismiss() -> None:
+    """Ask the local workers for an end, and wait until they are saved; before they are killed."""
+    workers = [child for child in multiprocessing.active_children() if child.name.startswith("Loky")]
+    for worker in workers:
+        worker.terminate()
+    end = time.monotonic() + PATIENCE
+    for worker in workers:
+        worker.join(max(0.0, end - time.monotonic()))
 
 
 def _guarded(number: int, function: Callable[..., Any], *values: Any) -> tuple[int, Any, str | None]:
@@ -169,12 +221,7 @@ def alone(threads: int = 1) -> Iterator[None]:
 
 def load_joblib() -> Any:
     """The module joblib, which an extra installs."""
-    try:
-        return import_module("joblib")
-    except ImportError as error:
-        raise ConfigError(
-            "jobs are run with joblib, which is not installed: pip install 'dubito[cli]'"
-        ) from error
+    return require_extra("joblib", "cli", "running jobs")
 
 
 @contextmanager
@@ -183,22 +230,15 @@ def cluster(backend: str, scheduler: str | None) -> Iterator[None]:
     if backend == "local":
         yield
     elif backend == "dask":
-        client = _extra("distributed").Client(scheduler)
+        client = require_extra("distributed", "cluster", "a cluster of Dask").Client(scheduler)
         with client, load_joblib().parallel_config(backend="dask"):
             yield
     else:
-        ray = _extra("ray")
-        _extra("ray.util.joblib").register_ray()
+        ray = require_extra("ray", "cluster", "a cluster of Ray")
+        import_module("ray.util.joblib").register_ray()
         ray.init(address=scheduler)
         try:
             with load_joblib().parallel_config(backend="ray"):
                 yield
         finally:
             ray.shutdown()
-
-
-def _extra(module: str) -> Any:
-    try:
-        return import_module(module)
-    except ImportError as error:
-        raise ConfigError(f"{error}; clusters need an extra: pip install 'dubito[cluster]'") from error

@@ -17,7 +17,8 @@ from .calibration import (
     TemperedCategorical,
     TemperedCategoricalLikelihood,
 )
-from .errors import StorageError, require_flag
+from .errors import StorageError
+from .hints import checked
 from .inputs import TensorOptions
 from .lazy import open_all
 from .likelihoods import (
@@ -25,9 +26,19 @@ from .likelihoods import (
     BernoulliLikelihood,
     Categorical,
     CategoricalLikelihood,
+    CountLikelihood,
     Gaussian,
     GaussianLikelihood,
+    HeteroscedasticGaussian,
+    HeteroscedasticGaussianLikelihood,
     Likelihood,
+    NegativeBinomial,
+    NoiseNumbers,
+    OwnBuiltLikelihood,
+    OwnLikelihood,
+    Poisson,
+    StudentT,
+    StudentTLikelihood,
 )
 from .method import Method
 from .networks import copied, extra_states
@@ -40,6 +51,11 @@ LIKELIHOODS: dict[type, Any] = {
     Categorical: CategoricalLikelihood,
     Bernoulli: BernoulliLikelihood,
     Gaussian: GaussianLikelihood,
+    HeteroscedasticGaussian: HeteroscedasticGaussianLikelihood,
+    StudentT: StudentTLikelihood,
+    Poisson: CountLikelihood,
+    NegativeBinomial: CountLikelihood,
+    OwnLikelihood: OwnBuiltLikelihood,
     TemperedCategorical: TemperedCategoricalLikelihood,
     TemperedBernoulli: TemperedBernoulliLikelihood,
 }
@@ -96,6 +112,7 @@ class Content(TypedDict):
     fingerprint: NotRequired[dict[str, Any] | None]
 
 
+@checked
 def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = True) -> Posterior:
     """The posterior saved at `path`; `net` gives the architecture and the device, and is not modified.
 
@@ -106,7 +123,6 @@ def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = Tr
         net: a network built like the one the posterior was fitted to.
         fingerprint: whether the network must answer fixed inputs as the one did that was saved.
     """
-    require_flag(fingerprint=fingerprint)
     tensors, content = storage.read(path, "posterior")
     network = copied(net).eval()
     try:
@@ -172,46 +188,64 @@ def _check_names(tensors: dict[str, Tensor], named: dict[str, list[str]]) -> Non
 
 def _likelihood(chosen: Any, noise: dict[str, Tensor], components: int) -> Any:
     """The built likelihood, after checking that its noise is one."""
+    built = next(LIKELIHOODS[kind] for kind in type(chosen).__mro__ if kind in LIKELIHOODS)
     for key, tensor in noise.items():
         if not tensor.is_floating_point() or not (tensor.abs() <= LARGEST).all():
             raise StorageError(f"the noise's {key} must hold finite numbers of at most {LARGEST:g}")
-    extra = {}
-    if isinstance(chosen, Gaussian):
-        _check_noise(noise, components)
-        extra = {"num_components": components}
-    elif components != 1:
-        raise StorageError(f"{type(chosen).__name__} has no noise of {components} components")
-    if "raw_std" in noise:
-        noise["raw_std"] = nn.Parameter(noise["raw_std"], requires_grad=False)
-    return restored(lambda kind: LIKELIHOODS[kind](chosen, **noise, **extra), type(chosen), "the likelihood")
-
-
-def _check_noise(noise: dict[str, Tensor], components: int) -> None:
-    """Refuse Normal noise that is not of one form, not positive, or of another number of components."""
-    forms, units = (
-        [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise],
-        {"location", "scale"},
+        if key.startswith("raw_"):
+            noise[key] = nn.Parameter(tensor, requires_grad=False)
+    if issubclass(built, GaussianLikelihood):
+        _check_gaussian(noise, components)
+    else:
+        needed, optional = built.names_of(chosen) if issubclass(built, NoiseNumbers) else ((), ())
+        _check_noise(noise, needed, optional, components)
+    extra: Any = (
+        {"num_components": components} if issubclass(built, GaussianLikelihood | NoiseNumbers) else {}
     )
-    if len(forms) != 1 or {*noise} - {*forms} not in (set(), units):
+    return restored(lambda settings: built(settings, **noise, **extra), chosen, "the likelihood")
+
+
+def _check_noise(
+    noise: dict[str, Tensor], needed: tuple[str, ...], optional: tuple[str, ...], components: int
+) -> None:
+    """Refuse numbers per output that are missing, of no use, not positive, or not of so many components."""
+    names = [key.removeprefix("raw_") for key in noise]
+    if len({*names}) != len(names) or not {*needed} <= {*names} <= {*needed, *optional}:
+        raise StorageError(f"the noise must hold {list(needed)}, and may {list(optional)}, got {[*noise]}")
+    if not needed and components != 1:
+        raise StorageError(f"noise that the outputs tell has no components of its own, got {components}")
+    for key, tensor in noise.items():
+        fixed = not key.startswith("raw_") and key != "location"
+        if fixed and not (tensor > 0).all():
+            raise StorageError(f"the noise's {key} must be above 0")
+        if components > 1 and fixed and key in needed and (tensor.ndim == 0 or len(tensor) != components):
+            raise StorageError(
+                f"the noise's {key} must have {components} components, got {tuple(tensor.shape)}"
+            )
+    if noise.keys() & {"location", "scale"} and (
+        "location" not in noise or "scale" not in noise or noise["location"].shape != noise["scale"].shape
+    ):
+        raise StorageError("the targets' location and scale must be there together, in one shape")
+
+
+def _check_gaussian(noise: dict[str, Tensor], components: int) -> None:
+    forms = [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise]
+    units = {key for key in ("location", "scale") if key in noise}
+    if len(forms) != 1 or len(units) not in (0, 2) or {*noise} != {*forms, *units}:
         raise StorageError(
             f"the noise must have one form, with a location and a scale or neither, got {[*noise]}"
         )
     values = noise[forms[0]]
+    spread = values.diagonal(dim1=-2, dim2=-1) if forms == ["scale_tril"] and values.ndim > 1 else values
     if forms == ["scale_tril"]:
-        shape = (*([components] if components > 1 else []), *values.shape[-1:] * 2)
-        fits, values = (
-            tuple(values.shape) == shape,
-            values.diagonal(dim1=-2, dim2=-1) if values.ndim > 1 else values,
-        )
-    else:
-        fits = components == 1 or (values.ndim > 0 and len(values) == components)
-    if not fits:
-        raise StorageError(f"the noise must have {components} components, got {tuple(noise[forms[0]].shape)}")
-    if forms != ["raw_std"] and not (values > 0).all():
+        size = values.shape[-1] if values.ndim else 0
+        if tuple(values.shape) != (*([components] if components > 1 else []), size, size):
+            raise StorageError(f"the noise's covariance does not fit its {components} components")
+    elif components > 1 and (values.ndim == 0 or len(values) != components):
+        raise StorageError(f"the noise must have {components} components, got {tuple(values.shape)}")
+    if forms != ["raw_std"] and not (spread > 0).all():
         raise StorageError("the noise's standard deviations must be above 0")
-    if "scale" in noise and (
-        noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()
-    ):
+    if units and (noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()):
         raise StorageError("the scale of targets must be above 0, and have the shape of their location")
 
 

@@ -2,6 +2,8 @@
 
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal
@@ -9,8 +11,10 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import nn
 
-from .errors import ConfigError
-from .fitting import Prepared, Start, prepare, prepare_start, undisturbed
+from .errors import ConfigError, DataError, TrainingError
+from .fitting import Prepared, Start, answered, prepare, prepare_start, require_agreement, undisturbed
+from .hints import Checked
+from .inputs import Inputs
 from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
@@ -19,11 +23,13 @@ from .training import AutoTraining, Training, train
 
 
 @dataclass(frozen=True, kw_only=True)
-class Method(ABC):
+class Method(Checked, ABC):
     """Base of all methods."""
 
     #: The class of the posteriors this method makes.
     posterior_type: ClassVar[type[Posterior]]
+    #: Whether a fit without `training=` has something that a checkpoint can keep.
+    resumable: ClassVar[bool] = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -53,7 +59,7 @@ class Method(ABC):
                 `Training.auto(...)`, is the protocol of `dubito compare`: see `dubito.protocol`.
             validation: data that watch over training, in any form `data` may have.
             num_data: the number of training rows, where the data do not tell (iterable datasets).
-            checkpoint: a file that lets an interrupted run go on.
+            checkpoint: a file that lets an interrupted run go on; one of another run is refused.
             seed: of everything random.
             progress: show a progress bar; None shows it on terminals only.
         """
@@ -64,9 +70,17 @@ class Method(ABC):
             return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             require_training(training)
+            if checkpoint is not None and training is None and not self.resumable:
+                raise ConfigError(
+                    f"{type(self).__name__} without training= makes a few passes over the data and keeps no "
+                    "checkpoint of them; leave checkpoint= out, or give training= to fit the network first"
+                )
             prepared = prepare(net, data, likelihood, **given)
-            with undisturbed(prepared, "fit"):
-                return with_inputs(self.fit_prepared(prepared, training), prepared)
+            with undisturbed(prepared, "fit"), single_rows():
+                require_agreement(prepared, (training or Training()).timeout)
+                posterior = self.fit_prepared(prepared, training)
+            check_answers(posterior.network, prepared.example.inputs)
+            return with_inputs(posterior, prepared)
 
     @abstractmethod
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
@@ -116,6 +130,29 @@ def with_inputs(posterior: Posterior, prepared: Prepared) -> Posterior:
     """The posterior, which from now on knows the form of its inputs: files tell the network by it."""
     posterior.details["inputs"] = described(prepared.example.inputs)
     return posterior
+
+
+def check_answers(network: nn.Module, inputs: Inputs) -> None:
+    """Refuse the end of a training whose weights answer a few rows by no numbers."""
+    if not answered(network, inputs).isfinite().all():
+        raise TrainingError(
+            "training ended in weights whose outputs are NaN or infinite; lower the learning rate, clip gradients "
+            "(clip_norm=) or standardise inputs and targets"
+        )
+
+
+@contextmanager
+def single_rows() -> Iterator[None]:
+    """While open, batch norm's error about a batch of one row, which has no variance, says what to do."""
+    try:
+        yield
+    except ValueError as error:
+        if "more than 1 value per channel" not in str(error):
+            raise
+        raise DataError(
+            "batch norm needs batches of at least two rows in training, got one; change batch_size so that the last "
+            "batch is larger, use a loader with drop_last=True, or put the layer in evaluation mode"
+        ) from error
 
 
 def require_training(training: object) -> None:

@@ -24,10 +24,15 @@ def copied(net: nn.Module) -> nn.Module:
     """A copy of the network, gradients left behind, after checking that it can be treated at all."""
     if not isinstance(net, nn.Module):
         raise NetworkError(f"the network must be an nn.Module, got {type(net).__name__}")
+    if any(isinstance(module, torch.jit.ScriptModule) for module in net.modules()):
+        raise NetworkError(
+            "the network must be a Python module, got one compiled by torch.jit, which hides how its layers use their "
+            "weights; give the module it was made of"
+        )
     named = dict(net.named_parameters())
     if not named:
         raise NetworkError(
-            "the network must have parameters, got none; there is nothing to be in doubt about"
+            "the network must have parameters, got none; a posterior is a distribution over them"
         )
     for name, parameter in named.items():
         if is_lazy(parameter):
@@ -44,6 +49,15 @@ def copied(net: nn.Module) -> nn.Module:
     for parameter in network.parameters():
         parameter.grad = None
     return network
+
+
+def require_full(network: nn.Module, work: str) -> None:
+    """Refuse a network in half precision, for work that PyTorch does not do in it."""
+    for name, parameter in network.named_parameters():
+        if parameter.dtype in (torch.bfloat16, torch.float16):
+            raise NetworkError(
+                f"{work} needs float32 or float64, got {name!r} in {parameter.dtype}; call net.float()"
+            )
 
 
 def duplicate(module: Copied) -> Copied:

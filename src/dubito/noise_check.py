@@ -9,7 +9,7 @@ from torch import Tensor
 from .errors import DubitoWarning
 from .fitting import Prepared
 from .inputs import Batch
-from .likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
+from .likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from .posterior import Posterior
 from .sources import OrderedSource, Source
 
@@ -98,5 +98,7 @@ def constant_nll(likelihood: BuiltLikelihood, targets: Tensor) -> float:
     if isinstance(likelihood, GaussianLikelihood):
         # ½ log(2πe s²) of a Gaussian with the targets' own mean and variance
         return float((flat.std(0, unbiased=False).log() + 0.5 * math.log(2 * math.pi * math.e)).sum())
+    if not isinstance(likelihood, BernoulliLikelihood):
+        return math.inf  # no formula gives it
     rate = flat.mean(0)
     return float((torch.special.entr(rate) + torch.special.entr(1 - rate)).sum())

@@ -7,7 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import NetworkError, require_count
+from .errors import NetworkError, require_count, require_positive
+from .fitting import answered
+from .hints import checked
 from .inputs import Batch, Inputs, TensorOptions, checked_batch
 from .layers.shell import Lease, take
 from .likelihoods import at_least_float
@@ -63,6 +65,7 @@ class Objective(nn.Module, ABC):
     def bind(self, inputs: Inputs) -> None:
         """Learn from a first batch what only a run of the network tells; called before every loss."""
 
+    @checked
     def loss(
         self,
         inputs: Inputs,
@@ -79,9 +82,14 @@ class Objective(nn.Module, ABC):
             kl_weight: the weight of the divergence, 1 for the evidence bound itself.
             generator: the source of noise; None takes PyTorch's global one.
         """
+        require_positive(zero=True, kl_weight=kl_weight)
         batch = checked_batch((inputs, targets), TensorOptions.of(self.draft.network))
-        self.bind(batch.inputs)
-        return self.batch_loss(batch, kl_weight, generator, checked=False)
+        try:
+            self.bind(batch.inputs)
+            return self.batch_loss(batch, kl_weight, generator, checked=False)
+        except (RuntimeError, TypeError, ValueError, IndexError):
+            answered(self.draft.network, batch.inputs)  # says what the network cannot read
+            raise
 
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True

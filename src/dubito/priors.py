@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from .errors import ConfigError, require_positive
+from .hints import Checked
 
 
 @dataclass(frozen=True, kw_only=True)
-class He:
+class He(Checked):
     """Standard deviations scaled to a layer's fan-in: N(0, gain² · 2 / fan_in), N(0, 1) for vectors.
 
     [k-tied Normal, Eq. 9; biases keep a standard Normal, as its appendix B does]

@@ -74,6 +74,10 @@ class Processes:
         self.broadcast([raw], source)
         return json.loads(bytes(raw.tolist()).decode())
 
+    def gathered_json(self, value: Any, device: torch.device) -> list[Any]:
+        """The plain values of all processes, by their numbers."""
+        return [self.broadcast_json(value, device, source) for source in range(self.count)]
+
     def patient(self) -> "Processes":
         """The same processes, who wait for each other as long as work lasts; one that dies is still noticed."""
         if self.count == 1:

@@ -1,7 +1,8 @@
 """Where training and evaluation rows come from: one interface over tensors, datasets and loaders."""
 
+import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.data import (
 
 from . import seeds, storage
 from .errors import DataError
+from .fingerprints import UNKNOWN, described
 from .inputs import (
     Batch,
     Inputs,
@@ -32,6 +34,9 @@ from .inputs import (
     named_tensors,
     take,
 )
+
+#: Rows that are read at once for a digest, and rows that are read twice to see which tensors are drawn anew.
+DIGEST_ROWS, TWICE = 128, 64
 
 
 class Source(ABC):
@@ -50,14 +55,21 @@ class Source(ABC):
     labelled: bool = True
     #: Brings targets into the likelihood's form or refuses them; set by `check_targets`.
     _check: TargetCheck | None = None
+    _digest: str | None = None
 
     @abstractmethod
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """All rows once, in the source's own order."""
 
-    @abstractmethod
     def digest(self) -> str:
-        """A fingerprint of the rows, as far as it can be had without reading all of them from disk."""
+        """A fingerprint of all rows, which are read once more for it; it says what of them cannot be compared."""
+        if self._digest is None:
+            self._digest = self._rows_digest()
+        return self._digest
+
+    @abstractmethod
+    def _rows_digest(self) -> str:
+        """See `digest`."""
 
     def check_targets(self, check: TargetCheck) -> None:
         """Pass all targets through `check`: at once where they are in memory, else batch by batch."""
@@ -110,8 +122,8 @@ class TensorSource(OrderedSource):
             rows = map_tensors(lambda tensor, index=index: tensor.index_select(0, index), inputs)
             yield Batch(rows, targets.index_select(0, index)) if size else None
 
-    def digest(self) -> str:
-        return storage.checksum(dict(named_tensors((self.batch.inputs, self.batch.targets), "data")))
+    def _rows_digest(self) -> str:
+        return rows_digest([self.batch])
 
 
 class DatasetSource(OrderedSource):
@@ -124,9 +136,7 @@ class DatasetSource(OrderedSource):
         if loader:
             assert isinstance(loader.batch_sampler, BatchSampler)  # see `reads_all_rows`
             self.batch_size, self.drop_last = loader.batch_sampler.batch_size, loader.batch_sampler.drop_last
-            names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
-            self.options = {name: getattr(loader, name) for name in names}
-            self.options["multiprocessing_context"] = loader.multiprocessing_context
+            self.options = reading_options(loader)
         if self.num_data == 0:
             raise DataError("data must hold at least one row, got an empty dataset")
 
@@ -152,14 +162,8 @@ class DatasetSource(OrderedSource):
         for group in numbers:
             yield self._checked(next(loader), self.like, group) if group else None
 
-    def digest(self) -> str:
-        once, again = (dict(named_tensors(self.example()[:2], "data")) for _ in range(2))
-        first = storage.checksum(once)
-        if first != storage.checksum(
-            again
-        ):  # drawn anew at each reading (augmentation): only the shapes stay
-            first = str({name: list(tensor.shape[1:]) for name, tensor in once.items()})
-        return f"{self.num_data} rows, first {first}"
+    def _rows_digest(self) -> str:
+        return read_again(lambda: self.example(TWICE), lambda: self.batches(DIGEST_ROWS))
 
 
 class RowsSource(OrderedSource):
@@ -177,8 +181,8 @@ class RowsSource(OrderedSource):
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
         return self.source.read([self.rows[group] for group in groups])
 
-    def digest(self) -> str:
-        return f"{storage.checksum({'rows': self.rows})} of {self.source.digest()}"
+    def _rows_digest(self) -> str:
+        return f"rows {storage.checksum({'rows': self.rows})[:16]} of {self.source.digest()}"
 
 
 class LoaderSource(Source):
@@ -200,8 +204,71 @@ class LoaderSource(Source):
         if first_row == 0:
             raise DataError("data must hold at least one row, got a loader without batches")
 
-    def digest(self) -> str:
-        return f"{self.num_data} rows in an order of their own"
+    def _rows_digest(self) -> str:
+        loader, dataset = self.loader, self.loader.dataset
+        if isinstance(dataset, IterableDataset):
+            return f"{self.num_data} rows of a stream ({UNKNOWN}: it cannot be read twice)"
+        whole = loader.batch_sampler is None  # items are batches already
+        sampler = loader.sampler if whole else loader.batch_sampler
+        order = described(sampler, above=(id(dataset),))
+        try:  # all rows by number: the sampler may draw, and is left alone
+            numbers = range(len(dataset))  # pyright: ignore[reportArgumentType]
+            groups = numbers if whole else [list(numbers[part]) for part in split(len(numbers), DIGEST_ROWS)]
+            options = {"batch_size": None, "sampler": groups} if whole else {"batch_sampler": groups}
+            options |= {"generator": seeds.generator(0, "workers"), **reading_options(loader)}
+            rows = LoaderSource(DataLoader(dataset, **options), self.like)
+            rows.labelled = self.labelled
+            return f"{read_again(rows.example, lambda: rows.batches(0))}; order {order}"
+        except Exception as error:  # whatever stands in rows that the sampler leaves out
+            reason = f"its rows cannot be read by number, {type(error).__name__}"
+            return f"{self.num_data} rows ({UNKNOWN}: {reason}); order {order}"
+
+
+def reading_options(loader: DataLoader) -> dict[str, Any]:
+    """How a loader reads: all its options but those of its order."""
+    names = "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context"
+    return {name: getattr(loader, name) for name in names}
+
+
+def rows_digest(batches: Iterable[Batch], drawn: Collection[str] = ()) -> str:
+    """A checksum of each tensor over all rows, in words; tensors that are `drawn` anew have none."""
+    hashes: dict[str, Any] = {}
+    forms: dict[str, str] = {}
+    rows = 0
+    for batch in batches:
+        rows += len(batch.targets)
+        for name, tensor in _tensors(batch):
+            if name in drawn:
+                continue
+            running = hashes.setdefault(name, hashlib.sha256())
+            form = f"{tensor.dtype} {tuple(tensor.shape[1:])}"
+            if forms.get(name) != form:
+                forms[name] = form
+                running.update(form.encode())
+            if tensor.numel():
+                running.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    parts = [f"{name} {running.hexdigest()[:16]}" for name, running in hashes.items()]
+    parts += [f"{name} ({UNKNOWN}: drawn anew at each reading)" for name in drawn]
+    return f"{rows} rows: {', '.join(parts)}"
+
+
+def read_again(first: Callable[[], Batch], every: Callable[[], Iterator[Batch]]) -> str:
+    """The digest of rows that can be read again; `first` reads some of them, twice under two seeds.
+
+    What differs between the two is drawn, as random crops are, and no sign of other data.
+    """
+    once, again = ({}, {})
+    for seed, seen in enumerate((once, again)):
+        with seeds.forked(seed, "digest"):
+            seen |= {name: storage.checksum({"": tensor}) for name, tensor in _tensors(first())}
+    drawn = [name for name in once if once[name] != again.get(name)]
+    with seeds.forked(0, "digest"):
+        return rows_digest(every(), drawn)
+
+
+def _tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
+    yield from named_tensors(batch.inputs)
+    yield "targets", batch.targets
 
 
 def unlabelled(raw: Any) -> tuple[Inputs, Tensor]:

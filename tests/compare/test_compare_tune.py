@@ -201,7 +201,7 @@ def test_optuna_missing_says_how_to_get_it(monkeypatch):
     def missing(name):
         raise ImportError(name)
 
-    monkeypatch.setattr(tune, "import_module", missing)
+    monkeypatch.setattr("dubito.errors.import_module", missing)
     with pytest.raises(ConfigError, match=r"not installed: pip install 'dubito\[tune\]'"):
         compare(quick(2), ["map"])
     with pytest.raises(ConfigError, match="tune must be a whole number of at least 1, got 0"):

@@ -233,7 +233,7 @@ def test_missing_packages_are_named(monkeypatch, tmp_path, module, suffix):
     if module == "pyarrow":
         monkeypatch.setitem(sys.modules, "fastparquet", None)
     with pytest.raises(
-        ConfigError, match=rf"needs {module}, which is not installed: pip install dubito\[tabular\]"
+        ConfigError, match=rf"needs {module}, which is not installed: pip install 'dubito\[tabular\]'"
     ):
         load(write(tmp_path / f"own.{suffix}", "a,y\n1,2\n"), target="y")
 

@@ -7,6 +7,8 @@ import torch
 from scipy import integrate, stats
 from torch.distributions import Cauchy, HalfCauchy, InverseGamma, LogNormal, kl_divergence
 
+import dubito.distributions.divergences as _registered  # noqa: F401
+
 
 def tensors(*values: float, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, ...]:
     return tuple(torch.tensor(value, dtype=dtype) for value in values)

@@ -142,7 +142,7 @@ def test_other_ranks_are_refused(rank):
 
 
 def test_bad_arguments_are_named():
-    with pytest.raises(UnknownNameError, match=r"unknown selection 'rectangel', did you mean 'rectangle'"):
+    with pytest.raises(UnknownNameError, match=r"unknown method 'rectangel', did you mean 'rectangle'"):
         select(torch.ones(2, 3), 1, method="rectangel")
     with pytest.raises(ConfigError, match="max_size"):
         select(torch.ones(2, 3), 1, max_size=0)

@@ -1,6 +1,7 @@
 """The site builds without a warning."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 def test_the_site_builds_strictly(tmp_path):
-    for module in ("mkdocs", "material", "mkdocstrings"):
+    for module in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(module, reason="needs the extra: pip install 'dubito[docs]'")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
     command = [
@@ -26,15 +27,32 @@ def test_the_site_builds_strictly(tmp_path):
     ]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    reproduced = (tmp_path / "site" / "reproduced" / "index.html").read_text()
+    reproduced = (tmp_path / "site" / "reproduced.html").read_text()
     assert "within 2" in reproduced and "inf-table-1" in reproduced
-    reference = (tmp_path / "site" / "api" / "index.html").read_text()
-    for name in ("MCDropout", "Posterior", "reliability", "compare"):
+    reference = (tmp_path / "site" / "api.html").read_text()
+    for name in (
+        "MCDropout",
+        "Posterior",
+        "reliability",
+        "compare",
+        "temperature_scaled",
+        "ood_pair",
+        "BALD",
+    ):
         assert name in reference
-    assert (tmp_path / "site" / "methods" / "map" / "index.html").is_file()
-    bali, active = (
-        (tmp_path / "site" / page / "index.html").read_text() for page in ("methods/bali", "active")
-    )
-    assert 'src="../../pictures/bali/figure-1.png"' in bali and 'src="../pictures/inf/figure-5.png"' in active
+    for room in ("calibration", "shifts", "active", "optim", "distributions", "diagnostics", "layers"):
+        assert f'id="dubito.{room}"' in reference
+    for internal in ("fit_prepared", "BALI.resolved", "Posterior.finished", "Posterior.check_form"):
+        assert internal not in reference
+    assert (tmp_path / "site" / "methods" / "map.html").is_file()
+    bali, active = ((tmp_path / "site" / f"{page}.html").read_text() for page in ("methods/bali", "active"))
+    assert 'src="../pictures/bali/figure-1.png"' in bali and 'src="pictures/inf/figure-5.png"' in active
     for picture in ROOT.glob("papers/*/pictures/*.png"):
         assert (tmp_path / "site" / "pictures" / picture.parts[-3] / picture.name).is_file()
+    laplace = (tmp_path / "site" / "methods" / "laplace.html").read_text()
+    assert laplace.count("<math") > 8 and 'id="eq-6"' in laplace and "arithmatex" not in laplace
+    # Nothing is fetched: the site, its search and its formulas work from disk.
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert not re.search(r'<(?:script|link|img)[^>]*(?:src|href)="?https?:', page.read_text()), page
+    assert (tmp_path / "site" / "search" / "search_index.js").is_file()
+    assert "assets/iframe-worker.js" in laplace

@@ -104,7 +104,7 @@ def test_exported_programs_take_any_number_of_rows(name: str) -> None:
     module = fixed.as_module()
     dynamic = ({0: torch.export.Dim.DYNAMIC},)
     with torch.no_grad():
-        program = torch.export.export(module, (x[:5],), dynamic_shapes=dynamic).module()
+        program = torch.export.export(module, (x[:5],), dynamic_shapes=dynamic, strict=False).module()
         for count in (5, 1, 24):
             answer, prediction = program(x[:count]), fixed.predict(x[:count])
             for key in NAMES["classes"]:
@@ -117,7 +117,9 @@ def test_exported_reals_have_their_interval() -> None:
     fixed = Rank1(components=2).fit(dense(outputs), (X, targets), likelihood, training=QUICK).sampled(4)
     with torch.no_grad():
         dynamic = ({0: torch.export.Dim.DYNAMIC},)
-        program = torch.export.export(fixed.as_module(), (X[:5],), dynamic_shapes=dynamic).module()
+        program = torch.export.export(
+            fixed.as_module(), (X[:5],), dynamic_shapes=dynamic, strict=False
+        ).module()
         answer, (lower, upper) = program(X), fixed.predict(X).interval()
     torch.testing.assert_close(answer["lower"], lower, **CLOSE)
     torch.testing.assert_close(answer["upper"], upper, **CLOSE)
@@ -127,4 +129,4 @@ def test_exported_reals_have_their_interval() -> None:
 def test_what_cannot_be_traced_is_refused_in_words() -> None:
     fixed = Laplace(linearised=True).fit(dense(), (X, torch.arange(24) % 3), Categorical()).sampled(4)
     with pytest.raises(NetworkError, match="linearised=False"):
-        torch.export.export(fixed.as_module(), (X[:5],))
+        torch.export.export(fixed.as_module(), (X[:5],), strict=False)

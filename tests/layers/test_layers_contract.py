@@ -514,7 +514,14 @@ def modules(name: str, kind: str) -> PassModule:
     return PassModule(network, context, context.names)
 
 
+by_dynamo = pytest.mark.skipif(
+    torch.__version__.startswith("2.6."),
+    reason="PyTorch 2.6 cannot trace a subclass of tensors made in a pass",
+)
+
+
 @quiet
+@by_dynamo
 @traced
 def test_compiled_passes_are_eager_ones(name: str, kind: str) -> None:
     if "compiled" in ROWS[name].without:
@@ -530,7 +537,7 @@ def test_compiled_passes_are_eager_ones(name: str, kind: str) -> None:
 
 
 @quiet
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
+@pytest.mark.parametrize("strict", [pytest.param(True, marks=by_dynamo), False], ids=["strict", "not strict"])
 @traced
 def test_exported_passes_are_eager_ones_at_another_batch_size(name: str, kind: str, strict: bool) -> None:
     module = modules(name, kind)

@@ -651,7 +651,7 @@ MUTANTS = (
         "known rows count as the unknown ones",
     ),
     mutant(
-        "plot/doubt.py",
+        "plot/uncertainty.py",
         "share = torch.full_like(rows, 1 / len(rows)).tolist()",
         "share = torch.full_like(rows, 1 / (len(rows) + 1)).tolist()",
         "plot/test_plot_predictions.py::test_histograms_hold_all_rows",
@@ -663,6 +663,20 @@ MUTANTS = (
         "top + share_y * (bottom - top)",
         "report/test_report_page.py::test_marks_lie_where_their_numbers_say",
         "charts stand on their heads",
+    ),
+    mutant(
+        "shifts/detection.py",
+        'zip(("inside", "outside"), values, strict=True)',
+        'zip(("outside", "inside"), values, strict=True)',
+        "shifts/test_shifts_pairs.py::test_histograms_share_their_bins",
+        "out-of-distribution rows are drawn as the data set's",
+    ),
+    mutant(
+        "shifts/pairs.py",
+        "beyond = span * (1 + (distance - 1) * draws[0])",
+        "beyond = span * (distance - 1) * draws[0]",
+        "shifts/test_shifts_pairs.py::test_tables_taken_apart",
+        "far rows lie within reach of the table's range",
     ),
     mutant(
         "shifts/noise.py",

@@ -47,7 +47,7 @@ def test_reliability_of_two_classes():
     yes = log_yes.exp().flatten()
     expected = metrics.reliability_curve(torch.stack([1 - yes, yes], 1), targets, 5)
     np.testing.assert_allclose(axis.get_lines()[1].get_ydata(), expected.accuracy[expected.count > 0])
-    with pytest.raises(DataError, match="predictions of classes"):
+    with pytest.raises(ConfigError, match="ClassPrediction"):
         plot.reliability(reals(), torch.zeros(50))  # pyright: ignore
 
 

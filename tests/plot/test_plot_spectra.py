@@ -104,7 +104,7 @@ def test_refusals() -> None:
     with pytest.raises(ConfigError, match="most must be"):
         plot.explained_variance({"fc": spectrum()}, most=0)
     for std in (torch.ones(3), torch.full((2, 2), torch.nan), [[1.0]], torch.ones(0, 3)):
-        with pytest.raises(DataError, match="a matrix or a kernel of finite numbers"):
+        with pytest.raises(DataError, match="std must be"):
             plot.std_map(std)  # pyright: ignore
     with pytest.raises(ConfigError, match="at most 3, the shorter side, got 4"):
         plot.std_map(positive(3, 4), rank=4)
@@ -124,7 +124,7 @@ def test_without_matplotlib_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch)
     def missing(name: str):
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr("dubito.plot.axes.import_module", missing)
+    monkeypatch.setattr("dubito.errors.import_module", missing)
     with pytest.raises(ConfigError, match=r"pip install 'dubito\[report\]'"):
         plot.std_map(positive(3, 4))
 

@@ -20,18 +20,23 @@ import torch
 from examples import Noisy, data, fresh, mlp, same, step_in, with_statistics
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 from dubito import (
     MAP,
     Categorical,
+    ConfigError,
+    DeepEnsemble,
     Gaussian,
     Interrupted,
+    Laplace,
     MCDropout,
     MeanField,
     StorageError,
+    Terminated,
     Training,
     TrainingError,
+    storage,
 )
 from dubito.inference.map import MAPObjective
 from dubito.inputs import Batch, TensorOptions
@@ -50,6 +55,8 @@ from dubito.training import (
     train,
 )
 from dubito.training import checkpoint as checkpoints
+from dubito.training.loop import Loop
+from dubito.training.members import MemberStepper
 from dubito.training.progress import Reached, listened
 
 HERE = Path(__file__).parent
@@ -147,18 +154,6 @@ def test_a_finished_run_is_not_run_again(tmp_path, monkeypatch):
     assert same(first, again) and first.history == again.history
 
 
-def test_other_first_weights_are_no_other_run(tmp_path, monkeypatch):
-    """A script that builds its network from the clock's seed goes on from the checkpoint's weights."""
-    whole = MAP().fit(mlp(), data(), Categorical(), training=EVERY_STEP)
-    with monkeypatch.context() as patch, pytest.raises(Crash):
-        crashing(patch, 4)
-        MAP().fit(mlp(), data(), Categorical(), training=EVERY_STEP, checkpoint=tmp_path / "c")
-    other = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 3))
-    assert same(
-        MAP().fit(other, data(), Categorical(), training=EVERY_STEP, checkpoint=tmp_path / "c"), whole
-    )
-
-
 def test_when_checkpoints_are_written(tmp_path, monkeypatch):
     path, clock = tmp_path / "c.safetensors", [0.0]
     plain = GradientStepper.step
@@ -233,16 +228,19 @@ BASE = {
         ({"data": (X + 1e-6, Y)}, r"data was '.*' there and is '"),
         ({"data": (X, Y.flip(0))}, r"data was '.*' there and is '"),
         ({"validation": (X, Y)}, r"validation was None there and is '"),
-        ({"net": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))}, r"out_features=9.*=8"),
+        (
+            {"net": lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))},
+            r"network\.0\.out_features was 9 there and is 8",
+        ),
         (
             {"net": lambda: nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 3))},
-            r"network\.1 was 'ReLU\(\)'",
+            r"network\.1\.class was 'nn\.ReLU' there and is 'nn\.Tanh' here",
         ),
         ({"net": lambda: mlp().double()}, r"data was"),
         ({"net": frozen}, r"tensors\.network\.0\.weight was '\(9, 4\) torch\.float32 trained' there"),
         (
             {"net": lambda: in_part(mlp())},
-            r"network\.1 was 'ReLU\(\)' there and is 'ReLU\(\) in evaluation mode'",
+            r"network\.1\.evaluation mode was False there and is True",
         ),
     ],
 )
@@ -263,12 +261,117 @@ def test_checkpoints_of_other_runs_are_refused(change, named, tmp_path):
     fit(**{**BASE, "training": patient})
 
 
+class Act(nn.Module):
+    """A user's own activation; what it prints says nothing of its setting."""
+
+    def __init__(self, k: float) -> None:
+        super().__init__()
+        self.k = k
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return torch.tanh(self.k * inputs)
+
+
+class Listed(Dataset):
+    """Rows that are read one by one."""
+
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets = inputs, targets
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[index], self.targets[index]
+
+
+def changed(row: int = 19) -> tuple[Tensor, Tensor]:
+    """The same rows but for one label."""
+    x, y = data()
+    y[row] = (y[row] + 1) % 3
+    return x, y
+
+
+def weighted(rows: tuple[Tensor, Tensor], weights: list[float]) -> DataLoader:
+    """A loader with an order of its own."""
+    stream = torch.Generator().manual_seed(3)
+    return DataLoader(
+        Listed(*rows), batch_size=8, sampler=WeightedRandomSampler(weights, 24, generator=stream)
+    )
+
+
+def with_act(k: float) -> nn.Module:
+    return fresh(lambda: nn.Sequential(nn.Linear(4, 9), Act(k), nn.Linear(9, 3)))
+
+
+def other_weights() -> nn.Module:
+    net = mlp()
+    with torch.no_grad():
+        net[2].bias[1] += 1e-6
+    return net
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "named"),
+    [
+        ({}, {"net": other_weights}, r"first weights\.2\.bias was '"),
+        ({"net": lambda: with_act(1)}, {"net": lambda: with_act(5)}, r"network\.1\.k was 1 there and is 5 here"),
+        ({"data": Listed(*data())}, {"data": Listed(*changed())}, r"data was '27 rows: inputs (\w+), targets"),
+        ({"data": weighted(data(), [1.0] * 27)}, {"data": weighted(changed(), [1.0] * 27)}, "data was '27 rows"),
+        ({"data": weighted(data(), [1.0] * 27)}, {"data": weighted(data(), [2.0] * 27)}, "order BatchSampler"),
+        ({"data": Noisy(*data())}, {"data": Noisy(*changed())}, r"inputs \(not compared: drawn anew"),
+        ({"validation": Listed(*data())}, {"validation": Listed(*changed())}, r"validation was '27 rows"),
+    ],
+)  # fmt: skip
+def test_no_run_goes_on_from_anothers_weights_settings_or_rows(first, second, named, tmp_path):
+    def fit(net=mlp, data=BASE["data"], validation=None):
+        training = dataclasses.replace(QUICK, batch_size=None, epochs=1)
+        return MAP().fit(
+            net(), data, Categorical(), training=training, validation=validation, checkpoint=tmp_path / "c"
+        )
+
+    posterior = fit(**first)
+    assert same(fit(**first), posterior)  # its own run goes on
+    with pytest.raises(StorageError, match=named):
+        fit(**second)
+
+
+def test_checkpoints_that_told_less_are_refused(tmp_path):
+    fit = partial(MAP().fit, mlp(), data(), Categorical(), training=QUICK, checkpoint=tmp_path / "c")
+    fit()
+    tensors, content = storage.read(tmp_path / "c", "checkpoint")
+    del content["fingerprint"]["revision"], content["fingerprint"]["first weights"]
+    storage.write(tmp_path / "c", "checkpoint", tensors, content)
+    with pytest.raises(StorageError, match=r"another version of dubito.*another path"):
+        fit()
+
+
+def test_attributes_that_another_pytorch_lacks_are_no_difference(tmp_path):
+    fit = partial(MAP().fit, data=data(), likelihood=Categorical(), training=QUICK, checkpoint=tmp_path / "c")
+    fit(with_act(1))
+    tensors, content = storage.read(tmp_path / "c", "checkpoint")
+    content["fingerprint"]["network"]["0"]["novelty"] = 3
+    storage.write(tmp_path / "c", "checkpoint", tensors, content)
+    fit(with_act(1))
+    content["fingerprint"]["network"]["1"]["novelty"] = 3  # of the user's own module
+    storage.write(tmp_path / "c", "checkpoint", tensors, content)
+    with pytest.raises(StorageError, match=r"network\.1\.novelty was 3 there and is 'absent'"):
+        fit(with_act(1))
+
+
+def test_a_fit_that_keeps_no_checkpoint_takes_none(tmp_path):
+    with pytest.raises(ConfigError, match="Laplace without training= .* leave checkpoint= out"):
+        Laplace().fit(mlp(), data(), Categorical(), checkpoint=tmp_path / "c")
+    Laplace().fit(mlp(), data(), Categorical(), training=QUICK, checkpoint=tmp_path / "c")
+    assert (tmp_path / "c").exists()
+
+
 def test_rates_of_dropout_are_part_of_the_network(tmp_path):
     fit = partial(MAP().fit, data=data(), likelihood=Categorical(), training=QUICK, checkpoint=tmp_path / "c")
     fit(with_statistics())
     other = with_statistics()
     other[3].p = 0.4
-    with pytest.raises(StorageError, match=r"network\.3 was 'Dropout\(p=0\.3.*p=0\.4"):
+    with pytest.raises(StorageError, match=r"network\.3\.p was 0\.3 there and is 0\.4"):
         fit(other)
 
 
@@ -416,19 +519,21 @@ def test_listeners_hear_of_every_step_with_its_own_loss():
 # -- Ctrl-C ----------------------------------------------------------------------------------------------------
 
 
-def pressing(monkeypatch, *steps: int, times: int = 1) -> list[int]:
-    """Press Ctrl-C while these steps are made; returns the steps that were made."""
-    made, plain = [], GradientStepper.step
+def pressing(
+    monkeypatch, *steps: int, times: int = 1, number: int = signal.SIGINT, stepper: type = GradientStepper
+) -> list[int]:
+    """Press Ctrl-C, or send another signal, while these steps are made; returns the steps that were made."""
+    made, plain, sent = [], stepper.step, number
 
     def step(self, number, *rest):
         record = plain(self, number, *rest)
         made.append(number)
         if number in steps:
             for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(sent)
         return record
 
-    monkeypatch.setattr(GradientStepper, "step", step)
+    monkeypatch.setattr(stepper, "step", step)
     return made
 
 
@@ -467,6 +572,84 @@ def test_a_second_press_ends_at_once(monkeypatch, tmp_path):
     with pytest.raises(KeyboardInterrupt) as caught:
         MAP().fit(mlp(), data(), Categorical(), training=QUICK, checkpoint=tmp_path / "c")
     assert not isinstance(caught.value, Interrupted) and made == [0, 1]
+
+
+# -- SIGTERM ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def handled():
+    """Sets a handler of SIGTERM, and sees that it is put back whatever happened."""
+    handlers = [signal.getsignal(signal.SIGTERM)]
+
+    def handle(handler) -> None:
+        handlers.append(handler)
+        signal.signal(signal.SIGTERM, handler)
+
+    yield handle
+    assert signal.getsignal(signal.SIGTERM) is handlers[-1]
+    signal.signal(signal.SIGTERM, handlers[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "stepper"), [(MeanField(), GradientStepper), (DeepEnsemble(members=2), MemberStepper)]
+)
+def test_a_terminated_run_goes_on(method, stepper, handled, tmp_path, monkeypatch, capsys):
+    handled(signal.SIG_DFL)
+    fit = partial(method.fit, mlp(), data(), Categorical(), training=QUICK)
+    with monkeypatch.context() as patch:
+        # The second changes nothing.
+        pressing(patch, 2, number=signal.SIGTERM, times=2, stepper=stepper)
+        with pytest.raises(Terminated, match=r"interrupted after step [34] of 8.*to go on") as caught:
+            fit(checkpoint=tmp_path / "c")
+    assert caught.value.code == 143 and isinstance(caught.value, SystemExit | Interrupted)
+    assert "to go on" in capsys.readouterr().err
+    assert {step_in(path) for path in tmp_path.iterdir()} <= {
+        3,
+        4,
+    }  # runs side by side end together, a step later
+    assert same(fit(checkpoint=tmp_path / "c"), fit())
+
+
+def test_a_programs_own_handler_decides(handled, tmp_path, monkeypatch):
+    fit = partial(MAP().fit, mlp(), data(), Categorical(), training=QUICK)
+    whole, heard = fit(), []
+    handled(lambda number, _: heard.append(number))  # it returns: the run goes on, saved
+    steps = crashing(monkeypatch, 10**9)
+    with monkeypatch.context() as patch:
+        pressing(patch, 2, number=signal.SIGTERM)
+        assert same(fit(checkpoint=tmp_path / "c"), whole)
+    assert heard == [signal.SIGTERM] and 3 in steps
+
+    def leave(*_: Any) -> None:
+        sys.exit("bye")
+
+    handled(leave)
+    with monkeypatch.context() as patch:
+        pressing(patch, 2, number=signal.SIGTERM)
+        with pytest.raises(SystemExit, match="bye"):
+            fit(checkpoint=tmp_path / "d")
+    assert step_in(tmp_path / "d") == 3
+    handled(signal.SIG_IGN)
+    with monkeypatch.context() as patch:
+        pressing(patch, 2, number=signal.SIGTERM)
+        assert same(fit(), whole)
+
+
+def test_a_signal_after_the_last_step_ends_the_program_all_the_same(handled, tmp_path, monkeypatch):
+    handled(signal.SIG_DFL)
+    plain = Loop._close_epoch
+
+    def closed(self) -> None:
+        plain(self)
+        if self.progress.done:
+            signal.raise_signal(signal.SIGTERM)
+
+    fit = partial(MAP().fit, mlp(), data(), Categorical(), training=QUICK)
+    with monkeypatch.context() as patch, pytest.raises(Terminated):
+        patch.setattr(Loop, "_close_epoch", closed)
+        fit(checkpoint=tmp_path / "c")
+    assert same(fit(checkpoint=tmp_path / "c"), fit())
 
 
 def test_a_job_in_the_background_stays_deaf(monkeypatch):
@@ -618,8 +801,9 @@ def test_killed_at_any_moment(tmp_path):
         assert results[how]["seconds"] < seconds, results
 
 
-def test_ctrl_c_in_a_terminal(tmp_path):
-    """The signal goes to the whole group of processes: to this one and to its loader's workers."""
+@pytest.mark.parametrize(("number", "codes"), [(signal.SIGINT, (1,)), (signal.SIGTERM, (143,))])
+def test_a_signal_to_all_processes_of_a_run(number, codes, tmp_path):
+    """It goes to the whole group, as from a terminal or a scheduler: to this one and to its loader's workers."""
     path = tmp_path / "c"
     process = subprocess.Popen(
         script("interrupted_run.py", path),
@@ -633,12 +817,12 @@ def test_ctrl_c_in_a_terminal(tmp_path):
         while not (path.exists() and step_in(path) >= 3):
             assert process.poll() is None and time.monotonic() < end, "it never came to step 3"
             time.sleep(0.02)
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         _, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode not in (0, -signal.SIGKILL)
-    assert "Interrupted: interrupted after step" in err and f"checkpoint={str(path)!r} to go on" in err
+    assert process.returncode in codes, err
+    assert ": interrupted after step" in err and f"checkpoint={str(path)!r} to go on" in err
     reached = step_in(path)
     assert 3 < reached < 80
     assert same(interrupted_run.fit(path), interrupted_run.fit(None))

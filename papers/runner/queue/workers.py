@@ -13,8 +13,7 @@ from typing import Any
 from dubito.errors import Interrupted
 
 from ..experiment import Cell
-from ..jobs import Finished, work
-from ..store import Spent
+from ..jobs import Finished, lost, work
 
 NICENESS = 19
 #: Seconds that a worker has to save its training before it is killed.
@@ -103,9 +102,7 @@ def _run(module: str, table: str, scale: str, cells: tuple[Cell, ...]) -> list[F
     except Interrupted:
         raise
     except Exception as error:  # a cell that fails must not take the queue along
-        spent = Spent(cpu_seconds=0.0, peak_memory_bytes=None, together=())
-        reason = f"{type(error).__name__}: {error}"
-        return [Finished(cell=cell, outcome=None, spent=spent, failure=reason) for cell in cells]
+        return [lost(cell, f"{type(error).__name__}: {error}") for cell in cells]
 
 
 def _end_with_parent() -> None:

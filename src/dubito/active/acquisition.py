@@ -13,14 +13,15 @@ from torch import Tensor
 
 from .. import seeds
 from ..errors import ConfigError, DataError, require_count
+from ..hints import Checked, checked
 from ..inference.laplace import LaplacePosterior
 from ..inputs import Inputs, TensorOptions, checked_inputs, rows_of
-from ..likelihoods import Gaussian, Likelihood
+from ..likelihoods import Bernoulli, Categorical, Likelihood
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import BernoulliPrediction, CategoricalPrediction, ClassPrediction, RealPrediction, per_row
 
 
-class Acquisition(ABC):
+class Acquisition(Checked, ABC):
     """Base of acquisition functions."""
 
     #: Whether only predictions of classes have such scores.
@@ -32,7 +33,7 @@ class Acquisition(ABC):
         Args:
             likelihood: what is to be fitted.
         """
-        if self.classes_only and isinstance(likelihood, Gaussian):
+        if self.classes_only and not isinstance(likelihood, Categorical | Bernoulli):
             raise self._refusal(type(likelihood).__name__)
 
     def _refusal(self, got: str) -> DataError:
@@ -54,12 +55,13 @@ class Acquisition(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class OutputVariance(Acquisition):
-    """The variance of the outputs that doubt about the weights makes [MacKay 1992].
+    """The epistemic variance of the outputs [MacKay 1992].
 
     Laplace posteriors have it in closed form, J P⁻¹ Jᵀ of the network linearised in its weights, as MacKay does;
     others by draws.
     """
 
+    @checked
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         if not isinstance(posterior, LaplacePosterior):
             outputs = posterior.sample_outputs(inputs, num_samples, seed=seed)
@@ -73,6 +75,7 @@ class OutputVariance(Acquisition):
 class PredictionScore(Acquisition):
     """Base of those that judge a row by its prediction."""
 
+    @checked
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         prediction = posterior.predict(inputs, num_samples, seed=seed)
         known = ClassPrediction if self.classes_only else ClassPrediction | RealPrediction
@@ -98,7 +101,7 @@ class Entropy(PredictionScore):
 class BALD(PredictionScore):
     """The mutual information of label and weights [Houlsby et al. 2011].
 
-    Of reals, that of Normals with the prediction's variances: ½ log((noise + doubt) / noise).
+    Of reals, that of Normals with the prediction's variances: ½ log((aleatoric + epistemic) / aleatoric).
     """
 
     def score(self, prediction: Any) -> Tensor:
@@ -145,6 +148,7 @@ class Margin(PredictionScore):
 class Random(Acquisition):
     """No preference: what the others are measured against."""
 
+    @checked
     def scores(self, posterior: Posterior, inputs: Inputs, *, num_samples: int = 32, seed: int = 0) -> Tensor:
         like = TensorOptions.of(posterior.network)
         stream = seeds.generator(seed, "random acquisition", device=like.device)
@@ -152,7 +156,7 @@ class Random(Acquisition):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Selection:
+class Selection(Checked):
     """How several rows are chosen at once from their scores.
 
     Args:
@@ -170,6 +174,7 @@ class Selection:
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"temperature must be a number of at least 0, got {self.temperature!r}")
 
+    @checked
     def choose(self, scores: Tensor, *, seed: int = 0) -> Tensor:
         """Numbers of the chosen rows, the best first; ties are broken by seed.
 

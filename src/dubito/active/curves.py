@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ..errors import ConfigError, DataError
+from ..hints import checked
 from ..metrics import Estimate, Over, PairedDifference, paired_bootstrap, standard_error_over_runs
 from ..storage.schema import Recorded
 
@@ -38,6 +39,7 @@ class Curve:
 
     points: tuple[CurvePoint, ...]
 
+    @checked
     def values(self, metric: str) -> list[float]:
         """A metric along the curve."""
         known = self.points[0].metrics
@@ -68,6 +70,7 @@ class MeanCurve:
     values: tuple[Estimate, ...]
 
 
+@checked
 def mean_curve(curves: Sequence[Curve], metric: str) -> MeanCurve:
     """The mean curve of a metric, with standard errors over splits.
 
@@ -80,6 +83,7 @@ def mean_curve(curves: Sequence[Curve], metric: str) -> MeanCurve:
     return MeanCurve(num_labelled=steps, values=tuple(standard_error_over_runs(column) for column in columns))
 
 
+@checked
 def paired_difference(first: Sequence[Curve], second: Sequence[Curve], metric: str) -> PairedDifference:
     """The mean over splits of how far the first's average lies above the second's.
 

@@ -12,17 +12,19 @@ import torch
 from torch import Tensor, nn
 
 from .. import seeds, storage
-from ..errors import ConfigError, DataError, StorageError, require_count
+from ..errors import DataError, StorageError, require_count
+from ..fingerprints import described, modules_of, weights_of
+from ..hints import Checked, checked
 from ..inputs import TensorOptions, take
 from ..likelihoods import Likelihood, settings_of
 from ..method import Method
-from ..networks import copied
+from ..networks import copied, frozen_modes
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from ..sources import TensorSource, as_source
 from ..storage.schema import conform
 from ..training import Training
-from ..training.checkpoint import altered
+from ..training.checkpoint import REVISION, altered, require_same
 from ..training.progress import Bar
 from .acquisition import Acquisition, Selection
 from .curves import Curve, CurvePoint
@@ -31,7 +33,7 @@ KIND = "active learning"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ActiveLearning:
+class ActiveLearning(Checked):
     """How rows are asked for, step by step.
 
     Args:
@@ -53,13 +55,9 @@ class ActiveLearning:
     num_samples: int = 32
 
     def __post_init__(self) -> None:
-        for name, kind in (("method", Method), ("acquisition", Acquisition), ("selection", Selection)):
-            if not isinstance(getattr(self, name), kind):
-                raise ConfigError(
-                    f"{name} must be an instance of {kind.__name__}, got {getattr(self, name)!r}"
-                )
         require_count(steps=self.steps, initial=self.initial, num_samples=self.num_samples)
 
+    @checked
     def run(
         self,
         net: nn.Module,
@@ -84,8 +82,7 @@ class ActiveLearning:
             test: rows to judge every fit by.
             likelihood: as in `fit`.
             seed: of the first rows, of fits and of draws.
-            finish: what is done to a posterior before it is used, such as `lambda p: p.tuned()`; a checkpoint cannot
-                tell whether it is still the same.
+            finish: what is done to a posterior before it is used, such as `lambda p: p.tuned()`.
             options: what else `predict` takes when the test rows are judged, such as {"linearised": True}.
             checkpoint: a file that lets an interrupted run go on after its last step.
             progress: show a bar; None on terminals only.
@@ -105,8 +102,24 @@ class ActiveLearning:
                 f"{self.initial} rows and {self.steps} steps of {self.selection.size} need a pool of at least {needed} "
                 f"rows, got {rows}"
             )
-        as_source(test, like, "test")  # what cannot be read is found before work starts
-        state = _LoopState.begun(self, source, network, likelihood, seed, options, checkpoint)
+        judged = as_source(test, like, "test")  # what cannot be read is found before work starts
+        state = _LoopState.begun(self, source, seed, checkpoint)
+        if state.path is not None:
+            state.resume(
+                {
+                    "revision": REVISION,
+                    "loop": storage.encode(self),
+                    "likelihood": storage.encode(likelihood),
+                    "seed": int(seed),
+                    "options": storage.encode(options or {}),
+                    "finish": described(finish),
+                    "data": source.digest(),
+                    "test": judged.digest(),
+                    "network": modules_of(network, frozen_modes(net)),
+                    "first weights": weights_of(network),
+                },
+                source.num_data,
+            )
         bar = Bar(self.steps + 1, progress, "active learning", done=len(state.points))
         with bar.open():
             while len(state.points) <= self.steps:
@@ -172,45 +185,32 @@ class _LoopState:
 
     @classmethod
     def begun(
-        cls,
-        loop: ActiveLearning,
-        source: TensorSource,
-        network: nn.Module,
-        likelihood: Likelihood,
-        seed: int,
-        options: dict[str, Any] | None,
-        checkpoint: str | os.PathLike[str] | None,
+        cls, loop: ActiveLearning, source: TensorSource, seed: int, path: str | os.PathLike[str] | None
     ) -> "_LoopState":
-        """The state a checkpoint holds, or the first one."""
+        """The first state."""
         stream = seeds.generator(seed, "initial rows")
         first = torch.randperm(source.num_data, generator=stream)[: loop.initial].tolist()
-        state = cls(first, [], None if checkpoint is None else Path(checkpoint), {})
-        if state.path is None:
-            return state
-        state.expected = {
-            "loop": storage.encode(loop),
-            "likelihood": storage.encode(likelihood),
-            "seed": int(seed),
-            "options": storage.encode(options or {}),
-            "data": source.digest(),
-            "network": storage.checksum(network.state_dict()),
-        }
-        if not storage.exists(state.path):
-            state.save()  # what cannot be written is found before work starts
-            return state
-        _, content = storage.read(state.path, KIND)
-        with altered(state.path):
-            points = state.points_of(content, source.num_data)
-        for name, value in state.expected.items():
-            if content["expected"].get(name) != value:
-                raise StorageError(
-                    f"the checkpoint {state.path} belongs to another run: its {name} differs; give the same settings, "
-                    "data and network to go on, or another path to start anew"
-                )
+        return cls(first, [], None if path is None else Path(path), {})
+
+    def resume(self, expected: dict[str, Any], rows: int) -> None:
+        """Go on from the checkpoint, if there is one, after checking that it is of the `expected` run.
+
+        Args:
+            expected: facts of the run.
+            rows: of the pool.
+        """
+        assert self.path is not None
+        self.expected = expected
+        if not storage.exists(self.path):
+            self.save()  # what cannot be written is found before work starts
+            return
+        _, content = storage.read(self.path, KIND)
+        with altered(self.path):
+            points = self.points_of(content, rows)
+        require_same(self.path, content["expected"], expected)
         for point in points:
-            state.points.append(point)
-            state.labelled += point.chosen
-        return state
+            self.points.append(point)
+            self.labelled += point.chosen
 
     def points_of(self, content: Any, rows: int) -> list[CurvePoint]:
         """The points that a file holds, after checking that a run over so many rows can have left them."""

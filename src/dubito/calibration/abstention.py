@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
+from ..hints import Checked, checked
 
 #: Shares of the calibration rows that may be answered, evenly spaced: so many thresholds are looked at.
 LOOKS = 20
@@ -33,13 +34,14 @@ class Abstention:
     risk: float
     bound: float
 
+    @checked
     def answered(self, uncertainty: Tensor) -> Tensor:
         """Which rows to answer, as booleans."""
         return uncertainty <= uncertainty.new_tensor(self.threshold)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectiveRisk:
+class SelectiveRisk(Checked):
     """Answer as many rows as a promised error rate allows, in steps of a twentieth [after Geifman & El-Yaniv 2017].
 
     Args:
@@ -53,6 +55,7 @@ class SelectiveRisk:
     def __post_init__(self) -> None:
         require_fraction(zero=False, risk=self.risk, delta=self.delta)
 
+    @checked
     def fit(self, uncertainty: Tensor, correct: Tensor) -> Abstention:
         """The rule, from rows that were not trained on.
 

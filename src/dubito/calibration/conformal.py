@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
+from ..hints import Checked, checked
 from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction
 from ..seeds import RowNoise, derived
 
@@ -29,6 +30,7 @@ class ConformalSets:
     threshold: float
     num_data: int
 
+    @checked
     def sets(self, prediction: Prediction) -> Tensor:
         """Which classes are in each row's set, as booleans [B, C]; of yes and no, [B, (no, yes)]."""
         scores = self.rule.scores(class_log_probs(prediction), "prediction")
@@ -36,7 +38,7 @@ class ConformalSets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LAC:
+class LAC(Checked):
     """Least ambiguous sets: all classes above one probability [Sadinle et al. 2019].
 
     The smallest sets on average; some may be empty, where no class reaches the probability.
@@ -50,6 +52,7 @@ class LAC:
     def __post_init__(self) -> None:
         require_fraction(zero=False, level=self.level)
 
+    @checked
     def fit(self, prediction: Prediction, targets: Tensor) -> ConformalSets:
         """The rule for a network whose prediction of calibration rows this is.
 
@@ -65,7 +68,7 @@ class LAC:
 
 
 @dataclass(frozen=True, kw_only=True)
-class APS:
+class APS(Checked):
     """Adaptive sets: the likeliest classes until their probabilities add up to a threshold [Romano et al. 2020].
 
     Larger sets for harder rows.
@@ -85,6 +88,7 @@ class APS:
         require_fraction(zero=False, level=self.level)
         derived(self.seed)
 
+    @checked
     def fit(self, prediction: Prediction, targets: Tensor) -> ConformalSets:
         """The rule for a network whose prediction of calibration rows this is.
 

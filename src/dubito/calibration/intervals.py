@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
+from ..hints import Checked, checked
 from ..prediction import Prediction, RealPrediction, aligned
 from .conformal import conformal_quantile
 
@@ -28,6 +29,7 @@ class ConformalIntervals:
     thresholds: tuple[float, ...]
     num_data: int
 
+    @checked
     def intervals(self, prediction: Prediction) -> tuple[Tensor, Tensor]:
         """Lower and upper ends, each [B, ...]."""
         real = _real(prediction)
@@ -40,7 +42,7 @@ class ConformalIntervals:
 
 
 @dataclass(frozen=True, kw_only=True)
-class IntervalRule(ABC):
+class IntervalRule(Checked, ABC):
     """How intervals are made conformal.
 
     Args:
@@ -52,6 +54,7 @@ class IntervalRule(ABC):
     def __post_init__(self) -> None:
         require_fraction(zero=False, level=self.level)
 
+    @checked
     def fit(self, prediction: Prediction, targets: Tensor) -> ConformalIntervals:
         """The rule for a network whose prediction of calibration rows this is.
 
@@ -83,6 +86,7 @@ class ScaledResiduals(IntervalRule):
     def scores(self, prediction: RealPrediction, targets: Tensor) -> Tensor:
         return (targets - prediction.mean).abs() / prediction.std
 
+    @checked
     def intervals(self, prediction: RealPrediction, thresholds: Tensor) -> tuple[Tensor, Tensor]:
         mean, reach = prediction.mean, thresholds * prediction.std
         return mean - reach, mean + reach
@@ -99,6 +103,7 @@ class QuantileResiduals(IntervalRule):
         lower, upper = prediction.interval(self.level)
         return torch.maximum(lower - targets, targets - upper)  # how far outside, below 0 inside
 
+    @checked
     def intervals(self, prediction: RealPrediction, thresholds: Tensor) -> tuple[Tensor, Tensor]:
         lower, upper = prediction.interval(self.level)
         middle = (lower + upper) / 2

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..fitting import checked_rows
+from ..hints import checked
 from ..metrics.paired import wins
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
@@ -16,11 +17,13 @@ from .temperature import FittedPosterior
 SCALES = (0.0, 0.1, 0.3, 1.0, 3.0)
 
 
+@checked
 def posterior_scaled(posterior: FittedPosterior, validation: Any, **options: Any) -> FittedPosterior:
     """The posterior at the scale that `chosen_scale` finds, which takes the options; `result.scale` tells it."""
     return posterior.scaled(chosen_scale(posterior, validation, **options))
 
 
+@checked
 @torch.no_grad()
 def chosen_scale(
     posterior: Posterior,

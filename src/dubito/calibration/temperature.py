@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..errors import ConfigError, DubitoWarning
 from ..fitting import checked_rows
+from ..hints import checked
 from ..inputs import rows_of
-from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, GaussianLikelihood
+from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, RealLikelihood
 from ..networks import duplicate
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import (
@@ -38,6 +39,7 @@ LOWEST, HIGHEST = 0.02, 50.0
 CLOSE = 1e-4
 
 
+@checked
 @torch.no_grad()
 def temperature_scaled(
     posterior: FittedPosterior,
@@ -73,14 +75,14 @@ def temperature_scaled(
     options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example)
     posterior.predictor(options)  # refuses a form that it lacks
     result = duplicate(posterior)
-    if isinstance(posterior.likelihood, GaussianLikelihood):
+    if isinstance(posterior.likelihood, RealLikelihood):
         factor = best(_real_scores(posterior, validation, options))
         result.likelihood = posterior.likelihood.with_noise_times(factor)
         return result.finished()
     settings = posterior.likelihood.settings
     if not isinstance(settings, Categorical | Bernoulli):
         raise ConfigError(
-            f"temperatures are for Categorical, Bernoulli and Gaussian likelihoods, got {settings!r}"
+            f"temperatures are for classes and for reals, got {settings!r}, whose noise follows from its outputs"
         )
     result.likelihood, record = recording(posterior.likelihood)
     predict, outputs, targets = result.predictor(options), [], []

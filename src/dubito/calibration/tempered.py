@@ -65,7 +65,7 @@ class Tempered(BuiltLikelihood):
     def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
         return super().sample_with(outputs / self.settings.temperature, noise, draw)
 
-    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+    def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
         # ∂²/∂f² of ℓ(f/T) is ℓ''(f/T) / T², so its root is over T
         temperature = self.settings.temperature
         return super().hessian_root(outputs / temperature, draw) / temperature

@@ -4,7 +4,7 @@ import argparse
 import os
 from importlib import import_module
 
-from ..errors import ConfigError
+from ..errors import require_extra
 from .common import Commands
 
 
@@ -21,12 +21,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Print the shell's code."""
-    try:
-        argcomplete = import_module("argcomplete")
-    except ImportError as error:
-        raise ConfigError(
-            "completion needs argcomplete, which is not installed: pip install 'dubito[cli]'"
-        ) from error
+    argcomplete = require_extra("argcomplete", "cli", "completion")
     print(argcomplete.shellcode(["dubito"], shell=options.shell))
 
 

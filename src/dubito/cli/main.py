@@ -2,19 +2,24 @@
 
 import argparse
 import os
-from collections.abc import Sequence
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
 from .. import allocator
-from ..errors import DubitoError, Interrupted
+from ..errors import DubitoError, Interrupted, Terminated
 from ..version import __version__
 from . import compare, completion, data, methods, predict, report, reproduce, selfcheck
 
 CODES = (
-    "exit codes: 0 done; 1 an error, told in one line, or a job that failed; 2 a wrong call; 130 interrupted, "
-    "with what was finished kept"
+    "exit codes: 0 done; 1 an error, told in one line, or a job that failed; 2 a wrong call; 130 interrupted "
+    "by Ctrl-C, 143 by SIGTERM, with what was finished kept"
 )
 
 
@@ -25,10 +30,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     allocator.keep_large_blocks()
     try:
-        return options.run(options) or 0
+        with _terminable():
+            return options.run(options) or 0
     except KeyboardInterrupt as error:
         _tell(str(error) if isinstance(error, Interrupted) else "interrupted", "yellow")
-        return 130
+        return 143 if isinstance(error, Terminated) else 130
     except BrokenPipeError:  # the reader of a pipe has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
@@ -41,6 +47,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
             told = " ".join(f"{type(error).__name__}: {error}".split())
             _tell(f"dubito: this should not happen: {told}; --debug shows where", "red")
         return 1
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """While open, SIGTERM ends the command as Ctrl-C does, once its workers have saved what they train."""
+    usual = threading.current_thread() is threading.main_thread()
+    if not usual or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def terminated(*_: Any) -> None:
+        if "dubito.jobs" in sys.modules:
+            sys.modules["dubito.jobs"].dismiss()
+        raise Terminated("terminated")
+
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _tell(text: str, style: str) -> None:

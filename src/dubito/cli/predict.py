@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from ..errors import ConfigError
+from ..errors import ConfigError, require_extra
 from .common import Commands, wide_console
 
 
@@ -35,6 +35,9 @@ def run(options: argparse.Namespace) -> None:
 
     if options.out is not None and options.out.suffix.lower() not in (".csv", ".parquet"):
         raise ConfigError(f"predictions are written to a .csv or .parquet file, got {options.out}")
+    if options.out is not None and options.out.suffix.lower() == ".parquet":
+        require_extra("pandas", "tabular", f"writing {options.out}")
+        require_extra("pyarrow", "tabular", f"writing {options.out}")
     predictions = predict(
         options.posterior,
         options.rows,

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from .. import jobs as shared
 from ..data.loading import check_splits
-from ..errors import ConfigError, Interrupted, require_count
+from ..errors import ConfigError, interruption, require_count
 from ..fitting import prepare
 from ..jobs import Backend
 from ..method import Method
@@ -163,9 +163,10 @@ class Course:
                     self._tune([fit for fit in stage if fit[0] in self.methods])
                 self._run(stage, console)
         except KeyboardInterrupt as error:
-            raise Interrupted(
+            raise interruption(
+                error,
                 f"interrupted after {len(self.results)} of {len(self.fits)} fits; what is finished is kept in "
-                f"{self.folder.path}, and the same command goes on from there"
+                f"{self.folder.path}, and the same command goes on from there",
             ) from error
         return self.summed()
 

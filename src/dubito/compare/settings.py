@@ -9,11 +9,11 @@ from typing import Any
 from ..data.registry import TaskKind
 from ..data.tabular import SUFFIXES
 from ..errors import ConfigError, require_count, require_positive
+from ..hints import Checked, checked
 from ..inference.laplace import last_layer
 from ..method import Method
 from ..node_factors.laws import NearOne
-from ..storage import encode
-from ..storage.files import json_checksum
+from ..storage import encode, json_checksum
 from ..training import AutoTraining, Training
 
 #: What a comparison trains with where nothing else is asked for.
@@ -25,7 +25,7 @@ REVISION = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Checked):
     """Settings of a comparison.
 
     Args:
@@ -79,11 +79,8 @@ class Settings:
                 require_positive(**{name: value})
         if self.budget is not None and self.budget_per_method is not None:
             raise ConfigError("give budget or budget_per_method, got both")
-        if not isinstance(self.training, Training | AutoTraining):
-            raise ConfigError(
-                f"training must be a Training(...) or Training.auto(...), got {self.training!r}"
-            )
 
+    @checked
     def fit_seconds(self, num_methods: int, jobs: int = 1) -> float | None:
         """CPU seconds that one fit or trial of a method on one split may take; None for no limit.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import jobs, seeds
-from ..errors import ConfigError, DubitoWarning, TrainingError
+from ..errors import DubitoWarning, TrainingError, require_extra
 from ..registry import methods
 from .folder import Folder
 from .settings import Settings
@@ -56,11 +56,7 @@ def search(
     The first trial is the method as it is, and the choice where all failed; failures count. Optuna's journal
     `<method>.trials` holds what was tried.
     """
-    try:
-        optuna = import_module("optuna")
-    except ImportError as error:
-        needs = "settings are searched with Optuna, which is not installed: pip install 'dubito[tune]'"
-        raise ConfigError(needs) from error
+    optuna = require_extra("optuna", "tune", "a search of settings")
     with ExitStack() as stack:
         stack.callback(optuna.logging.set_verbosity, optuna.logging.get_verbosity())
         optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, require_count
+from ..hints import Checked
 from ..likelihoods import BuiltLikelihood
 
 #: The most outputs of a row that each get a backward pass.
@@ -18,7 +19,7 @@ EXACT_OUTPUTS, USUAL_DRAWS = 32, 10
 ROOTS = 1 << 24
 
 
-class Curvature(ABC):
+class Curvature(Checked, ABC):
     """A sum of squares: the curvature of a row is E[δ δᵀ] over gradients δ with respect to the weights."""
 
     @abstractmethod
@@ -54,13 +55,13 @@ class Fisher(Curvature):
 
 @dataclass(frozen=True, kw_only=True)
 class GGN(Curvature):
-    """The generalised Gauss-Newton matrix, exactly: one backward pass per output."""
+    """The generalised Gauss-Newton matrix, from the Fisher information of the outputs: a backward pass per output."""
 
     def seeds(
         self, likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, noise: Callable[[int], Tensor]
     ) -> Iterator[tuple[float, Tensor]]:
         count = outputs[0].numel()
-        if count > MOST_OUTPUTS or likelihood.hessian_root(outputs[:1]).ndim != 3:
+        if count > MOST_OUTPUTS or not likelihood.single_block(outputs):
             raise ConfigError(
                 f"GGN() takes one backward pass per output, too many for outputs {tuple(outputs.shape)}; "
                 "use Fisher(draws=...) for dense outputs"
@@ -69,7 +70,8 @@ class GGN(Curvature):
         rows, columns = max(1, ROOTS // count**2), max(1, ROOTS // outputs.numel())
         for first in range(0, count, columns):
             part = slice(first, first + columns)
-            roots = [likelihood.hessian_root(some)[..., part] for some in outputs.split(rows)]
+            pieces = zip(outputs.split(rows), targets.split(rows), strict=True)
+            roots = [likelihood.hessian_root(some, targets=truth)[..., part] for some, truth in pieces]
             for column in torch.cat(roots).unbind(-1):
                 yield 1.0, column.reshape(outputs.shape)
 
@@ -100,5 +102,5 @@ def usual_curvature(likelihood: BuiltLikelihood, outputs: Tensor) -> Curvature:
         likelihood: that judges the outputs.
         outputs: of a row or more.
     """
-    few = outputs[0].numel() <= EXACT_OUTPUTS and likelihood.hessian_root(outputs[:1]).ndim == 3
+    few = outputs[0].numel() <= EXACT_OUTPUTS and likelihood.single_block(outputs)
     return GGN() if few else Fisher(draws=USUAL_DRAWS)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dubito.errors import DataError, StorageError
+from dubito.errors import DataError, StorageError, require_extra
 
 from .readers import arrays
 
@@ -22,9 +22,7 @@ def archive(path: Path) -> dict[str, np.ndarray]:
 
 def archive_frame(arrays_by_name: dict[str, np.ndarray]) -> Any:
     """Arrays of one or two axes as the columns of a pandas frame."""
-    import pandas
-
-    columns = {}
+    pandas, columns = require_extra("pandas", "tabular", "an archive with columns"), {}
     for key, array in arrays_by_name.items():
         for name, values in zip(names_of(key, array), array.reshape(len(array), -1).T, strict=True):
             columns[name] = values.astype(np.float64) if values.dtype.kind in "fiub" else values.astype(str)

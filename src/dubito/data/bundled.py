@@ -5,18 +5,13 @@ from functools import partial
 
 import numpy as np
 
-from dubito.errors import ConfigError
+from dubito.errors import require_extra
 
 from .registry import Raw
 
 
 def _build(loader: str, split: int, num_data: int | None, **options: bool) -> Raw:
-    try:
-        from sklearn import datasets
-    except ImportError as error:
-        raise ConfigError(
-            "this data set comes with scikit-learn, which is not installed: pip install dubito[cli]"
-        ) from error
+    datasets = require_extra("sklearn.datasets", "cli", "this data set")
     bunch = getattr(datasets, loader)(**options)
     return Raw(
         train=(np.asarray(bunch.data), np.asarray(bunch.target)),

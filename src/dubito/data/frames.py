@@ -4,24 +4,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from dubito.errors import ConfigError, DataError, StorageError
+from dubito.errors import ConfigError, DataError, StorageError, require_extra
 
 
 def frame(path: Path) -> Any:
     """A .csv, .csv.gz or .parquet file as a pandas frame with words for headings."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise ConfigError(
-            f"reading {path} needs pandas, which is not installed: pip install dubito[tabular]"
-        ) from error
+    pandas = require_extra("pandas", "tabular", f"reading {path}")
     csv = path.name.lower().endswith((".csv", ".csv.gz"))
     try:
         table = pandas.read_csv(path, low_memory=False) if csv else pandas.read_parquet(path)
         headings = _headings(path) if csv else [str(name) for name in table.columns]
     except ImportError as error:
         raise ConfigError(
-            f"reading {path} needs pyarrow, which is not installed: pip install dubito[tabular]"
+            f"reading {path} needs pyarrow, which is not installed: pip install 'dubito[tabular]'"
         ) from error
     except UnicodeDecodeError as error:
         raise StorageError(f"{path} must be text in UTF-8, got other bytes ({error}); save it so") from error

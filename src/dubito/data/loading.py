@@ -53,7 +53,7 @@ def load(
             in MNIST's format and of CIFAR-100, the last 5,000 reviews of IMDB, PhysioNet's set b, else none.
         num_data: for a synthetic set, the number of training points; left out, the paper's.
         input_scaling: statistics to scale the inputs by instead of the training rows' own, such as those of
-            the data set that a network was trained on, when this one is to be foreign to it.
+            the data set that a network was trained on, when this one is out of distribution for it.
         dtype: of inputs and real targets; left out, torch's default.
         download: whether missing files may be downloaded.
 

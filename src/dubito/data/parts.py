@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ..hints import checked
 from .columns import Column
 from .registry import TaskKind
 
@@ -25,10 +26,12 @@ class Scaling(NamedTuple):
     shift: Tensor
     scale: Tensor
 
+    @checked
     def apply(self, values: Tensor) -> Tensor:
         """From original units to standardised ones: (values − shift) / scale."""
         return (values - self.shift) / self.scale
 
+    @checked
     def undo(self, values: Tensor) -> Tensor:
         """From standardised values back to original units: shift + scale · values."""
         return self.shift + self.scale * values

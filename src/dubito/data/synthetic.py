@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dubito.errors import ConfigError
+from dubito.errors import require_extra
 
 from .registry import Pair, Raw
 
@@ -52,13 +52,8 @@ def sines_trend(stream: np.random.Generator, rows: int) -> Pair:
 
 def two_moons(stream: np.random.Generator, rows: int) -> Pair:
     """Two half circles with noise 0.2 on the inputs, one class each [BALI, Section 5.1, App. H.1]."""
-    try:
-        from sklearn.datasets import make_moons
-    except ImportError as error:
-        raise ConfigError(
-            "'two-moons' needs scikit-learn, which is not installed: pip install dubito[cli]"
-        ) from error
-    inputs, classes = make_moons(n_samples=rows, noise=0.2, random_state=int(stream.integers(2**32)))
+    datasets = require_extra("sklearn.datasets", "cli", "'two-moons'")
+    inputs, classes = datasets.make_moons(n_samples=rows, noise=0.2, random_state=int(stream.integers(2**32)))
     return np.asarray(inputs), np.asarray(classes)
 
 

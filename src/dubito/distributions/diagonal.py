@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..hints import checked
 from .structured import StructuredNormal, total
 
 
@@ -53,16 +54,19 @@ class DiagonalNormal(StructuredNormal):
     def _compute_logdet(self) -> Tensor:
         return self.diagonal_precision.log().sum()
 
+    @checked
     def precision_matmul(self, vectors: Tensor) -> Tensor:
         """P x for each matrix x of [..., m, n]."""
         self._require_event("vectors", vectors)
         return self.diagonal_precision * vectors
 
+    @checked
     def solve(self, vectors: Tensor) -> Tensor:
         """P⁻¹ x for each matrix x of [..., m, n]."""
         self._require_event("vectors", vectors)
         return vectors / self.diagonal_precision
 
+    @checked
     def quadratic_form(self, vectors: Tensor) -> Tensor:
         """xᵀ P x for each matrix x of [..., m, n]."""
         self._require_event("vectors", vectors)

@@ -4,32 +4,30 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 
+from ..errors import ConfigError
+from ..hints import checked
+from .base import GeneratedDistribution
 from .structured import StructuredNormal
 
 
-class GroupedNormal(Distribution):
+class GroupedNormal(GeneratedDistribution):
     """A batch of G structured Gaussians over m × n matrices, each with a structure of its own.
 
     Args:
         parts: one distribution per group.
     """
 
-    has_rsample = True
-
     def __init__(self, parts: Sequence[StructuredNormal]) -> None:
+        if not len(parts):
+            raise ConfigError("parts must hold at least one distribution, got none")
         self.parts = tuple(parts)
         super().__init__(
             batch_shape=torch.Size([len(self.parts)]),
             event_shape=self.parts[0].event_shape,
             validate_args=False,
         )
-
-    @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        """Empty: the parts have checked their arguments themselves."""
-        return {}
 
     @property
     def support(self) -> constraints.Constraint:
@@ -66,25 +64,18 @@ class GroupedNormal(Distribution):
         """The dense covariances, [G, mn, mn], for small layers."""
         return self._stack(lambda part: part.covariance_matrix)
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape `sample_shape` + [G, m, n], differentiable in the parameters."""
         return torch.stack([part.rsample(sample_shape, generator=generator) for part in self.parts], -3)
 
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
-
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., G, m, n]: [..., G]."""
-        values = value.unbind(-3)
-        return torch.stack(
-            [part.log_prob(matrix) for part, matrix in zip(self.parts, values, strict=True)], -1
-        )
+        pairs = zip(self.parts, value.unbind(-3), strict=True)
+        return torch.stack([part.log_prob(matrix) for part, matrix in pairs], -1)
 
     def entropy(self) -> Tensor:
         """In nats, [G]."""

@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 from torch.distributions.kl import register_kl
 
 from dubito.errors import ConfigError
 
+from ..hints import checked
+from .base import GeneratedDistribution
 from .matrix_normal import log_diagonal, require_lower, require_matrix, require_square_tril
 
 
-class InverseWishart(Distribution):
+class InverseWishart(GeneratedDistribution):
     """Σ ~ W⁻¹(U, u): Σ⁻¹ is Wishart with scale U⁻¹ and u degrees of freedom.
 
     All tensors may have leading batch axes.
@@ -25,18 +26,15 @@ class InverseWishart(Distribution):
         validate_args: check that the factor is one.
     """
 
-    #: Empty: the constructor checks its arguments itself, so that errors name the remedy.
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore
-    has_rsample = True
-
     def __init__(self, dof: float | Tensor, scale_tril: Tensor, *, validate_args: bool | None = None) -> None:
         require_matrix("scale_tril", scale_tril)
         size = scale_tril.shape[-1]
         require_square_tril("scale_tril", scale_tril, size, scale_tril)
         told = isinstance(dof, Tensor)  # a number is judged without a look at the device
-        self.dof = dof.to(scale_tril) if told else scale_tril.new_full((), dof)
-        if not (dof > size - 1).all() if told else not dof > size - 1:
+        most = torch.finfo(scale_tril.dtype).max
+        if not ((dof > size - 1) & (dof < most)).all() if told else not size - 1 < dof < most:
             raise ConfigError(f"dof must be above p - 1 = {size - 1}, got {dof}")
+        self.dof = dof.to(scale_tril) if told else scale_tril.new_full((), dof)
         batch = torch.broadcast_shapes(self.dof.shape, scale_tril.shape[:-2])
         self.scale_tril = scale_tril
         super().__init__(batch, torch.Size((size, size)), validate_args=validate_args)
@@ -87,6 +85,7 @@ class InverseWishart(Distribution):
         bartlett = noise.tril(-1) + diagonal.diag_embed()
         return torch.linalg.solve_triangular(bartlett.mT, tril, upper=True, left=False)
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
@@ -94,13 +93,7 @@ class InverseWishart(Distribution):
         root = self.root(sample_shape, generator=generator)
         return root @ root.mT
 
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
-
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., p, p]."""
         if self._validate_args:

@@ -9,15 +9,17 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, constraints
+from torch.distributions import Independent, Normal
 from torch.distributions.kl import register_kl
 
-from dubito.errors import ConfigError, DataError
+from dubito.errors import DataError
 
+from ..hints import checked
+from .base import MatrixDistribution
 from .tied_functions import pair_factors, sum_log_std, tied_std
 
 
-class KTiedNormal(Distribution):
+class KTiedNormal(MatrixDistribution):
     """N(mean, diag(vec((U Vᵀ)²))) over an m × n weight matrix (outputs × inputs).
 
     Args:
@@ -26,8 +28,6 @@ class KTiedNormal(Distribution):
         log_v: logarithm of V, [k, n].
         validate_args: also look for values that are not finite.
     """
-
-    has_rsample = True
 
     def __init__(
         self, mean: Tensor, log_u: Tensor, log_v: Tensor, *, validate_args: bool | None = None
@@ -56,29 +56,9 @@ class KTiedNormal(Distribution):
                 raise DataError(f"{name} must be finite, got NaN or infinity")
 
     @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        """Empty: the constructor checks its arguments itself, so that errors name the remedy."""
-        return {}
-
-    @property
-    def support(self) -> constraints.Constraint:
-        """All real m × n matrices."""
-        return constraints.independent(constraints.real, 2)
-
-    @property
     def rank(self) -> int:
         """The number k of factors."""
         return len(self.log_u)
-
-    @property
-    def mean(self) -> Tensor:
-        """[m, n]."""
-        return self._mean
-
-    @property
-    def mode(self) -> Tensor:
-        """The mean."""
-        return self._mean
 
     @property
     def stddev(self) -> Tensor:
@@ -90,27 +70,16 @@ class KTiedNormal(Distribution):
         """(U Vᵀ)², entry by entry, [m, n]."""
         return self.stddev.square()
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape `sample_shape` + [m, n], differentiable in the parameters."""
-        mean = self._mean
-        if generator is not None and generator.device.type != mean.device.type:
-            raise ConfigError(
-                f"generator must be on {mean.device}, where the parameters are, got one on "
-                f"{generator.device}; make it with dubito.seeds.generator(seed, device={str(mean.device)!r})"
-            )
-        shape = torch.Size(sample_shape) + mean.shape
-        noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-        return torch.addcmul(mean, self.stddev, noise)
+        return torch.addcmul(
+            self._mean, self.stddev, self._unit_noise(sample_shape, self._mean.shape, generator)
+        )
 
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
-
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., m, n]."""
         if value.shape[-2:] != self.event_shape:

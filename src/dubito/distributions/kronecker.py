@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions.utils import lazy_property
 
+from ..hints import checked
 from .linalg import kronecker_diagonal, sandwich
 from .structured import StructuredNormal, total
 from .two_sided import TwoSided
@@ -63,14 +64,17 @@ class EigenbasisNormal(StructuredNormal):
     def _compute_logdet(self) -> Tensor:
         return self.precision_eigenvalues.log().sum()
 
+    @checked
     def precision_matmul(self, vectors: Tensor) -> Tensor:
         """P x for each matrix x of [..., m, n]."""
         return self._rotate_back(self._rotate(vectors) * self.precision_eigenvalues)
 
+    @checked
     def solve(self, vectors: Tensor) -> Tensor:
         """P⁻¹ x for each matrix x of [..., m, n]."""
         return self._rotate_back(self._rotate(vectors) / self.precision_eigenvalues)
 
+    @checked
     def quadratic_form(self, vectors: Tensor) -> Tensor:
         """xᵀ P x for each matrix x of [..., m, n]."""
         return (self._rotate(vectors).square() * self.precision_eigenvalues).sum((-2, -1))

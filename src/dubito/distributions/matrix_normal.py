@@ -2,17 +2,19 @@
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
+from torch.distributions import constraints
 from torch.distributions.kl import register_kl
 
 from dubito.errors import ConfigError, DataError
+from dubito.hints import checked
+
+from .base import MatrixDistribution
 
 
-class MatrixNormal(Distribution):
+class MatrixNormal(MatrixDistribution):
     """W ~ MN(M, R, Σ): Cov(vec W) = Σ ⊗ R, for matrices [n, p] with R over the rows and Σ over the columns.
 
     All tensors may have leading batch axes.
@@ -24,10 +26,6 @@ class MatrixNormal(Distribution):
         column_scale_tril: lower C with C Cᵀ = Σ, [..., p, p].
         validate_args: check shapes' contents: finite, lower, with a positive diagonal.
     """
-
-    #: Empty: the constructor checks its arguments itself, so that errors name the remedy.
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore
-    has_rsample = True
 
     def __init__(
         self,
@@ -56,21 +54,6 @@ class MatrixNormal(Distribution):
             require_lower("column_scale_tril", column_scale_tril)
 
     @property
-    def support(self) -> constraints.Constraint:
-        """All real matrices."""
-        return constraints.independent(constraints.real, 2)
-
-    @property
-    def mean(self) -> Tensor:
-        """M, [..., n, p]."""
-        return self._mean
-
-    @property
-    def mode(self) -> Tensor:
-        """M."""
-        return self._mean
-
-    @property
     def variance(self) -> Tensor:
         """Var W_ij = R_ii Σ_jj, [..., n, p]."""
         columns = self.column_scale_tril.square().sum(-1)
@@ -91,14 +74,12 @@ class MatrixNormal(Distribution):
         assert self.row_precision_tril is not None
         return self.row_precision_tril.mT @ values
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape `sample_shape` + [..., n, p], differentiable in the parameters."""
-        mean = self._mean
-        shape = torch.Size(sample_shape) + mean.shape
-        noise = torch.randn(shape, generator=generator, dtype=mean.dtype, device=mean.device)
-        return self.placed(noise)
+        return self.placed(self._unit_noise(sample_shape, self._mean.shape, generator))
 
     def placed(self, noise: Tensor) -> Tensor:
         """M + R^½ A Σ^½ᵀ for given unit noise A [..., n, p]; Eq. 22 of BALI with the + M it omits."""
@@ -108,13 +89,7 @@ class MatrixNormal(Distribution):
         assert self.row_precision_tril is not None  # L Lᵀ = R⁻¹, so L⁻ᵀ is a root of R
         return self._mean + torch.linalg.solve_triangular(self.row_precision_tril.mT, right, upper=True)
 
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
-
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., n, p]."""
         if self._validate_args:

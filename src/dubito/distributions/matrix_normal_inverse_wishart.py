@@ -5,15 +5,16 @@ The model is y_n = Wᵀ x_n + ε_n, ε_n ~ N(0, Σ), with W [n, p] and Σ [p, p]
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
 from dubito.errors import DataError
 
+from ..hints import checked
+from .base import GeneratedDistribution
 from .inverse_wishart import InverseWishart, _kl_inverse_wishart
 from .matrix_normal import MatrixNormal
 
@@ -30,7 +31,7 @@ class WeightsAndNoise(NamedTuple):
     covariance: Tensor
 
 
-class MatrixNormalInverseWishart(Distribution):
+class MatrixNormalInverseWishart(GeneratedDistribution):
     """Σ ~ W⁻¹(U, u) and W | Σ ~ MN(M, R, Σ).
 
     All tensors may have leading batch axes.
@@ -42,10 +43,6 @@ class MatrixNormalInverseWishart(Distribution):
         dof: u, above p − 1; a number or [...].
         validate_args: check that factors are factors.
     """
-
-    #: Empty: the constructor checks its arguments itself, so that errors name the remedy.
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {}  # pyright: ignore
-    has_rsample = True
 
     def __init__(
         self,
@@ -80,6 +77,7 @@ class MatrixNormalInverseWishart(Distribution):
         scale = self.noise.scale_tril @ self.noise.scale_tril.mT
         return WeightsAndNoise(self.mean, scale / (self.noise.dof + n + p + 1)[..., None, None])
 
+    @checked
     def given(self, covariance: Tensor) -> MatrixNormal:
         """The distribution of W for one Σ."""
         return MatrixNormal(
@@ -89,6 +87,7 @@ class MatrixNormalInverseWishart(Distribution):
             validate_args=self._validate_args,
         )
 
+    @checked
     def rsample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> WeightsAndNoise:
@@ -101,6 +100,7 @@ class MatrixNormalInverseWishart(Distribution):
         drawn = torch.linalg.solve_triangular(self.row_precision_tril.mT, noise @ root.mT, upper=True)
         return WeightsAndNoise(mean + drawn, root @ root.mT)
 
+    @checked
     def sample(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> WeightsAndNoise:
@@ -108,6 +108,7 @@ class MatrixNormalInverseWishart(Distribution):
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)
 
+    @checked
     def log_prob(self, value: tuple[Tensor, Tensor]) -> Tensor:  # pyright: ignore
         """The log-density of pairs (W, Σ)."""
         weights, covariance = value
@@ -121,6 +122,7 @@ class MatrixNormalInverseWishart(Distribution):
         conditional_entropy = 0.5 * (n * p * (1 + math.log(2 * math.pi)) + logs)
         return (self.noise.entropy() + conditional_entropy).expand(self.batch_shape)
 
+    @checked
     def updated(self, xx: Tensor, xy: Tensor, yy: Tensor, num_data: float) -> "MatrixNormalInverseWishart":
         """The posterior after data whose sums of products are given; Eq. 16 of BALI by one factorisation.
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import ConfigError, DataError, require_count, unknown_name
+from dubito.hints import checked
 
 Rule = Literal["algorithm1", "rectangle"]
 
@@ -36,6 +37,7 @@ class EigenvalueSelection:
         return len(self.output_index) * len(self.input_index)
 
 
+@checked
 def select(
     eigenvalues: Tensor, rank: int | float, *, method: Rule = "algorithm1", max_size: int | None = None
 ) -> EigenvalueSelection:

@@ -12,6 +12,7 @@ from torch.distributions.utils import lazy_property
 
 from dubito.errors import DataError, unknown_name
 
+from ..hints import checked
 from . import pair_products
 from .linalg import cholesky, float64_device, kronecker_diagonal, sandwich
 from .structured import StructuredNormal, require_square, total
@@ -195,6 +196,7 @@ class SparseInformationNormal(StructuredNormal):
         low_rank = 2 * self.cholesky.diagonal().log().sum()
         return self.diagonal_precision.log().sum() + low_rank.to(self._mean)
 
+    @checked
     def precision_matmul(self, vectors: Tensor) -> Tensor:
         """P x for each matrix x of [..., m, n]."""
         self._require_event("vectors", vectors)
@@ -203,6 +205,7 @@ class SparseInformationNormal(StructuredNormal):
         low_rank = sandwich(self.output_vectors, inner, self.input_vectors.mT)
         return self.congruence * low_rank + self.diagonal_precision * vectors
 
+    @checked
     def solve(self, vectors: Tensor) -> Tensor:
         """P⁻¹ x for each matrix x of [..., m, n]."""
         self._require_event("vectors", vectors)
@@ -211,6 +214,7 @@ class SparseInformationNormal(StructuredNormal):
         whitened = root * vectors.to(self.cholesky)
         return self._downdate(whitened, self._gather(whitened))
 
+    @checked
     def quadratic_form(self, vectors: Tensor) -> Tensor:
         """xᵀ P x for each matrix x of [..., m, n]."""
         self._require_event("vectors", vectors)

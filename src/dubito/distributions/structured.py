@@ -8,19 +8,21 @@ from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, constraints
+from torch.distributions import Independent, Normal
 from torch.distributions.kl import register_kl
 from torch.distributions.utils import lazy_property
 
 from dubito.errors import ConfigError, DataError, require_positive
 
+from ..hints import checked
+from .base import MatrixDistribution
 from .pair_products import CHUNK
 
 DENSE_LIMIT = 2 * 2**30
 """Bytes a dense square matrix and its one temporary copy may take."""
 
 
-class StructuredNormal(Distribution, ABC):
+class StructuredNormal(MatrixDistribution, ABC):
     """A Gaussian over an m × n weight matrix (outputs × inputs, a bias column included).
 
     Its precision is that of `num_data` times a Fisher information plus a prior precision. A subclass
@@ -28,8 +30,6 @@ class StructuredNormal(Distribution, ABC):
     except by `precision_matrix` and `covariance_matrix`. Vectors are matrices read row by row. What is computed
     once is kept, with its graph: build the distribution anew for every step of an optimisation.
     """
-
-    has_rsample = True
 
     #: What is computed once and depends on `num_data` and `prior_precision`.
     _scaled: ClassVar[tuple[str, ...]] = ("_marginal_variance", "precision_logdet")
@@ -56,26 +56,6 @@ class StructuredNormal(Distribution, ABC):
         self._require("mean", mean, mean.shape)
 
     @property
-    def arg_constraints(self) -> dict[str, constraints.Constraint]:
-        """Empty: the constructor checks its arguments itself, so that errors name the remedy."""
-        return {}
-
-    @property
-    def support(self) -> constraints.Constraint:
-        """All real m × n matrices."""
-        return constraints.independent(constraints.real, 2)
-
-    @property
-    def mean(self) -> Tensor:
-        """[m, n]."""
-        return self._mean
-
-    @property
-    def mode(self) -> Tensor:
-        """The mean."""
-        return self._mean
-
-    @property
     def variance(self) -> Tensor:
         """The marginal variances, diag(P⁻¹), [m, n]."""
         return self._marginal_variance
@@ -99,6 +79,7 @@ class StructuredNormal(Distribution, ABC):
     def num_determined(self) -> Tensor:
         """γ = tr(P⁻¹ (P − τ)): how many weights the data determine, and not the prior; for one τ."""
 
+    @checked
     def rescaled(self, *, num_data: float, prior_precision: float) -> Self:
         """The same information at another data scale and under another prior.
 
@@ -144,32 +125,16 @@ class StructuredNormal(Distribution, ABC):
     def _apply_root(self, *noise: Tensor) -> Tensor:
         """F e for unit noise e, where F Fᵀ = P⁻¹; one [..., shape] tensor for each of `_noise_shapes`."""
 
+    @checked
     def rsample(
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape `sample_shape` + [m, n], differentiable in the parameters."""
-        mean = self._mean
-        if generator is not None and generator.device.type != mean.device.type:
-            raise ConfigError(
-                f"generator must be on {mean.device}, where the parameters are, got one on "
-                f"{generator.device}; make it with dubito.seeds.generator(seed, device={str(mean.device)!r})"
-            )
-        noise = (
-            torch.randn(
-                torch.Size(sample_shape) + shape, generator=generator, dtype=mean.dtype, device=mean.device
-            )
-            for shape in self._noise_shapes
-        )
+        noise = (self._unit_noise(sample_shape, shape, generator) for shape in self._noise_shapes)
         deviation = self._apply_root(*noise)
-        return mean + deviation if torch.is_grad_enabled() else deviation.add_(mean)
+        return self._mean + deviation if torch.is_grad_enabled() else deviation.add_(self._mean)
 
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
-        """`rsample` without gradients."""
-        with torch.no_grad():
-            return self.rsample(sample_shape, generator=generator)
-
+    @checked
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density of each matrix of [..., m, n]."""
         self._require_event("value", value)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..errors import ConfigError, require_count, require_flag, require_positive
+from ..errors import require_count, require_positive
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
@@ -45,9 +45,6 @@ class BatchEnsemble(TrainedMethod):
 
     def __post_init__(self) -> None:
         require_count(components=self.components)
-        if not isinstance(self.initial, NearOne | Signs):
-            raise ConfigError(f"initial must be factors.NearOne() or factors.Signs(), got {self.initial!r}")
-        require_flag(log_mixture=self.log_mixture)
         require_positive(factor_rate=self.factor_rate)
         check_arrangement(self.arrangement)
 

@@ -12,7 +12,7 @@ from .. import jobs, seeds
 from ..errors import NetworkError, require_count, require_positive
 from ..fitting import Prepared
 from ..inputs import TensorOptions
-from ..likelihoods import BuiltLikelihood, GaussianLikelihood
+from ..likelihoods import BuiltLikelihood
 from ..method import Method
 from ..posterior import Details, Drawer, Posterior, ShapeRule, stored_tensors
 from ..training import Processes, Run, Training, current
@@ -179,11 +179,7 @@ def stacked(names: list[str], members: list[dict[str, Tensor]]) -> dict[str, Ten
 
 def joined_noise(likelihoods: list[BuiltLikelihood]) -> BuiltLikelihood:
     """One likelihood in which draw s has the noise that member s mod K learned."""
-    first = likelihoods[0]
-    if len(likelihoods) == 1 or not isinstance(first, GaussianLikelihood) or first.raw_std is None:
-        return first
-    learned = [member.std().detach() for member in likelihoods if isinstance(member, GaussianLikelihood)]
-    return first.with_noise(std=torch.stack(learned))
+    return likelihoods[0].joined(likelihoods)
 
 
 def reinitialise(network: nn.Module, seed: int, member: int) -> None:

@@ -5,7 +5,7 @@
 
 from dataclasses import dataclass, replace
 
-from ..errors import require_count, require_flag
+from ..errors import require_count
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
@@ -61,7 +61,6 @@ class KTied(TrainedMethod):
         check_prior_std(self.prior_std)
         check_stds(self.initial_std, self.initial_spread, self.max_std)
         check_estimator(self.estimator)
-        require_flag(match_rates=self.match_rates)
 
     def objective(self, start: Start) -> NormalObjective:
         network = start.network

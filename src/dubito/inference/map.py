@@ -1,4 +1,4 @@
-"""MAP: one set of weights, the point that other methods put doubt around."""
+"""MAP: one set of weights, the point that other posteriors stand around."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ..priors import normal_penalty
 
 
 class PointPosterior(Posterior):
-    """All mass on one set of weights: total doubt is aleatoric."""
+    """All mass on one set of weights: total uncertainty is aleatoric."""
 
     num_atoms = 1
     details_type = Details

@@ -84,7 +84,7 @@ class MCDropoutPosterior(Posterior):
 
 
 class MCDropoutObjective(Objective):
-    """Factors per example on layer inputs; per batch where a layer's rows cannot be told apart."""
+    """Factors per example on layer inputs; per batch where a layer has no axis of rows."""
 
     draft: MCDropoutPosterior
 

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ..errors import ConfigError, require_count, require_flag, require_fraction, require_positive
+from ..errors import ConfigError, require_count, require_fraction, require_positive
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
@@ -57,13 +57,6 @@ class Rank1(TrainedMethod):
 
     def __post_init__(self) -> None:
         require_count(components=self.components)
-        if not isinstance(self.family, Family):
-            raise ConfigError(f"family must be one of dubito.factors, such as Normal(), got {self.family!r}")
-        if self.on not in ("input", "output", "both"):
-            raise ConfigError(f'on must be "input", "output" or "both", got {self.on!r}')
-        if not isinstance(self.initial, NearOne | Signs):
-            raise ConfigError(f"initial must be factors.NearOne() or factors.Signs(), got {self.initial!r}")
-        require_flag(additive=self.additive, log_mixture=self.log_mixture)
         if self.family.positive and (self.additive or isinstance(self.initial, Signs)):
             what = "added to weights" if self.additive else "started from random signs"
             raise ConfigError(

@@ -143,7 +143,7 @@ def _put(out: Tensor, rows: slice, g: Tensor, factors: Tensor) -> None:
 
 
 def _add(out: Tensor, rows: slice, part: Tensor) -> None:
-    """Add a part of some rows, summed over what `out` does not tell apart."""
+    """Add a part of some rows, summed over the axes that `out` lacks."""
     sums = _rows(out, rows)
     sums += part.sum_to_size(sums.shape)
 

@@ -51,7 +51,7 @@ def unread(name: str) -> str:
 
 
 def of_layout(form: Form, layout: Layout) -> str | None:
-    """Why the rows of a use cannot be told apart, or None."""
+    """Why a use has no axis of rows, or None."""
     if layout is Layout.UNKNOWN:
         return UNKNOWN_ROWS
     if layout is Layout.NONE:

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import NetworkError
+from ..fingerprints import BASE
 from .recurrent import note_order
 
-#: Attributes of every module; what else stands on one is its author's.
-BASE = frozenset(vars(nn.Module())) | {"_compiled_call_impl"}
 #: Values that a shell takes over where they change on the network, and hands back after a training pass.
 VALUES = (Tensor, bool, int, float, str, type(None))
 

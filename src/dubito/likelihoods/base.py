@@ -1,13 +1,14 @@
 """What every likelihood is: frozen settings, and the built module that judges outputs."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, NetworkError
+from ..hints import Checked
 from ..inputs import RowNumbers
 from ..prediction import Prediction
 
@@ -15,7 +16,7 @@ from ..prediction import Prediction
 STACKED = 16_384
 
 
-class Likelihood(ABC):
+class Likelihood(Checked, ABC):
     """Settings of a likelihood."""
 
     @abstractmethod
@@ -75,8 +76,25 @@ class BuiltLikelihood(nn.Module, ABC):
         """Targets drawn with given standard Normal noise of the outputs' shape."""
 
     @abstractmethod
-    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
-        """R with R Rᵀ = ∂²(−log p)/∂f∂fᵀ, [B, …, C, C]: one block per position of C coupled outputs."""
+    def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
+        """R with R Rᵀ the Fisher information of the outputs, [B, …, C, C]: one block per position of C coupled outputs.
+
+        For classes, Normal noise and counts it is ∂²(−log p)/∂f∂fᵀ too; a likelihood of the user's own knows no other
+        and takes it at the `targets`.
+        """
+
+    def single_block(self, outputs: Tensor) -> bool:
+        """Whether all outputs of a row are one block of `hessian_root`."""
+        return self.hessian_root(outputs[:1]).ndim == 3
+
+    def joined(self, members: Sequence["BuiltLikelihood"]) -> "BuiltLikelihood":
+        """One likelihood in which draw s has the noise that member s mod K learned; `self` is the first of them."""
+        return self
+
+    @property
+    def learns(self) -> bool:
+        """Whether it has numbers of its own to learn."""
+        return next(self.parameters(), None) is not None
 
     @abstractmethod
     def predictive(self, draws: Iterable[Tensor]) -> Prediction:
@@ -110,11 +128,17 @@ def at_least_float(outputs: Tensor) -> Tensor:
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs
 
 
+def real_outputs(name: str, outputs: Tensor) -> None:
+    """Refuse outputs that are no real numbers."""
+    if outputs.ndim < 1 or not outputs.is_floating_point():
+        raise NetworkError(f"{name} needs real outputs [B, ...], got {outputs.dtype}, {tuple(outputs.shape)}")
+
+
 def settings_of(value: Any) -> Likelihood:
     """The likelihood settings, or an error where something else was given."""
     if isinstance(value, Likelihood):
         return value
     raise ConfigError(
-        f"the likelihood must be Categorical(), Bernoulli() or Gaussian(), got {value!r}"
+        f"the likelihood must be an instance such as Categorical() or Gaussian(), got {value!r}"
         + ("; give an instance: add ()" if isinstance(value, type) else "")
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..errors import DataError, NetworkError
+from ..errors import DataError
 from ..inputs import RowNumbers, row_number
 from ..prediction import (
     BernoulliPrediction,
@@ -18,7 +18,7 @@ from ..prediction import (
     not_binary,
     sum_events,
 )
-from .base import BuiltLikelihood, Likelihood, at_least_float, stacks
+from .base import BuiltLikelihood, Likelihood, at_least_float, real_outputs, stacks
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,7 @@ class BernoulliLikelihood(BuiltLikelihood):
     """See `Bernoulli`."""
 
     def check_outputs(self, outputs: Tensor) -> None:
-        if outputs.ndim < 1 or not outputs.is_floating_point():
-            raise NetworkError(
-                f"Bernoulli needs real outputs [B] or [B, ...], got {outputs.dtype}, {tuple(outputs.shape)}"
-            )
+        real_outputs("Bernoulli", outputs)
 
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
         values = aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
@@ -55,7 +52,7 @@ class BernoulliLikelihood(BuiltLikelihood):
     def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
         return (torch.special.ndtr(at_least_float(noise)) < outputs.detach().sigmoid()).to(outputs.dtype)
 
-    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+    def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
         logits = outputs.detach()
         # −d² log p / df² = p(1 − p) = σ(f) σ(−f), which keeps its digits where p is close to 1
         root = (logits.sigmoid() * (-logits).sigmoid()).sqrt()

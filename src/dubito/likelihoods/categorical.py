@@ -33,11 +33,8 @@ class Categorical(Likelihood):
     class_axis: int = 1
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.class_axis, int) and not isinstance(self.class_axis, bool)
-        if not whole or self.class_axis == 0:
-            raise ConfigError(
-                f"class_axis must be a whole number other than 0, the axis of rows, got {self.class_axis!r}"
-            )
+        if self.class_axis == 0:
+            raise ConfigError("class_axis must be a whole number other than 0, the axis of rows, got 0")
 
     def build(
         self, example_outputs: Tensor | None, example_targets: Tensor | None = None
@@ -105,7 +102,7 @@ class CategoricalLikelihood(BuiltLikelihood):
         exponential = -torch.special.log_ndtr(at_least_float(noise))
         return (outputs.detach() - exponential.log()).argmax(self._axis(outputs))
 
-    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+    def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
         probs = outputs.detach().movedim(self._axis(outputs), -1).softmax(-1)
         root = probs.sqrt()
         # (diag(√p) − p √pᵀ)(diag(√p) − p √pᵀ)ᵀ = diag(p) − p pᵀ, because √pᵀ√p = 1

@@ -1,6 +1,6 @@
 """Real targets with Normal noise."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,16 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ConfigError, NetworkError, require_positive
-from ..inputs import RowNumbers
+from ..devices import on_host
+from ..errors import ConfigError, DataError, NetworkError
+from ..inputs import RowNumbers, row_number
 from ..prediction import (
     RealPrediction,
     aligned,
     normal_log_prob,
     sum_events,
 )
-from .base import BuiltLikelihood, Likelihood, at_least_float
-from .moments import moments, per_output, warn_if_far
+from .base import BuiltLikelihood, Likelihood, at_least_float, real_outputs
+from .moments import per_output, warn_if_far
+from .noise import RealLikelihood, checked_numbers, inverse_softplus, noise_shape, units_of
+
+#: What targets may be at most in float32, whose squares end at 3e38.
+LARGEST = 1e16
 
 
 @dataclass(frozen=True)
@@ -38,19 +43,9 @@ class Gaussian(Likelihood):
     def __post_init__(self) -> None:
         if self.std is not None and self.covariance is not None:
             raise ConfigError("Gaussian takes std or covariance, got both")
-        if self.std is not None:
-            if isinstance(self.std, tuple | list):
-                if not self.std:
-                    raise ConfigError("std must be a number, or one per output, got none")
-                require_positive(**{f"std[{i}]": value for i, value in enumerate(self.std)})
-                object.__setattr__(self, "std", tuple(map(float, self.std)))
-            else:
-                require_positive(std=self.std)
-                object.__setattr__(self, "std", float(self.std))
+        object.__setattr__(self, "std", checked_numbers(std=self.std)["std"])
         if self.covariance is not None:
             object.__setattr__(self, "covariance", checked_covariance(self.covariance))
-        if not isinstance(self.standardise, bool):
-            raise ConfigError(f"standardise must be True or False, got {self.standardise!r}")
 
     def build(
         self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
@@ -67,13 +62,12 @@ class Gaussian(Likelihood):
         if example_targets is None:
             return self._plain(example_outputs, None)
         like = example_outputs
-        batches = [example_targets] if isinstance(example_targets, Tensor) else example_targets
-        statistics = moments(aligned(part, like.new_empty(len(part), *like.shape[1:])) for part in batches)
-        location, scale = (value.reshape(noise_shape(like)).to(like) for value in statistics)
+        units = units_of(example_targets, like, aligned)
+        scale = units["scale"]
         raw_std = nn.Parameter(
             inverse_softplus(torch.ones_like(scale))
         )  # as wide as the standardised targets
-        built = GaussianLikelihood(self, raw_std=raw_std, location=location, scale=scale)
+        built = GaussianLikelihood(self, raw_std=raw_std, **units)
         if self.covariance is not None:
             built = built.with_noise(covariance=scale.new_tensor(self.covariance))
         elif self.std is not None:  # one number for all outputs becomes one for each
@@ -100,7 +94,7 @@ class Gaussian(Likelihood):
         return GaussianLikelihood(self, raw_std=nn.Parameter(inverse_softplus(start)))
 
 
-class GaussianLikelihood(BuiltLikelihood):
+class GaussianLikelihood(RealLikelihood):
     """Normal noise of one of three forms, each with an optional leading axis of components.
 
     Args:
@@ -117,8 +111,6 @@ class GaussianLikelihood(BuiltLikelihood):
     raw_std: nn.Parameter | nn.UninitializedParameter | None
     noise_std: Tensor | None
     scale_tril: Tensor | None
-    location: Tensor | None
-    scale: Tensor | None
 
     def __init__(
         self,
@@ -163,10 +155,7 @@ class GaussianLikelihood(BuiltLikelihood):
         return std.reshape(-1, *[1] * (outputs.ndim - 2)) if std.ndim == 1 else std
 
     def check_outputs(self, outputs: Tensor) -> None:
-        if outputs.ndim < 1 or not outputs.is_floating_point():
-            raise NetworkError(
-                f"Gaussian needs real outputs [B, ...], got {outputs.dtype}, {tuple(outputs.shape)}"
-            )
+        real_outputs("Gaussian", outputs)
         if isinstance(self.raw_std, nn.UninitializedParameter):
             return
         shape = tuple(self._std_for(outputs).shape)
@@ -179,21 +168,20 @@ class GaussianLikelihood(BuiltLikelihood):
             )
 
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
-        return aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
+        reals = aligned(targets, outputs.new_empty(len(targets), *outputs.shape[1:]))
+        sizes = reals.abs().reshape(len(reals), -1).amax(1)
+        limit = LARGEST if reals.dtype != torch.float64 else LARGEST**8
+        if on_host(sizes) and sizes.max() > limit:
+            row = int(sizes.argmax())
+            raise DataError(
+                f"targets must be below {limit:.0e} in size, so that squares can be summed, got "
+                f"{float(sizes[row]):.3g} at row {row_number(row, rows)}; give them in larger units"
+            )
+        return reals
 
     def warn(self, outputs: Tensor, targets: Tensor) -> None:
         if self.scale is None:
             warn_if_far(self.check_targets(outputs, targets), outputs)
-
-    def standardised(self, targets: Tensor) -> Tensor:
-        if self.scale is None or self.location is None:
-            return targets
-        return (targets - self.location) / self.scale
-
-    def restored(self, outputs: Tensor) -> Tensor:
-        if self.scale is None or self.location is None:
-            return outputs
-        return outputs * self.scale + self.location
 
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         if isinstance(self.raw_std, nn.UninitializedParameter):
@@ -203,16 +191,14 @@ class GaussianLikelihood(BuiltLikelihood):
             log_prob = normal_log_prob(errors, scale_tril=self._of(self.scale_tril, draw))
         else:
             log_prob = sum_events(normal_log_prob(errors, std=self._std_for(outputs, draw)), 1)
-        if self.scale is None:
-            return log_prob
-        return log_prob - self.scale.log().expand(outputs.shape[1:]).sum()  # p(y) = p(z) / scale
+        return self.in_units(log_prob, outputs.shape[1:])
 
     def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
         if self.scale_tril is not None:
             return self.restored(outputs.detach() + noise @ self._of(self.scale_tril, draw).mT)
         return self.restored(outputs.detach() + noise * self._std_for(outputs, draw).detach())
 
-    def hessian_root(self, outputs: Tensor, draw: int = 0) -> Tensor:
+    def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
         if self.scale_tril is not None:
             tril = self._of(self.scale_tril, draw)
             eye = torch.eye(len(tril), dtype=tril.dtype, device=tril.device)
@@ -264,6 +250,12 @@ class GaussianLikelihood(BuiltLikelihood):
             return self._fixed(self.num_components, scale_tril=factor * self.scale_tril)
         return self._fixed(self.num_components, noise_std=factor * self._stds().detach())
 
+    def joined(self, members: Sequence[BuiltLikelihood]) -> BuiltLikelihood:
+        if len(members) == 1 or self.raw_std is None:
+            return self
+        learned = [member.std().detach() for member in members if isinstance(member, GaussianLikelihood)]
+        return self.with_noise(std=torch.stack(learned))
+
     def _fixed(self, components: int, **noise: Tensor) -> "GaussianLikelihood":
         units = {"location": self.location, "scale": self.scale, "num_components": components}
         return GaussianLikelihood(self.settings, **units, **noise)  # pyright: ignore[reportArgumentType]
@@ -292,16 +284,3 @@ def checked_covariance(rows: Any) -> tuple[tuple[float, ...], ...]:
     if torch.linalg.cholesky_ex(full).info:
         raise ConfigError(f"covariance must be positive definite, got {rows!r}")
     return tuple(map(tuple, full.tolist()))
-
-
-def noise_shape(outputs: Tensor) -> torch.Size:
-    """One noise per output; positions after the output axis (an image's) share it."""
-    return torch.Size([n if axis == 0 else 1 for axis, n in enumerate(outputs.shape[1:])])
-
-
-def inverse_softplus(value: Tensor) -> Tensor:
-    """X with softplus(x) = value, stable for small and large values: log(eᵛ − 1) = v + log(1 − e⁻ᵛ).
-
-    Above 20 PyTorch's softplus is the identity, and so is its inverse.
-    """
-    return torch.where(value > 20, value, value + torch.log(-torch.expm1(-value)))

@@ -4,14 +4,14 @@ import torch
 from torch import Tensor
 
 from dubito.errors import DataError
+from dubito.hints import require_dense
 
 
 def real(name: str, value: Tensor) -> Tensor:
     """`value` detached, in float32 or wider; refused where empty, NaN or no tensor of real numbers."""
     if not isinstance(value, Tensor):
         raise DataError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})")
-    if value.is_complex():
-        raise DataError(f"{name} must hold real numbers, got {value.dtype}")
+    require_dense(name, value)
     if value.numel() == 0:
         raise DataError(f"{name} must hold at least one value, got shape {list(value.shape)}")
     if value.isnan().any():
@@ -70,7 +70,8 @@ def labels(targets: Tensor, num_examples: int, num_classes: int, device: torch.d
         raise DataError(
             f"targets must be a tensor, got {type(targets).__name__}; use torch.as_tensor(targets)"
         )
-    if targets.is_floating_point() or targets.is_complex():
+    require_dense("targets", targets)
+    if targets.is_floating_point():
         raise DataError(
             f"targets must be whole-number class labels, got {targets.dtype}; "
             "use targets.long() if they are labels"
@@ -99,7 +100,8 @@ def flags(name: str, value: Tensor, like_name: str, like: Tensor) -> Tensor:
     """Yes or no for each entry of `like`, as bool on its device, from booleans or whole numbers 0 and 1."""
     if not isinstance(value, Tensor):
         raise DataError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})")
-    if value.is_floating_point() or value.is_complex():
+    require_dense(name, value)
+    if value.is_floating_point():
         raise DataError(f"{name} must be booleans or whole numbers 0 and 1, got {value.dtype}")
     same_shape(name, value, like_name, like)
     if value.dtype != torch.bool and (value.min() < 0 or value.max() > 1):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dubito.errors import ConfigError, require_count
 
+from ..hints import checked
 from ._checks import classes
 
 _BLOCK = 2**18  # probabilities binned at once
@@ -33,6 +34,7 @@ class ReliabilityCurve:
     accuracy: Tensor
 
 
+@checked
 def reliability_curve(
     probs: Tensor, targets: Tensor, num_bins: int = 15, *, adaptive: bool = False, label: int | None = None
 ) -> ReliabilityCurve:
@@ -63,6 +65,7 @@ def reliability_curve(
     )
 
 
+@checked
 def ece(probs: Tensor, targets: Tensor, num_bins: int = 15, *, adaptive: bool = False) -> float:
     """Expected calibration error of the predicted class.
 
@@ -76,6 +79,7 @@ def ece(probs: Tensor, targets: Tensor, num_bins: int = 15, *, adaptive: bool = 
     return float(_gap(reliability_curve(probs, targets, num_bins, adaptive=adaptive)))
 
 
+@checked
 def classwise_ece(probs: Tensor, targets: Tensor, num_bins: int = 15, *, adaptive: bool = False) -> float:
     """Calibration error of every class's own probability, averaged over the C classes.
 

@@ -5,6 +5,7 @@ from math import inf
 from torch import Tensor
 
 from ..errors import DataError
+from ..hints import require_dense
 
 #: A difference that nobody would act on, in nats a row.
 NEGLIGIBLE = 0.005
@@ -32,6 +33,10 @@ def paired_gain(losses: Tensor, reference: Tensor) -> tuple[float, float]:
         losses: one per row, [B].
         reference: of the same rows.
     """
+    for name, values in (("losses", losses), ("reference", reference)):
+        if not isinstance(values, Tensor):
+            raise DataError(f"{name} must be a tensor, got {type(values).__name__}")
+        require_dense(name, values)
     if losses.ndim != 1 or losses.shape != reference.shape or not len(losses):
         shapes = f"{tuple(losses.shape)} and {tuple(reference.shape)}"
         raise DataError(f"losses must be one number for each of the same rows, [B], got {shapes}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dubito.errors import ConfigError, DataError, require_count, require_fraction
+from dubito.hints import checked
 from dubito.seeds import generator
 
 _MOST_DRAWS_AT_ONCE = 2**22  # indices held at once while resampling, 32 MB
@@ -77,6 +78,7 @@ class PairedDifference:
     over: Over
 
 
+@checked
 def standard_error_over_runs(values: Sequence[float] | Tensor) -> Estimate:
     """Mean and standard error of one metric over independent runs.
 
@@ -88,6 +90,7 @@ def standard_error_over_runs(values: Sequence[float] | Tensor) -> Estimate:
     return _estimate("values", values, Over.RUNS)
 
 
+@checked
 def standard_error_over_examples(values: Tensor) -> Estimate:
     """Mean and standard error of one run's metric over its test examples.
 
@@ -100,6 +103,7 @@ def standard_error_over_examples(values: Tensor) -> Estimate:
     return _estimate("values", values, Over.EXAMPLES)
 
 
+@checked
 def paired_bootstrap(
     values_a: Sequence[float] | Tensor,
     values_b: Sequence[float] | Tensor,
@@ -160,15 +164,7 @@ def _estimate(name: str, values: Sequence[float] | Tensor, over: Over) -> Estima
 def _series(name: str, values: Sequence[float] | Tensor) -> Tensor:
     """`values` as finite float64 on the CPU, where they are few and every device can send them."""
     if not isinstance(values, Tensor):
-        if any(isinstance(value, Estimate) for value in values):
-            raise DataError(
-                f"{name} must be plain numbers, got estimates with standard errors of their own; give the "
-                ".value of each, so that errors over runs and over examples stay apart"
-            )
-        try:
-            values = torch.tensor([float(value) for value in values], dtype=torch.float64)
-        except (TypeError, ValueError):
-            raise DataError(f"{name} must be numbers or a tensor of shape [B], got {values!r}") from None
+        values = torch.tensor([float(value) for value in values], dtype=torch.float64)
     series = values.detach().cpu().to(torch.float64)
     if series.ndim != 1 or len(series) < 2:
         raise DataError(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from dubito.errors import ConfigError, require_count, unknown_name
 
+from ..hints import checked
 from .initial import he_initialised, seeded
 
 
@@ -53,6 +54,7 @@ def _sequence(layers: dict[str, nn.Module]) -> nn.Sequential:
     return network
 
 
+@checked
 def mlp(
     in_features: int,
     hidden: Sequence[int] = (400, 400),
@@ -79,6 +81,7 @@ def mlp(
         return he_initialised(_sequence({"flatten": nn.Flatten(), **dense}))
 
 
+@checked
 def lenet(
     *,
     num_classes: int = 10,
@@ -135,6 +138,7 @@ def lenet(
         return he_initialised(_sequence(layers | _dense((maps[-1] * size * size, *hidden, num_classes))))
 
 
+@checked
 def vgg(
     stages: Sequence[Sequence[int]],
     dense: Sequence[int] = (),
@@ -175,6 +179,7 @@ def vgg(
         return he_initialised(_sequence(layers | _dense((fan_in, *dense, num_classes))))
 
 
+@checked
 def vgg16(
     *, num_classes: int = 10, in_channels: int = 3, batch_norm: bool = False, seed: int = 0
 ) -> nn.Sequential:

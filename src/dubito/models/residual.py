@@ -11,6 +11,7 @@ from torch.nn.functional import max_pool2d, relu
 
 from dubito.errors import ConfigError, require_count
 
+from ..hints import checked
 from .initial import he_initialised, seeded
 
 
@@ -176,6 +177,7 @@ def _resnet(
         )
 
 
+@checked
 def resnet18(
     *,
     num_classes: int = 1000,
@@ -196,6 +198,7 @@ def resnet18(
     return _resnet("resnet18", (2, 2, 2, 2), False, num_classes, in_channels, base, small_images, seed)
 
 
+@checked
 def resnet50(
     *,
     num_classes: int = 1000,
@@ -208,6 +211,7 @@ def resnet50(
     return _resnet("resnet50", (3, 4, 6, 3), True, num_classes, in_channels, base, small_images, seed)
 
 
+@checked
 def resnet152(
     *,
     num_classes: int = 1000,
@@ -220,6 +224,7 @@ def resnet152(
     return _resnet("resnet152", (3, 8, 36, 3), True, num_classes, in_channels, base, small_images, seed)
 
 
+@checked
 def wide_resnet(
     depth: int, width: int, base: int = 16, *, num_classes: int = 10, in_channels: int = 3, seed: int = 0
 ) -> PreActivationResNet:
@@ -249,6 +254,7 @@ def wide_resnet(
         return he_initialised(network)
 
 
+@checked
 def tfp_resnet18(*, num_classes: int = 10, in_channels: int = 3, seed: int = 0) -> PreActivationResNet:
     """The k-tied paper's ResNet-18, TensorFlow Probability's example.
 

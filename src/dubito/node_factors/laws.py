@@ -14,9 +14,10 @@ from torch import Tensor, distributions
 from torch.distributions import Distribution
 
 from ..errors import ConfigError, require_fraction, require_positive
+from ..hints import Checked
 
 
-class Family(ABC):
+class Family(Checked, ABC):
     """The law of the factors of one side of a layer."""
 
     #: Whether factors are random; a point mass is learned like a weight.
@@ -81,7 +82,7 @@ class Point(Family):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NearOne:
+class NearOne(Checked):
     """Means start at N(1, std²), logarithms of positive factors at N(0, std²).
 
     Args:
@@ -100,7 +101,7 @@ class NearOne:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signs:
+class Signs(Checked):
     """Means start at 1 or −1.
 
     Args:

@@ -5,8 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from ..errors import ConfigError
+from ..hints import checked
 from ..inputs import Inputs
 from ..metrics import Disagreement, disagreement
 from ..networks import duplicate
@@ -34,6 +36,7 @@ class Components(Sequence[Any]):
         return component(self.posterior, range(len(self))[index])
 
 
+@checked
 def component(posterior: P, index: int) -> P:
     """Component `index` as a posterior of its own."""
     network = duplicate(posterior.network)
@@ -61,9 +64,15 @@ def component(posterior: P, index: int) -> P:
     return single.finished()
 
 
+@checked
 @torch.no_grad()
 def diversity(
-    posterior: "NodePosterior", inputs: Inputs, targets: Any, *, num_samples: int = 32, seed: int = 0
+    posterior: "NodePosterior",
+    inputs: Inputs,
+    targets: Tensor | Sequence[int],
+    *,
+    num_samples: int = 32,
+    seed: int = 0,
 ) -> Disagreement:
     """Share of rows on which two components predict different classes, over their mean error rate.
 

@@ -1,4 +1,4 @@
-"""The loss of methods with doubt on the nodes: passes over a batch, tiled into one or made one by one."""
+"""The loss of methods with distributions on the nodes: passes over a batch, tiled into one or made one by one."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping

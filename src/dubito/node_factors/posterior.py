@@ -1,4 +1,4 @@
-"""Posteriors whose doubt lies on the nodes: shared weights, and K components of factors on their sides."""
+"""Posteriors with distributions on the nodes: shared weights, and K components of factors on their sides."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace

@@ -11,10 +11,11 @@ from torch.optim import Optimizer
 
 from .. import seeds
 from ..errors import ConfigError, require_count, require_flag, require_fraction, require_positive
+from ..hints import Checked, checked
 from .watch import Watch
 
 
-class NoisyOptimizer(Optimizer, ABC):
+class NoisyOptimizer(Checked, Optimizer, ABC):
     """An optimiser whose parameters are the means of a Gaussian posterior.
 
     Gradients are taken inside `with optimizer.sampled():`, where the parameters hold a draw; the loss is the
@@ -37,7 +38,10 @@ class NoisyOptimizer(Optimizer, ABC):
     def __init__(self, params: Iterable[Any], **settings: Any) -> None:
         require_count(num_data=settings["num_data"])
         seeds.derived(settings["seed"])
-        super().__init__(params, {**settings, "draws": 0, "passes": 0, "rows": 0})
+        try:
+            super().__init__(params, {**settings, "draws": 0, "passes": 0, "rows": 0})
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"params must be parameters, or groups of them, got {error}") from error
         for group in self.param_groups:
             self.check(group)
         self.watch = Watch(p for group in self.param_groups for p in group["params"])
@@ -55,6 +59,7 @@ class NoisyOptimizer(Optimizer, ABC):
 
     # -- draws ---------------------------------------------------------------------------------------------------
 
+    @checked
     @contextmanager
     def sampled(self, generator: torch.Generator | None = None, *, watched: bool = True) -> Iterator[None]:
         """While open the parameters hold a draw from the posterior; afterwards the means, whatever happened.

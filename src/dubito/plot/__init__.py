@@ -4,8 +4,6 @@ Without an axis they make a figure of their own, unknown to pyplot: `axis.figure
 a notebook shows `axis.figure`.
 """
 
-from .doubt import decomposition as decomposition
-from .doubt import ood_histogram as ood_histogram
 from .fan import regression_fan as regression_fan
 from .learning import active_learning_curve as active_learning_curve
 from .reliability import reliability as reliability
@@ -14,3 +12,5 @@ from .spectra import std_map as std_map
 from .spectra import stds_over_training as stds_over_training
 from .surface import class_draws as class_draws
 from .surface import loss_surface as loss_surface
+from .uncertainty import decomposition as decomposition
+from .uncertainty import ood_histogram as ood_histogram

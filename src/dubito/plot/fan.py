@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..hints import checked
 from ..prediction import RealPrediction, aligned
 from .axes import axis_of, colour
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@checked
 def regression_fan(
     prediction: RealPrediction,
     inputs: Tensor | None = None,

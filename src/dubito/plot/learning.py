@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING
 
 from ..active import Curve, mean_curve
 from ..errors import DataError
+from ..hints import checked
 from .axes import axis_of, colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@checked
 def active_learning_curve(
     curves: Mapping[str, Curve | Sequence[Curve]], metric: str = "rmse", *, axis: "Axes | None" = None
 ) -> "Axes":

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..hints import checked
 from ..metrics import ece, reliability_curve
 from ..prediction import BernoulliPrediction, CategoricalPrediction, ClassPrediction, aligned
 from .axes import axis_of, colour
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@checked
 def reliability(
     predictions: ClassPrediction | Mapping[str, ClassPrediction],
     targets: Tensor,

@@ -8,12 +8,14 @@ from torch import Tensor
 
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import ConfigError, DataError, require_count
+from ..hints import checked
 from .axes import axis_of, colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
+@checked
 def explained_variance(
     spectra: Mapping[str, Spectrum], *, centred: bool = False, most: int = 20, axis: "Axes | None" = None
 ) -> "Axes":
@@ -52,6 +54,7 @@ def explained_variance(
     return axis
 
 
+@checked
 def std_map(
     std: Tensor,
     *,
@@ -92,6 +95,7 @@ def std_map(
     return axis
 
 
+@checked
 def stds_over_training(
     steps: Sequence[int],
     stds: Mapping[str, Sequence[float]],

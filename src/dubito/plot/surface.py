@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError
+from ..hints import checked
 from .axes import axis_of, colour
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 LEVELS = 20
 
 
+@checked
 def loss_surface(
     values: Tensor,
     x: Tensor,
@@ -67,6 +69,7 @@ def loss_surface(
     return axis
 
 
+@checked
 def class_draws(
     probs: Tensor, *, class_names: Sequence[str] | None = None, axis: "Axes | None" = None
 ) -> "Axes":

@@ -16,6 +16,7 @@ from ..draws import Draws, FactorDraws, LinearisedDraws, WeightDraws, deviations
 from ..errors import ConfigError, NetworkError, require_count, require_positive
 from ..evaluation import evaluate
 from ..fitting import checked_pieces, checked_rows, read
+from ..hints import checked
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
 from ..layers import Survey, reasons, survey
 from ..layers.shell import seeder
@@ -24,7 +25,7 @@ from ..lazy import open_all
 from ..likelihoods import BuiltLikelihood
 from ..networks import duplicate, extra_states, run, with_flags
 from ..precision import Precision, passes_in
-from ..prediction import Prediction, PredictionOptions
+from ..prediction import Prediction, PredictionOptions, require_answers
 from ..sources import holds_rows
 from ..summary import Summary, SummaryRow
 from .fingerprint import fingerprint
@@ -166,6 +167,7 @@ class Posterior(nn.Module, ABC):
         """The factor by which `scaled` multiplied all standard deviations."""
         return self.details.get("scale", 1.0)
 
+    @checked
     def scaled(self, scale: float) -> Self:
         """A posterior whose standard deviations are `scale` times as large, around the same centre, in every draw.
 
@@ -198,6 +200,7 @@ class Posterior(nn.Module, ABC):
 
     # -- samples and predictions ---------------------------------------------------------------------------
 
+    @checked
     def sample_outputs(
         self,
         inputs: Inputs,
@@ -228,8 +231,11 @@ class Posterior(nn.Module, ABC):
             outputs = list(self._outputs(inputs, atoms, seed, max_rows, keep_graph))
         if atoms < num_samples:
             outputs = [outputs[index % atoms] for index in range(num_samples)]
-        return torch.stack(outputs)
+        stacked = torch.stack(outputs)
+        require_answers(stacked, 1)
+        return stacked
 
+    @checked
     def predict(
         self,
         inputs: Inputs,
@@ -268,6 +274,7 @@ class Posterior(nn.Module, ABC):
         predictions = list(self._predictions(inputs, options))
         return type(predictions[0]).cat(predictions)
 
+    @checked
     def predict_batches(
         self,
         data: Any,
@@ -303,6 +310,7 @@ class Posterior(nn.Module, ABC):
         pieces = checked_pieces(self.network, data, seed=options.seed, max_rows=options.max_rows)
         return map(self.predictor(options), pieces)
 
+    @checked
     def evaluate(
         self,
         data: Any,
@@ -353,11 +361,16 @@ class Posterior(nn.Module, ABC):
         default = "sampled" if options.linearised is False else self.default_form
         predict = partial(getattr(self, f"{options.form or default}_prediction"), options=options)
 
-        def predicted(inputs: Inputs) -> Prediction:
-            with passes_in(options.precision, *TensorOptions.of(self.network)):
-                return predict(inputs)
+        rows = 0
 
-        return predict if options.precision == "full" else predicted
+        def predicted(inputs: Inputs) -> Prediction:
+            nonlocal rows
+            with passes_in(options.precision, *TensorOptions.of(self.network)):
+                prediction = predict(inputs).finite(rows)
+            rows += len(prediction)
+            return prediction
+
+        return predicted
 
     @classmethod
     def check_form(cls, options: PredictionOptions, method: object) -> None:
@@ -388,6 +401,7 @@ class Posterior(nn.Module, ABC):
 
     # -- draws made once -----------------------------------------------------------------------------------
 
+    @checked
     def sampled(
         self, num_samples: int, *, seed: int = 0, linearised: bool | None = None
     ) -> "SampledPosterior":
@@ -427,6 +441,7 @@ class Posterior(nn.Module, ABC):
         means = self._view(0).draws(range(self.num_components), 0).tensors
         return {CENTRAL + key: group for key, group in means.items()}
 
+    @checked
     def function(
         self, index: int = 0, seed: int = 0, *, linearised: bool | None = None
     ) -> Callable[[Inputs], Tensor]:
@@ -478,6 +493,7 @@ class Posterior(nn.Module, ABC):
         """`draw` for several draws in a row: what all of them need is computed once."""
         return self.draw
 
+    @checked
     def fold(self, index: int = 0, *, seed: int = 0) -> nn.Module:
         """A plain network like the user's with draw number `index` of `seed` in it, in evaluation mode."""
         require_count(0, index=index)
@@ -552,6 +568,7 @@ class Posterior(nn.Module, ABC):
             )
         return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
 
+    @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it."""
         settings = {"method": self.method, "likelihood": self.likelihood.settings}

@@ -11,8 +11,15 @@ from .formulas import log_sum_exp as log_sum_exp
 from .formulas import normal_log_prob as normal_log_prob
 from .formulas import not_binary as not_binary
 from .formulas import per_row as per_row
+from .formulas import require_answers as require_answers
 from .formulas import std_per_row as std_per_row
 from .formulas import sum_events as sum_events
+from .mixtures import CountPrediction as CountPrediction
+from .mixtures import MixturePrediction as MixturePrediction
+from .mixtures import OutputPrediction as OutputPrediction
+from .mixtures import StudentTPrediction as StudentTPrediction
+from .mixtures import count_log_prob as count_log_prob
+from .mixtures import student_t_log_prob as student_t_log_prob
 from .options import FORMS as FORMS
 from .options import PredictionOptions as PredictionOptions
 from .real import RealPrediction as RealPrediction

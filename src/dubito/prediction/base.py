@@ -6,10 +6,13 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DataError
+from ..errors import DataError, require_extra
+from ..hints import checked
+from .formulas import require_answers
 
 
 def rows_on(axis: int) -> Any:
@@ -28,7 +31,7 @@ class Prediction(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def log_prob(self, targets: Tensor) -> Tensor:
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         """Log-density of each row's target under the exact mixture over draws, [B]."""
 
     def __getitem__(self, index: Any) -> Self:
@@ -50,12 +53,7 @@ class Prediction(ABC):
 
     def to_pandas(self) -> Any:
         """One row per example; a quantity with several outputs becomes columns `name_0`, `name_1`, …"""
-        try:
-            import pandas as pd
-        except ImportError as error:
-            raise ConfigError(
-                "to_pandas needs pandas; install it with: pip install dubito[tabular]"
-            ) from error
+        pandas = require_extra("pandas", "tabular", "to_pandas")
         columns: dict[str, Any] = {}
         for name, array in self.to_numpy().items():
             if array.ndim == 1:
@@ -68,11 +66,25 @@ class Prediction(ABC):
                 raise DataError(
                     f"a table needs at most one axis of outputs, but {name} has shape {array.shape}; use to_numpy"
                 )
-        return pd.DataFrame(columns)
+        return pandas.DataFrame(columns)
+
+    def finite(self, first: int = 0) -> Self:
+        """The prediction, refused where it holds numbers that are none; `first` is the number of its first row."""
+        for item in dataclasses.fields(self):
+            tensor, axis = getattr(self, item.name), item.metadata.get("rows")
+            if axis is not None and isinstance(tensor, Tensor):
+                require_answers(tensor, axis, first, logarithms="log_" in item.name)
+        return self
 
     @classmethod
+    @checked
     def cat(cls, parts: list[Self]) -> Self:
         """The rows of several predictions of the same draws, one after the other."""
+        if not parts or any(type(part) is not cls for part in parts):
+            kinds = sorted({type(part).__name__ for part in parts})
+            raise DataError(
+                f"{cls.__name__}.cat joins predictions of its kind, at least one, got {kinds or 'none'}"
+            )
         values = {}
         for item in dataclasses.fields(cls):
             pieces = [getattr(part, item.name) for part in parts]

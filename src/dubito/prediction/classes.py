@@ -4,10 +4,12 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import DataError, require_fraction
+from ..hints import checked
 from .base import Prediction, rows_on
 from .formulas import aligned, entropy, gathered, labels_for, log_mean_exp, not_binary, sum_events
 
@@ -96,7 +98,8 @@ class CategoricalPrediction(ClassPrediction):
         inside.select(self.class_axis, 0).fill_(True)
         return torch.zeros_like(inside).scatter(self.class_axis, order, inside)
 
-    def log_prob(self, targets: Tensor) -> Tensor:
+    @checked
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         labels = labels_for(self.log_probs, torch.as_tensor(targets), self.class_axis)
         if self.sample_log_probs is None:
             return gathered(self.log_probs, labels, self.class_axis)
@@ -133,7 +136,8 @@ class BernoulliPrediction(ClassPrediction):
         likeliest = torch.nn.functional.one_hot(self.labels, 2).bool()  # [..., (no, yes)]
         return likeliest | (self.confidence < level).unsqueeze(-1)
 
-    def log_prob(self, targets: Tensor) -> Tensor:
+    @checked
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         values, given = aligned(targets, self.log_probs), torch.as_tensor(targets)
         wrong = not_binary(given)
         if wrong is not None:

@@ -1,12 +1,13 @@
 """Small formulas that predictions and likelihoods share."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..devices import moved, on_host
-from ..errors import DataError
+from ..errors import DataError, NetworkError
 
 
 def with_rows(tensor: Tensor, rows: int) -> Tensor:
@@ -47,6 +48,27 @@ class FunctionVariance:
         """The variance over all draws so far, laid out like the logits of a draw without their classes."""
         variance = (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
         return variance if self.class_axis is None else variance.mean(self.class_axis)
+
+
+def require_answers(answers: Tensor, axis: int = 0, first: int = 0, *, logarithms: bool = False) -> None:
+    """Refuse answers that are no numbers, naming their rows; those of a device are not looked at.
+
+    Args:
+        answers: what a network, or a prediction made of it, says.
+        axis: of the rows.
+        first: the number of the first row.
+        logarithms: whether minus infinity, the logarithm of 0, is an answer.
+    """
+    if not on_host(answers) or not answers.is_floating_point() or math.isfinite(answers.detach().sum()):
+        return
+    wrong = answers.isnan() if logarithms else ~answers.isfinite()
+    rows = wrong.movedim(axis, 0).reshape(answers.shape[axis], -1).any(1).nonzero().flatten().tolist()
+    if rows:
+        named = ", ".join(str(first + row) for row in rows[:5]) + (", …" if len(rows) > 5 else "")
+        raise NetworkError(
+            f"predictions must be finite, but {len(rows)} of {answers.shape[axis]} rows are answered by NaN or "
+            f"infinity (rows {named}); look at these inputs, or, where it is all of them, at the weights"
+        )
 
 
 def sum_events(values: Tensor, start: int) -> Tensor:
@@ -97,7 +119,7 @@ def gathered(log_probs: Tensor, labels: Tensor, class_axis: int) -> Tensor:
     return sum_events(chosen, 1)
 
 
-def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
+def aligned(targets: Any, outputs: Tensor) -> Tensor:
     """Targets in the shape, device and dtype of the outputs; a missing or extra axis of size 1 is mended."""
     targets = moved(torch.as_tensor(targets), outputs.device, outputs.dtype)
     if targets.shape == outputs.shape:

@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 
 from ..errors import ConfigError, require_count
-from ..precision import Precision, require_precision
+from ..hints import Checked
+from ..precision import Precision
 
 #: Forms of prediction that only some posteriors have, by their keywords: those with a method `<form>_prediction`.
 FORMS = ("linearised", "marginal", "per_example")
 
 
 @dataclass(frozen=True)
-class PredictionOptions:
+class PredictionOptions(Checked):
     """The options of a prediction, checked.
 
     Attributes:
@@ -32,16 +33,11 @@ class PredictionOptions:
     precision: Precision = "full"
 
     def __post_init__(self) -> None:
-        require_precision(self.precision)
         require_count(num_samples=self.num_samples, max_rows=self.max_rows)
         if not (self.linearised is None and self.marginal is False and self.per_example is False):
             self._check_forms()
 
     def _check_forms(self) -> None:
-        for form in FORMS:
-            value = getattr(self, form)
-            if not isinstance(value, bool) and not (form == "linearised" and value is None):
-                raise ConfigError(f"{form} must be True or False, got {value!r}")
         asked = [form for form in FORMS if getattr(self, form)]
         if len(asked) > 1:
             raise ConfigError(f"a prediction has one form, got {' and '.join(asked)}; choose one")

@@ -5,10 +5,12 @@ from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..errors import ConfigError, require_fraction
+from ..hints import checked
 from .base import Prediction, rows_on
 from .formulas import aligned, log_mean_exp, normal_log_prob, sum_events, with_rows
 
@@ -21,7 +23,7 @@ class RealPrediction(Prediction):
         means: the network's outputs per draw, [S, B, ...].
         variances: noise variance, broadcastable to `means`; of a full covariance its diagonal.
         covariances: full noise covariance, broadcastable to [S, B, C, C], or None.
-        mean_covariances: covariance of a component's mean itself where doubt about weights is not drawn but known in
+        mean_covariances: covariance of a component's mean itself where that of the weights is not drawn but known in
             closed form, over a row's outputs read in order, [S, B, E, E], or None.
     """
 
@@ -85,9 +87,11 @@ class RealPrediction(Prediction):
     def _mean_variances(self) -> Tensor:
         if self.mean_covariances is None:
             return torch.zeros_like(self.variances)
-        return self.mean_covariances.diagonal(dim1=-2, dim2=-1).reshape(self.means.shape)
+        variances = self.mean_covariances.diagonal(dim1=-2, dim2=-1).reshape(self.means.shape)
+        return variances.clamp(min=0)  # below 0 only by rounding
 
-    def log_prob(self, targets: Tensor) -> Tensor:
+    @checked
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         """Joint log-density of a row's outputs under the exact mixture, [B]."""
         errors = aligned(targets, self.means[0]) - self.means  # [S, B, ...]
         if self.mean_covariances is not None:
@@ -101,6 +105,7 @@ class RealPrediction(Prediction):
             return log_mean_exp(normal_log_prob(errors, scale_tril=torch.linalg.cholesky(self.covariances)))
         return log_mean_exp(sum_events(normal_log_prob(errors, std=self.variances.sqrt()), 2))
 
+    @checked
     def quantile(self, q: float | Tensor) -> Tensor:
         """Quantiles of each output's marginal mixture, by root finding; the axes of `q` come first."""
         levels = torch.as_tensor(q, dtype=torch.float64, device="cpu")
@@ -111,7 +116,7 @@ class RealPrediction(Prediction):
         # The nearer tail keeps its digits: the q-quantile of y is minus the (1 - q)-quantile of -y.
         return self.tail(float(levels)) if levels <= 0.5 else self.tail(float(1 - levels), sign=-1)
 
-    def tail(self, tail: float, *, sign: int = 1, steps: int | None = None) -> Tensor:
+    def tail(self, tail: Any, *, sign: Any = 1, steps: int | None = None) -> Tensor:
         """The quantile with `tail` of the mixture below it, or above it for sign −1.
 
         Args:
@@ -142,6 +147,14 @@ class RealPrediction(Prediction):
         require_fraction(zero=False, level=level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
+    def crps(self, targets: Tensor) -> Tensor:
+        """Exact continuous ranked probability score of each row's mixture, averaged over outputs, [B]."""
+        from ..metrics import crps_mixture_per_example  # a dozen modules that predictions do without
+
+        return crps_mixture_per_example(
+            aligned(targets, self.means[0]), self.means, self.component_variances.sqrt()
+        )
+
     def rescaled(self, shift: Any, scale: Any) -> Self:
         """The prediction of `shift + scale · y`: back from standardised targets to original units."""
         shift, scale = self._per_output("shift", shift), self._per_output("scale", scale)
@@ -163,7 +176,10 @@ class RealPrediction(Prediction):
 
     def _per_output(self, name: str, value: Any) -> Tensor:
         """A finite number, or numbers that broadcast to a row's outputs and never to the rows themselves."""
-        value = torch.as_tensor(value, dtype=self.means.dtype, device=self.means.device)
+        try:
+            value = torch.as_tensor(value, dtype=self.means.dtype, device=self.means.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(f"{name} must be a number, or numbers per output: {error}") from error
         value = value.reshape(()) if value.numel() == 1 else value
         row = tuple(self.means.shape[2:])
         fits = all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(row), strict=False))

@@ -11,7 +11,7 @@ from ..calibration.scale import SCALES, preferred_scale
 from ..errors import DubitoWarning
 from ..fitting import Prepared
 from ..inference.laplace import LaplacePosterior
-from ..likelihoods import Gaussian
+from ..likelihoods import BernoulliLikelihood, CategoricalLikelihood, RealLikelihood
 from ..metrics.paired import NEGLIGIBLE, wins
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
@@ -62,7 +62,7 @@ def _chosen(posterior: Posterior, rows: Source, seed: int) -> tuple[Posterior, f
         candidates[scale] = fitted = calibrated(_at(posterior, scale), rows, seed)
         losses[scale] = row_losses(fitted, rows, seed)
     scale = preferred_scale(losses, NEGLIGIBLE)
-    if isinstance(posterior.likelihood.settings, Gaussian):
+    if not isinstance(posterior.likelihood, CategoricalLikelihood | BernoulliLikelihood):
         return candidates[scale], scale, losses[scale]
     plain = _at(posterior, scale)
     untempered = row_losses(plain, rows, seed)
@@ -76,7 +76,9 @@ def _at(posterior: Posterior, scale: float) -> Posterior:
 
 
 def calibrated(posterior: Posterior, rows: Source, seed: int) -> Posterior:
-    """The posterior with noise, or a temperature, fitted on rows."""
+    """The posterior with noise, or a temperature, fitted on rows; as it is where its likelihood has neither."""
+    if not isinstance(posterior.likelihood, RealLikelihood | CategoricalLikelihood | BernoulliLikelihood):
+        return posterior
     with warnings.catch_warnings():  # temperatures at the ends of the search belong to scales that lose
         warnings.simplefilter("ignore", DubitoWarning)
         return temperature_scaled(posterior, rows, num_samples=NUM_SAMPLES, seed=seed, smoothed=True)

@@ -4,6 +4,7 @@ from dataclasses import MISSING, dataclass, fields, replace
 from functools import singledispatch
 from typing import Any
 
+from ..hints import Checked
 from ..inference.bali import BALI
 from ..inference.batch_ensemble import BatchEnsemble
 from ..inference.hmc import HMC
@@ -22,7 +23,7 @@ from ..training import AutoTraining, Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pilot:
+class Pilot(Checked):
     """What the MAP fit tells the other methods.
 
     Attributes:
@@ -44,7 +45,7 @@ class Pilot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Checked):
     """How one method is trained.
 
     Attributes:

@@ -12,9 +12,10 @@ from torch import nn
 
 from .. import seeds
 from ..errors import ConfigError, DataError, DubitoWarning
-from ..fitting import Prepared, prepare, undisturbed
+from ..fitting import Prepared, prepare, require_agreement, undisturbed
+from ..hints import checked
 from ..inference.map import MAP
-from ..likelihoods import Gaussian, Likelihood
+from ..likelihoods import BernoulliLikelihood, CategoricalLikelihood, Likelihood
 from ..method import Method, with_inputs
 from ..networks import duplicate, with_flags
 from ..posterior import Posterior
@@ -63,6 +64,7 @@ def fit(
             prepare(net, data, _standardised(likelihood), seed=seed, progress=progress, **given), auto
         )
         with undisturbed(prepared, "fit"):
+            require_agreement(prepared, auto.training(1).timeout)
             if point is None:
                 point = _map_fit(method if isinstance(method, MAP) else MAP(), prepared, auto)
             if isinstance(method, MAP):
@@ -70,6 +72,7 @@ def fit(
             return with_inputs(_fitted(method, prepared, point, auto), prepared)
 
 
+@checked
 def pilot_of(point: Posterior) -> Pilot:
     """What a MAP fit of the protocol tells other methods."""
     facts = point.details.get("protocol")
@@ -79,15 +82,13 @@ def pilot_of(point: Posterior) -> Pilot:
         prior_std=point.method.prior_std,
         best_step=facts["best_step"],
         rows=facts["rows"],
-        real=isinstance(point.likelihood.settings, Gaussian),
+        real=not isinstance(point.likelihood, CategoricalLikelihood | BernoulliLikelihood),
     )
 
 
 def _standardised(likelihood: Likelihood) -> Likelihood:
     """Real targets are standardised inside of the likelihood, and predictions come back in their units."""
-    if isinstance(likelihood, Gaussian) and hasattr(likelihood, "standardise"):
-        return replace(likelihood, standardise=True)  # pyright: ignore
-    return likelihood
+    return replace(likelihood, standardise=True) if hasattr(likelihood, "standardise") else likelihood  # pyright: ignore
 
 
 def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:

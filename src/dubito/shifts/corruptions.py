@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..errors import ConfigError, DataError, require_count, unknown_name
+from ..hints import checked
 from .blur import defocus_blur, glass_blur, motion_blur, zoom_blur
 from .constants import CONSTANTS, CORRUPTIONS, SEVERITIES
 from .digital import contrast, elastic, pixelate
@@ -43,6 +44,7 @@ _BY_NAME: dict[str, Callable[[Tensor, Any, torch.Generator], Tensor]] = dict(
 )
 
 
+@checked
 @torch.no_grad()
 def corrupt(images: Tensor, name: str, severity: int, *, constants: str = "cifar-c", seed: int = 0) -> Tensor:
     """Corrupted copies of images, with values from 0 to 1.
@@ -66,6 +68,7 @@ def corrupt(images: Tensor, name: str, severity: int, *, constants: str = "cifar
     return torch.cat(pieces)
 
 
+@checked
 def corruptions(
     images: Tensor,
     *,

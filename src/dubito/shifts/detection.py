@@ -1,4 +1,4 @@
-"""Out of distribution: how well doubt tells foreign rows from a data set's own."""
+"""Out-of-distribution detection: how well scores of uncertainty separate other rows from the data set's."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,19 +8,20 @@ from torch import Tensor
 
 from .. import metrics
 from ..errors import ConfigError, DataError, require_count
+from ..hints import checked
 from ..prediction import ClassPrediction, Prediction, RealPrediction, per_row, std_per_row
 
 
 @dataclass(frozen=True, kw_only=True)
 class Detection:
-    """How well one score tells foreign rows (the positives) from the data set's own.
+    """How well one score detects out-of-distribution rows (the positives).
 
     Attributes:
-        auroc: the chance that a foreign row scores above an own one.
-        aupr: average precision for foreign rows.
-        fpr95: the share of own rows taken for foreign where 95 % of the foreign are found.
-        inside: mean score of own rows.
-        outside: mean score of foreign rows.
+        auroc: the chance that an out-of-distribution row scores above an in-distribution one.
+        aupr: average precision for out-of-distribution rows.
+        fpr95: the share of in-distribution rows above the score that 95 % of the others exceed.
+        inside: mean score in distribution.
+        outside: mean score out of distribution.
     """
 
     auroc: float
@@ -32,12 +33,12 @@ class Detection:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Histogram:
-    """A score's histograms over own and foreign rows, on the same bins.
+    """A score's histograms in and out of distribution, on the same bins.
 
     Attributes:
         edges: limits of the bins, [M + 1].
-        inside: shares of own rows, [M].
-        outside: shares of foreign rows, [M].
+        inside: shares of in-distribution rows, [M].
+        outside: shares of out-of-distribution rows, [M].
     """
 
     edges: Tensor
@@ -45,8 +46,9 @@ class Histogram:
     outside: Tensor
 
 
+@checked
 def scores(prediction: Prediction) -> dict[str, Tensor]:
-    """Scores by name, one number per row, [B]; higher means more foreign.
+    """Scores by name, one number per row, [B]; higher means more likely out of distribution.
 
     Classes: "total" (entropy), "epistemic" (mutual information), "function_variance" (of centred logits, which alone
     grows far from the data) and "confidence" (1 − the likeliest class's probability), means over a row's positions.
@@ -68,23 +70,24 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
     raise DataError(f"scores need a Prediction, got {type(prediction).__name__}")
 
 
+@checked
 def detection(inside: Prediction | None, outside: Prediction | None) -> dict[str, Detection]:
-    """How well each score of `scores` tells foreign rows from own ones.
+    """How well each score of `scores` detects out-of-distribution rows.
 
-    A posterior that doubts everything finds every foreign row; it is judged on own rows of the same size of doubt,
-    so both predictions are needed, made by the same posterior with the same settings.
+    A posterior that is uncertain everywhere detects every such row, so both predictions are needed, made by the same
+    posterior with the same settings.
 
     Args:
         inside: the prediction of rows from the data set, best its test rows.
-        outside: that of foreign rows.
+        outside: that of out-of-distribution rows.
     """
     _require_both(inside, outside)
     assert inside is not None and outside is not None
-    known, foreign = scores(inside), scores(outside)
+    known, others = scores(inside), scores(outside)
     positives = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()
     detections = {}
     for name, value in known.items():
-        other = foreign[name].to(value)
+        other = others[name].to(value)
         both = torch.cat([value, other])
         flags = positives.to(both.device)
         detections[name] = Detection(
@@ -97,28 +100,29 @@ def detection(inside: Prediction | None, outside: Prediction | None) -> dict[str
     return detections
 
 
+@checked
 def histogram(
     inside: Prediction | None, outside: Prediction | None, score: str = "total", *, num_bins: int = 30
 ) -> Histogram:
-    """Histograms of a score over own and foreign rows.
+    """Histograms of a score in and out of distribution.
 
     Args:
         inside: the prediction of rows from the data set.
-        outside: that of foreign rows.
+        outside: that of out-of-distribution rows.
         score: a name that `scores` gives.
         num_bins: bins of equal width, from 0 to the largest score.
     """
     _require_both(inside, outside)
     assert inside is not None and outside is not None
     require_count(num_bins=num_bins)
-    known, foreign = scores(inside), scores(outside)
+    known, others = scores(inside), scores(outside)
     if score not in known:
         raise ConfigError(f"score must be one of {', '.join(known)}, got {score!r}")
-    values, others = known[score].float().cpu(), foreign[score].float().cpu()
-    top = float(torch.cat([values, others]).max()) or 1.0
+    values = [group[score].float().cpu() for group in (known, others)]
+    top = float(torch.cat(values).max()) or 1.0
     shares: Mapping[str, Tensor] = {
         name: torch.histc(value, num_bins, 0, top) / len(value)
-        for name, value in (("inside", values), ("outside", others))
+        for name, value in zip(("inside", "outside"), values, strict=True)
     }
     return Histogram(edges=torch.linspace(0, top, num_bins + 1), **shares)
 
@@ -127,8 +131,8 @@ def _require_both(inside: Prediction | None, outside: Prediction | None) -> None
     for name, value in (("inside", inside), ("outside", outside)):
         if not isinstance(value, Prediction) or not len(value):
             raise DataError(
-                f"{name} must be a Prediction with at least one row, got {type(value).__name__}: doubt about foreign "
-                "rows alone says nothing, it must be compared with that about rows of the data set; give both"
+                f"{name} must be a Prediction with at least one row, got {type(value).__name__}: uncertainty of "
+                "out-of-distribution rows says nothing unless compared with that of the data set's rows; give both"
             )
     if type(inside) is not type(outside):
         raise DataError(

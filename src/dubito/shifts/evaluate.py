@@ -10,7 +10,8 @@ from torch import Tensor
 
 from .. import metrics
 from ..data import Data
-from ..errors import ConfigError, DataError
+from ..errors import ConfigError, DataError, unknown_name
+from ..hints import checked
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import CategoricalPrediction, PredictionOptions
 from ..training.progress import Bar
@@ -49,6 +50,7 @@ class CorruptionResults:
         """cECE: likewise of the expected calibration error."""
         return self.mean("ece")
 
+    @checked
     def mean(self, measure: str, *, name: str | None = None, severity: int | None = None) -> float:
         """The mean of a metric over all sets, or over those of one corruption or severity.
 
@@ -57,6 +59,8 @@ class CorruptionResults:
             name: of a corruption.
             severity: from 1 to 5.
         """
+        if measure not in self.clean:
+            raise unknown_name("metric", measure, self.clean)
         chosen = [
             values[measure]
             for (corruption, degree), values in self.corrupted.items()
@@ -66,6 +70,7 @@ class CorruptionResults:
             raise ConfigError(f"no set of images has name {name!r} and severity {severity!r}")
         return fmean(chosen)
 
+    @checked
     def mce(self, baseline: "CorruptionResults") -> float:
         """The mean corruption error over a baseline's, 1 for the baseline itself.
 
@@ -87,6 +92,7 @@ class CorruptionResults:
         return fmean(ratios)
 
 
+@checked
 def evaluate_corruptions(
     posterior: Posterior,
     data: Data | tuple[Tensor, Tensor],

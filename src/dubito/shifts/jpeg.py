@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..hints import checked
 
 #: Annex K of the standard, in the order of the coefficients' rows.
 _LUMINANCE = (
@@ -34,6 +35,7 @@ _COLOUR = (
 _PLANES = ((0.299, 0.587, 0.114), (-0.168735892, -0.331264108, 0.5), (0.5, -0.418687589, -0.081312411))
 
 
+@checked
 def jpeg(images: Tensor, quality: int, generator: torch.Generator | None = None) -> Tensor:
     """The images [B, C, H, W] of 0 to 1, encoded at a quality of 1 to 100 and decoded; C is 1 or 3."""
     if not 1 <= quality <= 100:

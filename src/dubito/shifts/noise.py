@@ -5,6 +5,7 @@ from torch import Tensor
 
 from .. import seeds
 from ..errors import require_fraction
+from ..hints import checked
 from .filters import normal
 
 
@@ -24,6 +25,7 @@ def impulse_noise(images: Tensor, share: float, generator: torch.Generator) -> T
     return torch.where(draws < share / 2, 0.0, torch.where(draws < share, 1.0, images))
 
 
+@checked
 def gaussian_mixed(images: Tensor, share: float, *, seed: int = 0) -> Tensor:
     """x̂ = (1 − γ) x + γ ε with ε ~ N(0, I), in pixel space and not cut off  [implicit BNN, Eq. 28].
 
@@ -37,6 +39,7 @@ def gaussian_mixed(images: Tensor, share: float, *, seed: int = 0) -> Tensor:
     return (1 - share) * images + share * normal(tuple(images.shape), images, stream)
 
 
+@checked
 def salt_and_pepper(images: Tensor, share: float, *, seed: int = 0) -> Tensor:
     """Each value becomes 0 or 1 with probability p, each as often  [implicit BNN, Section 5.3].
 

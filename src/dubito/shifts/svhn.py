@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..data.locate import folders
-from ..errors import ConfigError, DataError, StorageError
+from ..errors import DataError, StorageError, require_extra
 
 NAME = "svhn/test_32x32.mat"
 URL = "http://ufldl.stanford.edu/housenumbers/test_32x32.mat"
@@ -27,12 +27,9 @@ def svhn_test() -> Tensor:
 
 def read(path: Path) -> Tensor:
     """Images of a file of the publisher's form: an array X [32, 32, 3, B] of 0 to 255."""
+    scipy = require_extra("scipy.io", "cli", "reading SVHN")
     try:
-        from scipy.io import loadmat
-    except ImportError as error:
-        raise ConfigError("reading SVHN needs SciPy; install it with: pip install scipy") from error
-    try:
-        images = loadmat(path)["X"]
+        images = scipy.loadmat(path)["X"]
     except Exception as error:  # SciPy has errors of its own, and a file may hold anything
         raise StorageError(
             f"{path} should hold SVHN's test images as X, but reading it failed ({error}); fetch {URL} again"

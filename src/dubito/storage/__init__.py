@@ -2,6 +2,7 @@
 
 from .files import checksum as checksum
 from .files import exists as exists
+from .files import json_checksum as json_checksum
 from .files import read as read
 from .files import write as write
 from .settings import decode as decode

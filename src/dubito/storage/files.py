@@ -54,7 +54,7 @@ def exists(path: str | os.PathLike[str]) -> bool:
 
 
 def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and content of a file written by `write`; truncated, altered or foreign files are refused."""
+    """Tensors and content of a file written by `write`; truncated, altered or other files are refused."""
     target, exists = file_path(path, "read")
     if not exists:
         raise StorageError(f"there is no file {path}")

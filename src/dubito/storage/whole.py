@@ -2,11 +2,16 @@
 
 import glob
 import os
+import re
+import shutil
+import socket
 import stat
 import tempfile
 import time
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +19,7 @@ from safetensors import SafetensorError
 
 from ..errors import ConfigError, StorageError
 
-#: How files that are being written end, and the seconds after which one was surely given up.
+#: How folders of files that are being written end, and the seconds after which one was surely given up.
 PARTIAL, STALE = ".partial", 600
 
 
@@ -43,7 +48,7 @@ def file_path(path: Any, verb: str) -> tuple[Path, bool]:
 
 @contextmanager
 def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """The path of a file beside `path`, to be written, which takes its place in one move if nothing fails.
+    """The path of a file to be written, which takes the place of `path` in one move if nothing fails.
 
     A link stays one, and the file it points to is replaced. What the disk refuses is a `StorageError`, and what was at
     `path` is still there.
@@ -60,24 +65,58 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
+    """A file in a folder of its own beside `path`, since some writers make further files beside theirs.
+
+    What a killed process left there is removed by the next one that writes `path`.
+    """
     for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
-        with suppress(FileNotFoundError):  # another writer has removed or moved it meanwhile
-            if time.time() - left.stat().st_mtime > STALE:  # by a process killed while writing
-                left.unlink()
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PARTIAL)
-    os.close(handle)
-    temporary = Path(name)
+        if _given_up(left):
+            _remove(left)
+    prefix = f".{path.name}.{_machine()}-{os.getpid()}-"
+    folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=prefix, suffix=PARTIAL))
+    temporary = folder / f"writing{PARTIAL}"
     try:
         yield temporary
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         umask = os.umask(0)
         os.umask(umask)
-        temporary.chmod(0o666 & ~umask)  # mkstemp gives 0600; what is kept is as readable as other files
+        temporary.chmod(0o666 & ~umask)  # some writers give 0600; what is kept is as readable as other files
         temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        _remove(folder)
+
+
+def _given_up(left: Path) -> bool:
+    """Whether the writer of a folder was killed: its process is gone from this machine, or nothing happens for long."""
+    writer = re.search(rf"\.([0-9a-f]{{8}})-(\d+)-[^.]*{re.escape(PARTIAL)}$", left.name)
+    if writer and writer[1] == _machine() and os.name == "posix":
+        try:
+            os.kill(int(writer[2]), 0)
+        except ProcessLookupError:
+            return True
+        except (OSError, OverflowError):  # somebody else's, or no number of a process
+            pass
+    with suppress(OSError):  # it has just gone
+        return time.time() - max(item.stat().st_mtime for item in (left, *left.glob("*"))) > STALE
+    return False
+
+
+def _remove(left: Path) -> None:
+    if left.is_dir():
+        shutil.rmtree(left, ignore_errors=True)
+    else:  # by an earlier version
+        left.unlink(missing_ok=True)
+
+
+@cache
+def _machine() -> str:
+    """A mark of what gives processes their numbers: the host, and a container on it."""
+    try:
+        numbers = os.readlink("/proc/self/ns/pid")
+    except OSError:  # no Linux
+        numbers = ""
+    return f"{zlib.crc32(f'{socket.gethostname()} {numbers}'.encode()):08x}"
 
 
 def write_text(path: Path, text: str) -> None:

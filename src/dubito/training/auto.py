@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 
 from ..errors import ConfigError, require_count, require_fraction, require_positive
+from ..hints import Checked
 from ..precision import Precision, require_precision
 from .schedules import Constant, Cosine
 from .settings import EarlyStopping, Training
 
 
 @dataclass(frozen=True, kw_only=True)
-class AutoTraining:
+class AutoTraining(Checked):
     """One protocol for all methods, which validation rows steer; `dubito.protocol` runs it.
 
     Args:

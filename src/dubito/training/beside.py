@@ -11,7 +11,8 @@ from ..inputs import Batch
 from ..sources import OrderedSource, Source
 from .account import part
 from .contract import ObjectiveLike, Stepper, StepRecord
-from .loop import Loop, interruptible
+from .interruption import interruptible
+from .loop import Loop
 from .settings import Training
 
 
@@ -87,7 +88,7 @@ class _Beside:
     def run_to_end(self) -> list[list[dict[str, float]]]:
         """Go on from the checkpoints, if there are any, to the end of the last run."""
         try:
-            with interruptible(self._interrupt):
+            with interruptible(self):
                 for number in range(len(self.loops)):
                     self._advance(number, None)
                 while self.waiting:
@@ -131,5 +132,11 @@ class _Beside:
             self.waiting.pop(number, None)
             self.histories[number] = end.value
 
-    def _interrupt(self) -> None:
+    def interrupt(self) -> None:
+        """See `Interruptible`."""
         self.interrupted = True
+
+    def save_soon(self) -> None:
+        """See `Interruptible`."""
+        for loop in self.loops:
+            loop.save_soon()

@@ -6,15 +6,18 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .. import storage
 from ..errors import StorageError
+from ..fingerprints import first_difference, modules_of, weights_of
 from ..storage.schema import conform
 from .contract import ObjectiveLike
 from .settings import Training
 
 KIND = "checkpoint"
+#: Of fingerprints: the first one told neither first weights nor all rows.
+REVISION = 2
 #: Shapes and dtypes of tensors by name.
 Forms: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
@@ -22,7 +25,7 @@ Forms: TypeAlias = dict[str, tuple[tuple[int, ...], torch.dtype]]
 def fingerprint(
     objective: ObjectiveLike, training: Training, seed: int, data: str, validation: str | None
 ) -> dict[str, Any]:
-    """What makes two runs the same run; the number of processes and the first weights do not.
+    """What makes two runs the same run; the number of processes does not.
 
     Args:
         objective: what is trained.
@@ -32,13 +35,11 @@ def fingerprint(
         validation: fingerprint of the validation rows, if any.
     """
     draft = objective.draft
-    modules = {name or "(itself)": _described(module) for name, module in draft.network.named_modules()}
-    for name in objective.modes:
-        modules[name] += " in evaluation mode"
     settings = storage.encode(training)
     for name in ("timeout", "checkpoint_minutes"):  # they change nothing in the result
         settings.pop(name)
     return {
+        "revision": REVISION,
         "method": storage.encode(draft.method),
         "likelihood": storage.encode(draft.likelihood.settings),
         "training": settings,
@@ -46,16 +47,10 @@ def fingerprint(
         "num_data": int(objective.num_data),
         "data": data,
         "validation": validation,
-        "network": modules,
+        "network": modules_of(draft.network, objective.modes),
         "tensors": {name: _form(tensor) for name, tensor in draft.stored().items()},
+        "first weights": weights_of(draft.network),
     }
-
-
-def _described(module: nn.Module) -> str:
-    """A module's class, with its settings where they are sure to read the same in every run."""
-    kind = type(module)
-    settings = f"({module.extra_repr()})" if kind.__module__.startswith("torch.nn.") else ""
-    return kind.__name__ + settings
 
 
 def _form(tensor: Tensor) -> str:
@@ -77,14 +72,37 @@ def load(
     with altered(path):
         conform(content, dict[str, Any], "its content")
         conform(content.get("fingerprint"), dict[str, Any], "its fingerprint")
-    difference = first_difference(content["fingerprint"], expected)
-    if difference is not None:
-        name, was, now = difference
-        raise StorageError(
-            f"the checkpoint {path} belongs to another run: {name} was {was!r} there and is {now!r} here; "
-            "give the same settings, data and network to go on, or another path to start anew"
-        )
+    require_same(path, content["fingerprint"], expected)
     return tensors, content
+
+
+def require_same(path: str | os.PathLike[str], was: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse the fingerprint of another run."""
+    if was.get("revision") != REVISION:
+        raise StorageError(
+            f"the checkpoint {path} was written by another version of dubito, whose checkpoints tell other facts of "
+            "their run: whether it is this one cannot be known; give another path to start anew"
+        )
+    difference = first_difference(_read_by_both(was, now), _read_by_both(now, was))
+    if difference is not None:
+        name, there, here = difference
+        raise StorageError(
+            f"the checkpoint {path} belongs to another run: {name} was {there!r} there and is {here!r} here; "
+            "give the same settings, data and network, built with the same weights (torch.manual_seed before it), "
+            "to go on, or another path to start anew"
+        )
+
+
+def _read_by_both(fingerprint: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Without the attributes of PyTorch's modules that another version of PyTorch does not have."""
+    modules, others = fingerprint.get("network", {}), other.get("network", {})
+    shared = {
+        name: {key: value for key, value in module.items() if key in others.get(name, module)}
+        if module["class"].startswith("nn.")
+        else module
+        for name, module in modules.items()
+    }
+    return {**fingerprint, "network": shared}
 
 
 @contextmanager
@@ -126,18 +144,6 @@ def check_forms(tensors: Mapping[str, Tensor], forms: Forms, where: str, like: A
         finite = tensor.isfinite()
         if not (finite == present[name].isfinite().cpu() if buffer else finite).all():
             raise StorageError(f"{where} has NaN or infinity in {name!r}")
-
-
-def first_difference(was: Any, now: Any, name: str = "") -> tuple[str, Any, Any] | None:
-    """The first entry in which two nested plain values differ, with both values."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in [*was, *(key for key in now if key not in was)]:
-            inner = f"{name}.{key}" if name else key
-            difference = first_difference(was.get(key, "absent"), now.get(key, "absent"), inner)
-            if difference:
-                return difference
-        return None
-    return None if was == now else (name, was, now)
 
 
 def part(tensors: Mapping[str, Tensor], key: str) -> dict[str, Tensor]:

@@ -1,12 +1,10 @@
 """The one training loop: order, progress, validation, checkpoints and processes around a method's steps."""
 
 import math
-import signal
 import statistics
-import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -26,6 +24,7 @@ from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
 from .account import account
 from .contract import ObjectiveLike, StepArguments, StepRecord
+from .interruption import interruptible
 from .plan import Plan, plan_run
 from .progress import Bar
 from .resume import RunProgress, check_checkpoint
@@ -70,7 +69,7 @@ class Loop:
 
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
-        with interruptible(self.interrupt):
+        with interruptible(self):
             course = self.course()
             try:
                 arguments = next(course)
@@ -148,7 +147,13 @@ class Loop:
             # Samplers and datasets that draw from the global state find the same one in every process and after
             # every interruption.
             with reading(self.source, self.run.seed, "data", self.progress.step, device=self.device):
-                chunk = list(islice(passes, self.training.accumulate))
+                try:
+                    chunk = list(islice(passes, self.training.accumulate))
+                except RuntimeError as error:
+                    if not self.interrupted or self.processes.count > 1:
+                        raise
+                    self._save()  # the signal has ended the loader's workers too
+                    raise Interrupted(self._farewell()) from error
             if not chunk:
                 return
             yield [batch for batch, _ in chunk], sum(rows for _, rows in chunk)
@@ -344,6 +349,10 @@ class Loop:
         """Ask the run to save itself and end at its next step."""
         self.interrupted = True
 
+    def save_soon(self) -> None:
+        """Ask the run to save itself at its next step."""
+        self.saved_at = -math.inf
+
     def _farewell(self) -> str:
         where = f"step {self.progress.step} of {self.plan.total or 'an open number'}"
         if self.run.checkpoint is None:
@@ -382,11 +391,13 @@ class Loop:
         Where there is none yet one is written at once: what cannot be saved is found before work starts.
         """
         assert self.run.checkpoint is not None
-        validation = self.run.validation and self.run.validation.digest()
-        self.expected = checkpoint.fingerprint(
-            self.objective, self.training, self.run.seed, self.source.digest(), validation
-        )
-        stored = checkpoint.load(self.run.checkpoint, self.expected) if self.processes.first else None
+        stored = None
+        if self.processes.first:
+            validation = self.run.validation and self.run.validation.digest()
+            self.expected = checkpoint.fingerprint(
+                self.objective, self.training, self.run.seed, self.source.digest(), validation
+            )
+            stored = checkpoint.load(self.run.checkpoint, self.expected)
         if stored is not None:
             with checkpoint.altered(self.run.checkpoint):
                 check_checkpoint(*stored, self.objective.draft, self.training)
@@ -442,25 +453,3 @@ def prepared(network: nn.Module, training: Training, *, compiled: bool) -> Itera
         network._compiled_call_impl = None
         if training.channels_last:
             network.to(memory_format=torch.contiguous_format)  # pyright: ignore[reportCallIssue]
-
-
-@contextmanager
-def interruptible(ask: Callable[[], None]) -> Iterator[None]:
-    """While open, Ctrl-C asks the run to end at its next step; a second one ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-    if before in (None, signal.SIG_IGN):  # not Python's to handle, or a job in the background
-        yield
-        return
-
-    def asked(*_: Any) -> None:
-        signal.signal(signal.SIGINT, before)
-        ask()
-
-    signal.signal(signal.SIGINT, asked)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 
-from ..errors import ConfigError, require_fraction, require_positive
+from ..errors import require_fraction, require_positive
+from ..hints import Checked
 
 
-class OptimizerSettings(ABC):
+class OptimizerSettings(Checked, ABC):
     """Settings that make an optimiser for given parameter groups."""
 
     @abstractmethod
@@ -30,8 +31,6 @@ class Adam(OptimizerSettings):
     eps: float = 1e-8
 
     def __post_init__(self) -> None:
-        if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
-            raise ConfigError(f"betas must be a pair such as (0.9, 0.999), got {self.betas!r}")
         require_fraction(beta1=self.betas[0], beta2=self.betas[1])
         require_positive(eps=self.eps)
         object.__setattr__(self, "betas", tuple(self.betas))

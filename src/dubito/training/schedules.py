@@ -5,9 +5,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from ..errors import ConfigError, require_fraction, require_positive
+from ..hints import Checked
 
 
-class Schedule(ABC):
+class Schedule(Checked, ABC):
     """A factor on the learning rate."""
 
     @abstractmethod
@@ -53,8 +54,6 @@ class Step(Schedule):
     by: float = 0.2
 
     def __post_init__(self) -> None:
-        if not isinstance(self.at, tuple | list):
-            raise ConfigError(f"at must be a tuple of milestones such as (0.6, 0.8), got {self.at!r}")
         object.__setattr__(self, "at", tuple(self.at))
         for share in self.at:
             require_fraction(at=share)

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..errors import ConfigError, require_count, require_flag, require_positive
-from ..precision import Precision, require_precision
+from ..errors import ConfigError, require_count, require_positive
+from ..hints import Checked
+from ..precision import Precision
 from .optimizers import Adam, OptimizerSettings
 from .schedules import Constant, Schedule
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class KL:
+class KL(Checked):
     """The weight of the divergence over a run.
 
     Args:
@@ -41,7 +42,7 @@ class KL:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EarlyStopping:
+class EarlyStopping(Checked):
     """End a run whose validation loss no longer falls, and go back to its best state.
 
     Args:
@@ -68,12 +69,11 @@ class EarlyStopping:
         for name in ("steps", "every"):
             if (value := getattr(self, name)) is not None:
                 require_count(**{name: value})
-        require_flag(start=self.start, last=self.last)
         require_positive(zero=True, margin=self.margin)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Training(Checked):
     """Settings of a training run.
 
     Args:
@@ -133,26 +133,8 @@ class Training:
                 require_positive(**{name: value})
         require_positive(zero=True, warmup=self.warmup, weight_decay=self.weight_decay)
         require_positive(zero=True, checkpoint_minutes=self.checkpoint_minutes)
-        require_flag(compile=self.compile, channels_last=self.channels_last)
         if isinstance(self.kl, int | float) and not isinstance(self.kl, bool):
             object.__setattr__(self, "kl", KL(weight=float(self.kl)))
-        require_precision(self.precision)
-        self._check_kinds()
-
-    def _check_kinds(self) -> None:
-        kinds = {
-            "optimizer": (OptimizerSettings, "Adam(), AdamW() or SGD()"),
-            "schedule": (Schedule, "Constant(), Cosine(), Step() or Linear()"),
-            "kl": (KL, "a number or KL(...)"),
-        }
-        optional = {
-            "variational_schedule": (Schedule, "Constant(), Cosine(), Step() or Linear()"),
-            "early_stopping": (EarlyStopping, "EarlyStopping(...)"),
-        }
-        for name, (kind, known) in {**kinds, **optional}.items():
-            value = getattr(self, name)
-            if not (isinstance(value, kind) or (value is None and name in optional)):
-                raise ConfigError(f"{name} must be {known}, got {value!r}")
 
     @staticmethod
     def auto(**settings: Any) -> "AutoTraining":

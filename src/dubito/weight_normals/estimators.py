@@ -5,15 +5,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ConfigError
+from ..hints import Checked
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reparameterised:
+class Reparameterised(Checked):
     """One draw of all weights per batch, w = μ + σ ε: for any module."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalReparameterised:
+class LocalReparameterised(Checked):
     """Noise of the right variance on each output of a layer, drawn anew for every row [Kingma et al. 2015].
 
     For all weights that multiply inputs (dense layers, convolutions, projections of attention, products of one's own);
@@ -32,7 +33,7 @@ class LocalReparameterised:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flipout:
+class Flipout(Checked):
     """One perturbation per batch whose signs are flipped for every row by input and output channel.
 
     [Wen et al. 2018] For all weights that multiply inputs (dense layers, convolutions, projections of attention,

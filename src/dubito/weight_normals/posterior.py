@@ -11,6 +11,7 @@ from ..curvature.blocks import Block, diagonal_block
 from ..distributions.spectrum import Spectrum, truncate
 from ..errors import require_count, require_positive
 from ..fitting import read
+from ..hints import checked
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, rows_of
 from ..layers.passes import asking
 from ..layers.shell import seeded
@@ -168,6 +169,7 @@ class NormalPosterior(BlockPosterior):
             name: Spectrum.of(weights[name].flatten(1), self._stored(name).std.flatten(1)) for name in names
         }
 
+    @checked
     @torch.no_grad()
     def tied(self, rank: int = 2, *, subset: Subset = None, floor: float = FLOOR) -> "NormalPosterior":
         """A posterior whose matrices σ are cut down to their first singular values; the means stay.

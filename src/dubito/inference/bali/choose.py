@@ -56,7 +56,7 @@ class WithheldRows(RowsSource):
         """The rows that are, or were, withheld."""
         return RowsSource(self.source, self.judging).batches(batch_size)
 
-    def digest(self) -> str:
+    def _rows_digest(self) -> str:
         return f"{len(self.judging)} rows late of {self.source.digest()}"
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError, require_count, require_fraction, require_positive
+from ...errors import require_count, require_fraction, require_positive
 from ...fitting import Prepared
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import Method
@@ -77,14 +77,6 @@ class BALI(Method):
         for name in ("hidden_floor", "output_floor"):
             if (value := getattr(self, name)) not in (None, 0):
                 require_positive(**{name: value})
-        if not isinstance(self.schedule, Schedule):
-            raise ConfigError(
-                f"schedule must be Constant(), Cosine(), Step() or Linear(), got {self.schedule!r}"
-            )
-        choices = {"sampling": ("weight", "local", "deterministic"), "covariance": ("mode", "sampled")}
-        for name, known in choices.items():
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}")
 
     # -- one fit -----------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from ...curvature import Block, Cover, cover
 from ...errors import ConfigError, DubitoWarning, NetworkError
 from ...inputs import Inputs
 from ...layers import Layout, reasons, survey
-from ...networks import Subset, resolve, trainable
+from ...networks import Subset, require_full, resolve, trainable
 from ...training import Training
 
 
@@ -51,6 +51,7 @@ def find_layers(network: nn.Module, inputs: Inputs, subset: Subset) -> Topology:
         inputs: a few rows.
         subset: the parameters wanted.
     """
+    require_full(network, "BALI's factorisation of sums of products")
     names = resolve(subset, network)
     surveyed = survey(network, inputs)
     covered = cover(network, surveyed, names)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ... import seeds, storage
-from ...errors import ConfigError, StorageError
+from ...errors import StorageError, require_extra
+from ...fingerprints import modules_of, weights_of
 from ...fitting import Prepared
-from ...posterior import stored_tensors
 from ...storage.schema import Count, conform
 from ...training import checkpoint
 from ...training.progress import Bar
@@ -37,11 +37,13 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
     """
     path, seed = prepared.run.checkpoint, prepared.run.seed
     expected = {
+        "revision": checkpoint.REVISION,
         "method": storage.encode(method),
         "likelihood": storage.encode(prepared.likelihood.settings),
         "seed": int(seed),
         "data": prepared.source.digest(),
-        "network": storage.checksum(stored_tensors(prepared.network)),
+        "network": modules_of(prepared.network, {}),
+        "first weights": weights_of(prepared.network),
     }
     draws, divergent = [], []
 
@@ -92,11 +94,7 @@ def run_chain(
         seed: of all chains.
         told: is called with the number of draws made so far, those of the warm-up included.
     """
-    try:
-        from pyro.infer import HMC as PyroHMC
-        from pyro.infer import MCMC, NUTS
-    except ImportError as error:
-        raise ConfigError("HMC needs Pyro; install it with: pip install dubito[reference]") from error
+    infer = require_extra("pyro.infer", "reference", "HMC")
     # Few weights are strongly correlated, and their whole covariance is cheap to learn.
     dense = len(target.prior_std) <= MOST_DENSE
     options: dict[str, Any] = {"target_accept_prob": method.target_acceptance, "full_mass": dense}
@@ -108,14 +106,14 @@ def run_chain(
         told(index + 1 if stage.startswith("Warmup") else method.warmup + index + 1)
 
     kernel = (
-        NUTS(potential_fn=potential, max_tree_depth=method.tree_depth, **options)
+        infer.NUTS(potential_fn=potential, max_tree_depth=method.tree_depth, **options)
         if method.trajectory is None
-        else PyroHMC(potential_fn=potential, trajectory_length=method.trajectory, **options)
+        else infer.HMC(potential_fn=potential, trajectory_length=method.trajectory, **options)
     )
     device = target.like.device
     start = target.start(seeds.generator(seed, "start", number, device=device))
     with seeds.forked(seed, "chain", number, device=device):  # Pyro draws from the global state
-        chain = MCMC(
+        chain = infer.MCMC(
             kernel,
             num_samples=method.num_samples,
             warmup_steps=method.warmup,

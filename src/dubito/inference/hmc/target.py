@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ...errors import ConfigError
 from ...fitting import Prepared
 from ...inputs import Inputs, TensorOptions, map_tensors, take
-from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
+from ...likelihoods import BuiltLikelihood, CategoricalLikelihood
 from ...networks import resolve, run, trainable
 from ...priors import PriorStd, prior_std_of
 
@@ -22,8 +22,8 @@ class Target:
     def __init__(self, prepared: Prepared, prior_std: PriorStd) -> None:
         self.network, self.likelihood = prepared.network, prepared.likelihood
         resolve(None, self.network)  # refuses a network whose parameters are all frozen
-        if isinstance(self.likelihood, GaussianLikelihood) and self.likelihood.raw_std is not None:
-            raise ConfigError("HMC needs known noise; give it as Gaussian(std=...)")
+        if self.likelihood.learns:
+            raise ConfigError("HMC needs known noise; give it, as in Gaussian(std=...)")
         self.parameters: dict[str, nn.Parameter] = trainable(self.network)
         self.like = TensorOptions.of(self.network)
         self.sizes = [parameter.numel() for parameter in self.parameters.values()]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ... import seeds
-from ...errors import ConfigError, require_count, require_flag, require_positive
+from ...errors import ConfigError, require_count, require_positive
 from ...fitting import Start
 from ...layers.declared import bias_names
 from ...likelihoods import inverse_softplus
@@ -69,7 +69,6 @@ class Implicit(TrainedMethod):
         require_positive(zero=True, mean_std=self.mean_std, initial_spread=self.initial_spread)
         if self.kl not in ("mixture-mean", "components"):
             raise ConfigError(f'kl must be "mixture-mean" or "components", got {self.kl!r}')
-        require_flag(bias_factors=self.bias_factors)
         check_arrangement(self.arrangement)
 
     @property

@@ -101,7 +101,7 @@ class ImplicitObjective(NodeObjective):
         shared = sorted(self.draft.shared)
         if shared and self.draft.method.bias_factors:
             raise NetworkError(
-                f"bias_factors need layers whose rows can be told apart, which these are not: {shared}; leave them off"
+                f"bias_factors need layers with an axis of rows, which these have not: {shared}; leave them off"
             )
 
     def stepper(self, training: Training, plan: Plan, processes: Processes, seed: int) -> Stepper:

@@ -1,5 +1,6 @@
 """What the network as it stands says about the data: its likelihood, its residuals, and whether it learned at all."""
 
+import copy
 import math
 import warnings
 from dataclasses import dataclass
@@ -16,6 +17,9 @@ from ...networks import run
 from ...processes import Processes
 from ...sources import Source
 
+#: Rows by which numbers of a likelihood are fitted around a trained network.
+FITTED_ROWS = 20_000
+
 
 @dataclass(frozen=True)
 class DataFit:
@@ -25,7 +29,7 @@ class DataFit:
         likelihood: with the noise that residuals show, where that was asked for.
         rows: how many were read.
         log_likelihood: log p(D|w*).
-        constant: the same for the best network that answers every row alike.
+        constant: the same for the best network that answers every row alike; −∞ where no formula gives it.
         squared_errors: Σ ((y − f)/σ)² where a Gaussian's noise is learned, else None.
         num_values: the number of squares in it.
     """
@@ -102,9 +106,9 @@ class DataFitSums:
             "rows": torch.full((), len(outputs), device=outputs.device),
             "log_likelihood": wide(self.likelihood.log_prob(outputs, targets)).sum(),
         }
-        if self.shift is None:
+        if isinstance(self.likelihood, CategoricalLikelihood | BernoulliLikelihood):
             terms["counts"] = _counts(self.likelihood, outputs, targets)
-        else:  # per output: positions after the output axis count as more rows
+        elif self.shift is not None:  # per output: positions after the output axis count as more rows
             truth = per_output(targets)
             terms["errors"] = (truth - per_output(self.likelihood.restored(outputs))).square().sum(1)
             terms["sums"] = (truth - self.shift).sum(1)
@@ -122,6 +126,8 @@ class DataFitSums:
         rows, log_likelihood = int(self.sums["rows"]), float(self.sums["log_likelihood"])
         if isinstance(self.likelihood, GaussianLikelihood):
             return self._of_reals(self.likelihood, rows, log_likelihood, residual_noise)
+        if "counts" not in self.sums:
+            return DataFit(self.likelihood, rows, log_likelihood, -math.inf)
         counts = self.sums["counts"]
         # The best constant says how often each class came: Σ_c n_c log(n_c / n)
         constant = float(torch.special.xlogy(counts, counts / counts.sum(-1, keepdim=True)).sum())
@@ -156,6 +162,40 @@ class DataFitSums:
             squared_errors=chi_square if learned else None,
             num_values=count * len(errors) if learned else None,
         )
+
+
+def with_fitted_numbers(
+    likelihood: BuiltLikelihood, network: nn.Module, source: Source, batch_size: int
+) -> BuiltLikelihood:
+    """The likelihood with the numbers it learns at their most likely values, given what a trained network answers.
+
+    Args:
+        likelihood: with parameters of its own.
+        network: as trained.
+        source: of the rows, of which at most `FITTED_ROWS` are read.
+        batch_size: of rows that are read.
+    """
+    outputs, targets, rows = [], [], 0
+    with torch.no_grad():
+        for batch in source.batches(batch_size):
+            outputs.append(run(network, {}, batch.inputs))
+            targets.append(batch.targets)
+            rows += len(batch.targets)
+            if rows >= FITTED_ROWS:
+                break
+    fitted, answers, truth = copy.deepcopy(likelihood), torch.cat(outputs), torch.cat(targets)
+    parameters = [parameter.requires_grad_() for parameter in fitted.parameters()]
+    optimizer = torch.optim.LBFGS(parameters, max_iter=100, line_search_fn="strong_wolfe")
+
+    def loss() -> float:
+        optimizer.zero_grad()
+        value = fitted.mean_nll(answers, truth)
+        value.backward()
+        return float(value.detach())
+
+    with torch.enable_grad():
+        optimizer.step(loss)
+    return fitted
 
 
 def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Tensor:

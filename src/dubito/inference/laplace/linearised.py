@@ -16,13 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ... import seeds
 from ...curvature import Cover
 from ...fitting import read
 from ...inputs import Inputs, call, map_tensors, named_tensors, rows_of, take
 from ...layers.form import Product
 from ...layers.record import recorded
 from ...layers.shell import seeded
-from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood, at_least_float
+from ...likelihoods import (
+    BernoulliLikelihood,
+    BuiltLikelihood,
+    CategoricalLikelihood,
+    GaussianLikelihood,
+    at_least_float,
+)
 from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction
 from .covariance import slices
 from .output_gradients import OutputGradients, Reading
@@ -230,13 +237,19 @@ def repeated(inputs: Inputs, copies: int) -> Inputs:
 
 
 def predictive(
-    likelihood: BuiltLikelihood, outputs: Tensor, covariance: Tensor, centred: Tensor | None = None
+    likelihood: BuiltLikelihood,
+    outputs: Tensor,
+    covariance: Tensor,
+    centred: Tensor | None = None,
+    *,
+    num_samples: int = 32,
+    seed: int = 0,
 ) -> Prediction:
     """The prediction from outputs that are Normal around `outputs` [B, ...].
 
     Reals are Normal. Classes come from MacKay's probit approximation: each logit is shrunk by its own variance,
     f / √(1 + π v / 8), before the softmax or the sigmoid. Of their total entropy, as much is aleatoric as the
-    network at the centre has by itself; the rest, what doubt about the weights adds, is epistemic.
+    network at the centre has by itself; the rest, what uncertainty of the weights adds, is epistemic.
 
     Args:
         likelihood: that reads the outputs.
@@ -244,10 +257,16 @@ def predictive(
         covariance: of a row's outputs, [B, E, E], or, where `needs_pairs` does not ask for it, variances [B, E].
         centred: variances of the centred logits of classes; without them, as where only probabilities count, they are
             those of one draw, 0.
+        num_samples: draws of the outputs for likelihoods without a closed form (all but classes and Normal noise).
+        seed: of those draws.
     """
     outputs = at_least_float(outputs)
     if isinstance(likelihood, GaussianLikelihood):
         return likelihood.predictive([outputs], covariance.unsqueeze(0))
+    if needs_pairs(likelihood):
+        return likelihood.predictive(
+            outputs + normal_draws(covariance, num_samples, seed).reshape(-1, *outputs.shape)
+        )
     point = likelihood.predictive([outputs])
     variance = covariance.reshape(outputs.shape)
     # E[Φ(λ f)] = Φ(λ μ / √(1 + λ² v)), with λ² = π/8 for the sigmoid  [MacKay 1992]
@@ -269,13 +288,15 @@ def closed_prediction(
     normals: BlockNormals,
     max_rows: int,
     scale: float = 1.0,
+    seed: int = 0,
+    num_samples: int = 32,
 ) -> Prediction:
     """The prediction of checked rows in closed form, of a posterior whose standard deviations are times `scale`."""
     axis = likelihood.settings.class_axis if isinstance(likelihood, CategoricalLikelihood) else None
     outputs, (values,) = read(inputs, [normals], max_rows, pairs=needs_pairs(likelihood), class_axis=axis)
     values = values * scale**2
     if axis is None:
-        return predictive(likelihood, outputs, values)
+        return predictive(likelihood, outputs, values, num_samples=num_samples, seed=seed)
     sets = outputs.movedim(axis, -1)
     values = values.reshape(*sets.shape[:-1], sets.shape[-1] + 1)
     return predictive(likelihood, outputs, values[..., :-1].movedim(-1, axis), values[..., -1])
@@ -283,4 +304,26 @@ def closed_prediction(
 
 def needs_pairs(likelihood: BuiltLikelihood) -> bool:
     """Whether covariances between a row's outputs enter its prediction, as of reals; of classes variances do."""
-    return isinstance(likelihood, GaussianLikelihood)
+    return not isinstance(likelihood, CategoricalLikelihood | BernoulliLikelihood)
+
+
+def normal_draws(covariance: Tensor, num_samples: int, seed: int) -> Tensor:
+    """Draws [S, B, E] of Normals with covariances [B, E, E].
+
+    All rows have the same standard noise, so that a row's prediction does not depend on the others. A single output has
+    its quantiles at equal probabilities in place of noise.
+    """
+    outputs = covariance.shape[-1]
+    if outputs == 1:
+        levels = (torch.arange(num_samples, dtype=torch.float64) + 0.5) / num_samples
+        noise = torch.special.ndtri(levels).unsqueeze(1)
+    else:
+        stream = seeds.generator(seed, "linearised outputs")
+        noise = torch.randn(num_samples, outputs, dtype=torch.float64, generator=stream)
+    return torch.einsum("bef,sf->sbe", covariance_root(covariance), noise.to(covariance))
+
+
+def covariance_root(covariance: Tensor) -> Tensor:
+    """R with R Rᵀ = covariance, [B, E, E], which may be singular: outputs that no weight moves."""
+    values, vectors = torch.linalg.eigh(covariance)
+    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)

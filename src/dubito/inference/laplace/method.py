@@ -9,22 +9,24 @@ from torch import nn
 
 from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
-from ...errors import ConfigError, DubitoWarning, NetworkError, require_count, require_positive
-from ...fitting import Prepared, probe
-from ...inputs import Inputs, TensorOptions, take
+from ...errors import DubitoWarning, NetworkError, require_count, require_positive
+from ...fitting import Prepared, answered, probe
+from ...hints import checked
+from ...inputs import Inputs, TensorOptions, checked_inputs, take
 from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method
 from ...networks import Subset, resolve, with_flags
-from ...precision import Precision, passes_in, require_precision
+from ...precision import Precision, passes_in
 from ...training import Training, current
 from ..map import MAP
-from .data_fit import DataFit, DataFitSums
+from .data_fit import DataFit, DataFitSums, with_fitted_numbers
 from .posterior import LaplacePosterior, by_kind
 from .structures import INF, KFAC, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
 
 
+@checked
 def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
     """The names of the parameters of the last layer that a forward pass calls: `Laplace(subset=last_layer)`.
 
@@ -32,6 +34,8 @@ def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
         network: in evaluation mode.
         inputs: a few rows.
     """
+    inputs = checked_inputs(inputs, TensorOptions.of(network))
+    answered(network, take(inputs, slice(1)))  # says what it cannot read
     return last_used(network, survey(network, inputs))
 
 
@@ -77,17 +81,11 @@ class Laplace(Method):
     precision: Precision = "full"
 
     posterior_type = LaplacePosterior
+    resumable = False
 
     def __post_init__(self) -> None:
-        require_precision(self.precision)
         if self.prior_precision is not None:
             require_positive(prior_precision=self.prior_precision)
-        if not isinstance(self.structure, Structure):
-            raise ConfigError(
-                f"structure must be one such as Diagonal() or INF(rank=100), got {self.structure!r}"
-            )
-        if self.curvature is not None and not isinstance(self.curvature, Curvature):
-            raise ConfigError(f"curvature must be Fisher(), GGN() or Empirical(), got {self.curvature!r}")
         if self.batch_size is not None:
             require_count(batch_size=self.batch_size)
 
@@ -155,8 +153,10 @@ class Laplace(Method):
         device = TensorOptions.of(network).device
         processes = prepared.run.processes or current((training or Training()).timeout, device)
         # The curvature depends on the noise, so residuals are looked at before; anything else on the way.
-        learned = isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None
-        residual = learned and training is None
+        residual = isinstance(likelihood, GaussianLikelihood) and likelihood.learns and training is None
+        if likelihood.learns and training is None and not residual:
+            likelihood = with_fitted_numbers(likelihood, network, source, batch_size)
+            fit_sums.likelihood = likelihood
         if residual:
             fit_sums.read(network, source, batch_size)
             likelihood = fit_sums.result(residual_noise=True).likelihood

@@ -15,12 +15,13 @@ from ...curvature import Block, Cover, check_blocks, cover
 from ...distributions import GroupedNormal, StructuredNormal
 from ...distributions.kronecker import EigenbasisNormal
 from ...distributions.two_sided import TwoSided
-from ...errors import ConfigError, NetworkError, require_count, require_positive, unknown_name
+from ...errors import ConfigError, DataError, NetworkError, require_count, require_positive, unknown_name
+from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors, ShapeRule
-from ...prediction import Prediction, PredictionOptions
+from ...prediction import Prediction, PredictionOptions, require_answers
 from ...sources import Source
 from ...summary import Summary
 from .facts import LaplaceDetails
@@ -216,8 +217,10 @@ class LaplacePosterior(BlockPosterior):
             inputs = self.readable(inputs)
             normals = partial(self.normals, weights=self.weights())
             read, likelihood = self.linearised(inputs), self.likelihood
-            return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale)
+            draws = {"seed": options.seed, "num_samples": options.num_samples}
+            return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale, **draws)
 
+    @checked
     def joint(self, inputs: Inputs) -> Joint:
         """The outputs of several rows together, in closed form, of the network as linear in its weights.
 
@@ -233,9 +236,12 @@ class LaplacePosterior(BlockPosterior):
             rows = rows if wanted else map_tensors(Tensor.detach, rows)
             normals = partial(self.normals, weights=self.weights())
             mean, covariance = joint_outputs(self.linearised(rows), rows, normals)
+            require_answers(mean)
+            require_answers(covariance.diagonal().reshape(mean.shape))
             covariance = covariance * self.scale**2
-            if isinstance(self.likelihood, GaussianLikelihood) and self.likelihood.scale is not None:
-                scale = self.likelihood.scale.expand_as(mean).flatten()
+            scale = getattr(self.likelihood, "scale", None)
+            if scale is not None and scale.shape == self.likelihood.restored(mean).shape[1:]:
+                scale = scale.expand_as(mean).flatten()
                 mean, covariance = self.likelihood.restored(mean), covariance * scale.unsqueeze(1) * scale
             return Joint(mean, covariance)
 
@@ -290,6 +296,7 @@ class LaplacePosterior(BlockPosterior):
         change = (1 - 1 / factor) * details["squared_errors"] - details["num_values"] * math.log(factor)
         return details["log_likelihood"] + change / 2
 
+    @checked
     def evidence(self, noise_factor: float | None = None) -> Evidence:
         """The marginal likelihood as a function of the prior.
 
@@ -299,6 +306,7 @@ class LaplacePosterior(BlockPosterior):
         factor = noise_factor or self.details["noise_factor"]
         return Evidence({name: self.normals(name) for name in self.blocks}, self.num_data / factor)
 
+    @checked
     def tuned(
         self,
         *,
@@ -338,6 +346,7 @@ class LaplacePosterior(BlockPosterior):
         """The posterior under the prior precision that checked validation rows choose; `details` say how."""
         return self._with(**chosen_precision(self, validation, seed))
 
+    @checked
     def update(self, data: Any, *, num_data: int | None = None, seed: int = 0) -> "LaplacePosterior":
         """The posterior after more data, around the same weights and under the same prior.
 
@@ -349,7 +358,12 @@ class LaplacePosterior(BlockPosterior):
             num_data: the number of rows, where the data do not tell.
             seed: of drawn labels.
         """
-        return updated(self, data, num_data, seed)
+        posterior = updated(self, data, num_data, seed)
+        if not all(tensor.isfinite().all() for tensor in posterior.tensors.parameters()):
+            raise DataError(
+                "the curvature of these data is NaN or infinite; look at the sizes of inputs and targets"
+            )
+        return posterior
 
     def replaced(self, tensors: Mapping[str, BlockTensors], **details: Any) -> "LaplacePosterior":
         """A posterior with other stored tensors, by weight, and other details; the weights are shared."""

@@ -5,7 +5,7 @@ distribution of one of the block's matrices. Tensors have a leading axis of grou
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypedDict, get_args
 
@@ -26,6 +26,7 @@ from ...distributions.selection import EigenvalueSelection, resolve_rank
 from ...distributions.selection import Rule as SelectionMethod
 from ...distributions.sparse_information import Guard
 from ...errors import require_count, unknown_name
+from ...hints import Checked
 
 #: The K of `INF` where none is asked for.
 DEFAULT_RANK = 100
@@ -42,12 +43,14 @@ class Needs(TypedDict):
     diagonal: bool
 
 
-class Structure(ABC):
+class Structure(Checked, ABC):
     """How much of the curvature is kept."""
 
     #: The name that `summary` shows.
     title: ClassVar[str]
     needs: ClassVar[Needs]
+    #: Whose arguments have the names of the tensors that are stored.
+    distribution: ClassVar[Callable[..., StructuredNormal]]
 
     @abstractmethod
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
@@ -57,11 +60,11 @@ class Structure(ABC):
         """Plain facts of what was chosen for a block, for `summary`."""
         return {}
 
-    @abstractmethod
     def normal(
         self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
     ) -> StructuredNormal:
         """The distribution of one m × n matrix from its stored tensors, without the axis of groups."""
+        return self.distribution(mean, **tensors, num_data=num_data, prior_precision=prior_precision)
 
     @abstractmethod
     def shapes(self, block: Block, tensors: BlockTensors) -> dict[str, tuple[int, ...]]:
@@ -91,17 +94,13 @@ class Diagonal(Structure):
 
     title = "diagonal"
     needs = Needs(kronecker=False, eigenvalues=False, diagonal=True)
+    distribution = DiagonalNormal
 
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {"diagonal": present(statistics.diagonal)}
 
     def shapes(self, block: Block, tensors: BlockTensors) -> dict[str, tuple[int, ...]]:
         return {"diagonal": (block.groups, block.rows, block.columns)}
-
-    def normal(
-        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
-    ) -> DiagonalNormal:
-        return DiagonalNormal(mean, tensors["diagonal"], num_data=num_data, prior_precision=prior_precision)
 
     def joined(
         self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
@@ -115,6 +114,7 @@ class KFAC(Structure):
 
     title = "KFAC"
     needs = Needs(kronecker=True, eigenvalues=False, diagonal=False)
+    distribution = KroneckerNormal
 
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {
@@ -128,19 +128,6 @@ class KFAC(Structure):
         groups, m, n = block.groups, block.rows, block.columns
         vectors = {"output_vectors": (groups, m, m), "input_vectors": (groups, n, n)}
         return {**vectors, "output_eigenvalues": (groups, m), "input_eigenvalues": (groups, n)}
-
-    def normal(
-        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
-    ) -> KroneckerNormal:
-        return KroneckerNormal(
-            mean,
-            tensors["output_vectors"],
-            tensors["output_eigenvalues"],
-            tensors["input_vectors"],
-            tensors["input_eigenvalues"],
-            num_data=num_data,
-            prior_precision=prior_precision,
-        )
 
     def joined(
         self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
@@ -162,6 +149,7 @@ class EFB(Structure):
 
     title = "EFB"
     needs = Needs(kronecker=True, eigenvalues=True, diagonal=False)
+    distribution = EigenKroneckerNormal
 
     def keep(self, block: Block, statistics: Statistics) -> BlockTensors:
         return {
@@ -174,18 +162,6 @@ class EFB(Structure):
         groups, m, n = block.groups, block.rows, block.columns
         vectors = {"output_vectors": (groups, m, m), "input_vectors": (groups, n, n)}
         return {**vectors, "eigenvalues": (groups, m, n)}
-
-    def normal(
-        self, mean: Tensor, tensors: BlockTensors, *, num_data: float, prior_precision: float
-    ) -> EigenKroneckerNormal:
-        return EigenKroneckerNormal(
-            mean,
-            tensors["output_vectors"],
-            tensors["input_vectors"],
-            tensors["eigenvalues"],
-            num_data=num_data,
-            prior_precision=prior_precision,
-        )
 
     def joined(
         self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from ... import optim
 from ...curvature import Block, cover
 from ...fitting import Prepared
+from ...hints import checked
 from ...layers import Layout, Survey, reasons, survey
 from ...method import Method
-from ...networks import resolve, trainable
+from ...networks import require_full, resolve, trainable
 from ...noise_check import check_noise, logarithms
 from ...training import Training, train
 from .objective import NaturalObjective
@@ -41,6 +42,7 @@ class NaturalGradient(Method):
         """A learning rate to start from: a rate for Adam does not suit steps that are divided by a curvature."""
         return type(self).optimizer_type.recommended_lr
 
+    @checked
     def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyOptimizer:
         """The optimiser with the method's settings."""
         return type(self).optimizer_type(params, num_data=num_data, **self._settings())
@@ -173,6 +175,7 @@ class NoisyKFAC(NaturalGradient):
     kl_weight: float = 1.0
 
     def _blocks(self, network: nn.Module, surveyed: Survey) -> list[Block]:
+        require_full(network, "the factorisation of Noisy K-FAC")
         names = list(row_layouts(surveyed, trainable(network)))
         return [block for block in cover(network, surveyed, names).blocks.values() if block.kronecker]
 

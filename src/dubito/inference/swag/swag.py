@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ... import seeds
 from ...errors import require_count, require_positive
+from ...hints import checked
 from ...inputs import TensorOptions
 from ...networks import duplicate
 from ...posterior import Details, Drawer, Posterior, ShapeRule
@@ -92,6 +93,7 @@ class SWAGPosterior(Posterior):
             total.add_(low.view(total.shape).div_(math.sqrt(self.rank - 1)))
         return total.mul_(self.scale * math.sqrt(self.method.scale / 2))
 
+    @checked
     @torch.no_grad()
     def refreshed(
         self, data: Any, *, num_samples: int = 32, seed: int = 0, batch_size: int = 128
@@ -110,10 +112,10 @@ class SWAGPosterior(Posterior):
         require_count(num_samples=num_samples, batch_size=batch_size)
         seeds.derived(seed)
         network = duplicate(self.network)
+        source = as_source(data, TensorOptions.of(network))
         layers = normalising(network)
         if not layers:
             return self
-        source = as_source(data, TensorOptions.of(network))
         infinite = SWAGPosterior(
             network,
             duplicate(self.likelihood),

@@ -1,4 +1,4 @@
-"""How much is doubted, and where the doubt comes from."""
+"""How uncertain predictions are, and whether epistemic or aleatoric."""
 
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import DataError, require_count, unknown_name
+from ..hints import checked
 from ..prediction import ClassPrediction, Prediction, RealPrediction
 from .axes import axis_of, colour
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 Score = Literal["total", "aleatoric", "epistemic", "function_variance", "confidence"]
 
 
+@checked
 def ood_histogram(
     inside: Prediction,
     outside: Prediction,
@@ -23,12 +25,12 @@ def ood_histogram(
     num_bins: int = 30,
     axis: "Axes | None" = None,
 ) -> "Axes":
-    """Doubt of known rows and of foreign ones; the less they overlap, the better doubt tells them apart.
+    """Uncertainty in and out of distribution; the less the two overlap, the better it detects the latter.
 
     Args:
         inside: of rows like those trained on.
-        outside: of foreign rows.
-        score: which doubt; of reals as a standard deviation, "function_variance" and "confidence" of classes alone.
+        outside: of out-of-distribution rows.
+        score: which uncertainty; of reals a standard deviation, "function_variance" and "confidence" of classes alone.
         num_bins: bars.
         axis: to draw on.
     """
@@ -48,6 +50,7 @@ def ood_histogram(
     return axis
 
 
+@checked
 def decomposition(
     prediction: Prediction,
     targets: Tensor | None = None,
@@ -60,7 +63,7 @@ def decomposition(
     Args:
         prediction: of some rows.
         targets: the true classes; wrong answers are then crosses.
-        outside: of foreign rows, drawn beside them.
+        outside: of out-of-distribution rows, drawn beside them.
         axis: to draw on.
     """
     wrong = torch.zeros(len(prediction), dtype=torch.bool)
@@ -106,7 +109,7 @@ def scored(prediction: Prediction, score: str) -> Tensor:
     elif isinstance(prediction, ClassPrediction):
         values = getattr(prediction, score)
     else:
-        raise DataError(f"doubt is of predictions of classes or reals, got {type(prediction).__name__}")
+        raise DataError(f"uncertainty is of predictions of classes or reals, got {type(prediction).__name__}")
     values = values.flatten(1).mean(1) if values.ndim > 1 else values
     return (values.sqrt() if isinstance(prediction, RealPrediction) else values).detach().float().cpu()
 

@@ -1,4 +1,4 @@
-"""Rows that do not belong: foreign data sets by name, classes held out, tables taken apart."""
+"""Out-of-distribution rows: other data sets by name, held-out classes, tables with shuffled or far columns."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,17 +10,18 @@ from torch import Tensor
 from .. import seeds
 from ..data import Data, Part, load
 from ..errors import ConfigError, DataError, require_positive, unknown_name
+from ..hints import checked
 from .svhn import svhn_test
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ForeignPair:
-    """A data set and rows foreign to it, scaled alike.
+class OODPair:
+    """A data set and out-of-distribution rows, scaled alike.
 
     Attributes:
         name: of the pair.
-        inside: the data set to train on, whose test part is compared with the foreign rows.
-        outside: foreign inputs.
+        inside: the data set to train on, whose test part is compared with the out-of-distribution rows.
+        outside: out-of-distribution inputs.
     """
 
     name: str
@@ -28,31 +29,31 @@ class ForeignPair:
     outside: Tensor
 
 
-def _named(inside: str, outside: str) -> Callable[..., ForeignPair]:
-    def build(**options: Any) -> ForeignPair:
+def _named(inside: str, outside: str) -> Callable[..., OODPair]:
+    def build(**options: Any) -> OODPair:
         data = load(inside, **options)
         other = load(outside, input_scaling=data.input_scaling, validation=0)
-        return ForeignPair(name=f"{inside}/{outside}", inside=data, outside=other.test.inputs)
+        return OODPair(name=f"{inside}/{outside}", inside=data, outside=other.test.inputs)
 
     return build
 
 
-def _svhn(**options: Any) -> ForeignPair:
+def _svhn(**options: Any) -> OODPair:
     pixels = svhn_test()  # first: it says at once what is missing
     data = load("cifar10", **options)
     assert data.input_scaling is not None
-    return ForeignPair(name="cifar10/svhn", inside=data, outside=data.input_scaling.apply(pixels))
+    return OODPair(name="cifar10/svhn", inside=data, outside=data.input_scaling.apply(pixels))
 
 
-def _rotated(**options: Any) -> ForeignPair:
+def _rotated(**options: Any) -> OODPair:
     data = load("digits", **options)
     assert data.input_scaling is not None
     pixels = data.input_scaling.undo(data.test.inputs).unflatten(1, (8, 8))
     turned = data.input_scaling.apply(pixels.rot90(1, (1, 2)).flatten(1))
-    return ForeignPair(name="digits/rotated", inside=data, outside=turned)
+    return OODPair(name="digits/rotated", inside=data, outside=turned)
 
 
-PAIRS: dict[str, Callable[..., ForeignPair]] = {
+PAIRS: dict[str, Callable[..., OODPair]] = {
     "mnist/notmnist": _named("mnist", "notmnist"),
     "mnist/fashion-mnist": _named("mnist", "fashion-mnist"),
     "fashion-mnist/mnist": _named("fashion-mnist", "mnist"),
@@ -62,12 +63,13 @@ PAIRS: dict[str, Callable[..., ForeignPair]] = {
 }
 
 
-def foreign_pair(name: str, **options: Any) -> ForeignPair:
-    """A data set and one foreign to it, by name.
+@checked
+def ood_pair(name: str, **options: Any) -> OODPair:
+    """A data set and out-of-distribution rows for it, by name.
 
     Args:
-        name: one of `PAIRS`: the set that is trained on, and the foreign one; "digits/rotated" turns the digits by a
-            right angle.
+        name: one of `PAIRS`: the set that is trained on, and the other one; "digits/rotated" turns the digits by
+            a right angle.
         options: what `dubito.data.load` takes for the first set.
     """
     if name not in PAIRS:
@@ -75,8 +77,9 @@ def foreign_pair(name: str, **options: Any) -> ForeignPair:
     return PAIRS[name](**options)
 
 
-def held_out(data: Data, classes: Sequence[int]) -> ForeignPair:
-    """The data set without some of its classes, and the test rows of these as foreign rows.
+@checked
+def held_out(data: Data, classes: Sequence[int]) -> OODPair:
+    """The data set without some of its classes, and the test rows of these as out-of-distribution rows.
 
     The classes that are left get new numbers from 0 on, in their order; inputs stay scaled as they are.
 
@@ -109,12 +112,13 @@ def held_out(data: Data, classes: Sequence[int]) -> ForeignPair:
         num_classes=len(left),
         class_names=tuple(data.class_names[label] for label in left),
     )
-    foreign = data.test.inputs[numbers[data.test.targets] < 0]
-    if not len(foreign):
+    outside = data.test.inputs[numbers[data.test.targets] < 0]
+    if not len(outside):
         raise DataError(f"no test row of {data.name!r} belongs to the classes {sorted(out)}")
-    return ForeignPair(name=f"{data.name} without {sorted(out)}", inside=inside, outside=foreign)
+    return OODPair(name=f"{data.name} without {sorted(out)}", inside=inside, outside=outside)
 
 
+@checked
 def feature_shuffled(inputs: Tensor, *, seed: int = 0) -> Tensor:
     """Rows whose columns were shuffled apart: every column keeps its values, what held them together is gone.
 
@@ -128,6 +132,7 @@ def feature_shuffled(inputs: Tensor, *, seed: int = 0) -> Tensor:
     return inputs.gather(0, orders)
 
 
+@checked
 def far_range(inputs: Tensor, distance: float = 3.0, *, seed: int = 0) -> Tensor:
     """As many rows far outside the table: every column beyond its range, on either side.
 

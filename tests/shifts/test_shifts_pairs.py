@@ -20,9 +20,9 @@ from dubito.shifts import (
     evaluate_corruptions,
     far_range,
     feature_shuffled,
-    foreign_pair,
     held_out,
     histogram,
+    ood_pair,
     scores,
 )
 from dubito.shifts.svhn import read
@@ -139,26 +139,26 @@ def test_tables_have_no_corruptions(fitted):
 
 
 def test_rotated_digits():
-    pair = foreign_pair("digits/rotated", split=2)
+    pair = ood_pair("digits/rotated", split=2)
     assert pair.inside.split == 2 and pair.outside.shape == pair.inside.test.inputs.shape
     scaling = pair.inside.input_scaling
     own, turned = (scaling.undo(x).unflatten(1, (8, 8)) for x in (pair.inside.test.inputs, pair.outside))
     expected = np.rot90(own.numpy(), axes=(1, 2))
     np.testing.assert_allclose(turned.numpy(), expected, atol=1e-4)
     with pytest.raises(UnknownNameError, match="mnist/notmnist"):
-        foreign_pair("mnist/letters")
+        ood_pair("mnist/letters")
 
 
 def test_named_sets_are_scaled_alike(monkeypatch, tmp_path):
     """Two sets that need no file stand for those that do."""
-    from dubito.shifts import foreign
+    from dubito.shifts import pairs
 
-    pair = foreign._named("cubic-inf", "cubic-inf")(split=1)
+    pair = pairs._named("cubic-inf", "cubic-inf")(split=1)
     assert torch.equal(pair.outside, load("cubic-inf", input_scaling=pair.inside.input_scaling).test.inputs)
     monkeypatch.setenv("DUBITO_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(DataError, match=r"fetch http://ufldl.*put it at <folder>/svhn/test_32x32.mat"):
-        foreign_pair("cifar10/svhn")
+        ood_pair("cifar10/svhn")
 
 
 def test_svhn_is_read_from_its_publishers_form(tmp_path):
@@ -267,7 +267,7 @@ def test_never_without_rows_of_the_data_set():
     inside, outside = classes(20, 4.0, 0), classes(10, 1.5, 1)
     for call in (detection, histogram):
         with pytest.raises(
-            DataError, match=r"inside must be a Prediction.*must be compared with that about rows"
+            DataError, match=r"inside must be a Prediction.*unless compared with that of the data set"
         ):
             call(None, outside)
         with pytest.raises(DataError, match="outside must be"):

@@ -1,0 +1,252 @@
+"""Predictions of reals with heavy tails and of counts: mixtures whose components are no Gaussians, kept whole."""
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ConfigError
+from .base import Prediction, rows_on
+from .formulas import aligned, log_mean_exp, sum_events, with_rows
+from .real import RealPrediction
+from .special import count_tails, student_t_tails
+
+#: What is left out on either side of the CRPS of a mixture, as a probability.
+NEGLECTED = 1e-8
+#: Levels between which the CRPS of reals is integrated, and nodes of Gauss and Legendre between two of them.
+PANELS, NODES, HALVINGS = (1e-5, 1e-3, 0.02, 0.1, 0.3), 8, 20
+#: Steps after which a quantile is what it is.
+MOST_STEPS = 80
+#: Counts up to which the CRPS is summed whole; wider ones are summed in strides.
+SUMMED = 4096
+#: Numbers of components × rows that are judged at a time.
+AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class MixturePrediction(RealPrediction):
+    """A mixture of one component per draw, given by its mean and variance and by a law of its own."""
+
+    @abstractmethod
+    def component_log_prob(self, targets: Tensor) -> Tensor:
+        """Log-density of targets [B, ...] under each component, [S, B, ...]."""
+
+    @abstractmethod
+    def component_tails(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """P(y ≤ value) and P(y > value) under each component, for values that broadcast to [..., S, B, ...]."""
+
+    def tails(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """P(y ≤ value) and P(y > value) under the mixture, for values [..., B, ...], in float64."""
+        axis = values.ndim - self.means.ndim + 1
+        below, above = self.component_tails(values.unsqueeze(axis))
+        return below.mean(axis), above.mean(axis)
+
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
+        """Joint log-density of a row's outputs under the exact mixture, [B]."""
+        return log_mean_exp(sum_events(self.component_log_prob(aligned(targets, self.means[0])), 2))
+
+    def _bracket(self, tail: float | Tensor) -> tuple[Tensor, Tensor]:
+        """Values between which the quantiles of both tails lie.
+
+        P(y ≥ μ + k σ) ≤ 1/(1 + k²) for any law [Cantelli], so that k = √(1/q − 1) bounds every component's quantile.
+        """
+        reach = ((1 / torch.as_tensor(tail) - 1) * self.variances.double()).sqrt()
+        return (self.means - reach).amin(0), (self.means + reach).amax(0)
+
+    def _short(self, values: Tensor, tail: float | Tensor, sign: int | Tensor) -> Tensor:
+        """Where values lie below the quantile with `tail` below it, or above it for sign −1."""
+        below, above = self.tails(values)
+        return torch.where(torch.as_tensor(sign, device=values.device) > 0, below < tail, above > tail)
+
+    def crps(self, targets: Tensor) -> Tensor:
+        """Continuous ranked probability score ∫ (F(z) − [y ≤ z])² dz of each row, averaged over outputs, [B]."""
+        values = aligned(targets, self.means[0])
+        rows = max(1, AT_ONCE // max(1, len(self.means) * values[0].numel()))
+        parts = zip(
+            (self[first : first + rows] for first in range(0, len(self), rows)),
+            values.split(rows),
+            strict=True,
+        )
+        scores = torch.cat([part._scores(some.double()) for part, some in parts])
+        return scores.reshape(len(scores), -1).mean(1).to(self.means.dtype)
+
+    @abstractmethod
+    def _scores(self, targets: Tensor) -> Tensor:
+        """The CRPS of every output, [B, ...]."""
+
+
+@dataclass(frozen=True, eq=False)
+class StudentTPrediction(MixturePrediction):
+    """Reals with Student-t noise.
+
+    Attributes:
+        df: degrees of freedom above 2, broadcastable to `means`; `variances` are those of the noise, its scale² times
+            df / (df − 2).
+    """
+
+    df: Tensor = field(kw_only=True, metadata={"rows": 1})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "df", with_rows(self.df, len(self)))
+
+    @property
+    def _scale(self) -> Tensor:
+        return (self.variances * (self.df - 2) / self.df).sqrt()
+
+    def component_log_prob(self, targets: Tensor) -> Tensor:
+        return student_t_log_prob(targets - self.means, self._scale, self.df)
+
+    def component_tails(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        return student_t_tails((values - self.means) / self._scale, self.df)
+
+    def tail(self, tail: float | Tensor, *, sign: int | Tensor = 1, steps: int | None = None) -> Tensor:
+        # Newton's steps on F(y) = q, and halves of the bracket where they would leave it.
+        low, high = self._bracket(tail)
+        value = (low + high) / 2
+        for step in range(MOST_STEPS if steps is None else steps):
+            below, above = self.tails(value)
+            upper = torch.as_tensor(sign, device=value.device) < 0
+            error = torch.where(upper, tail - above, below - tail)
+            low, high = torch.where(error < 0, value, low), torch.where(error < 0, high, value)
+            density = self.component_log_prob(value).exp().mean(0)
+            following = value - error / density
+            following = torch.where((following > low) & (following < high), following, (low + high) / 2)
+            change, value = (following - value).abs(), following
+            near = torch.finfo(self.means.dtype).eps * (value.abs() + self.variances.amin(0).sqrt())
+            if steps is None and step % 4 == 3 and bool((change <= near).all()):
+                break
+        return value.to(self.means.dtype)
+
+    def _scores(self, targets: Tensor) -> Tensor:
+        doubles = {name: getattr(self, name).double() for name in ("means", "variances", "df")}
+        wide, row = replace(self, **doubles), [1] * targets.ndim
+        levels = targets.new_tensor([NEGLECTED, *PANELS, 0.5, *reversed(PANELS), NEGLECTED]).reshape(-1, *row)
+        sign = torch.ones_like(levels)
+        sign[len(PANELS) + 2 :] = -1
+        low, high = (end.expand(len(levels), *targets.shape) for end in wide._bracket(NEGLECTED))
+        for _ in range(HALVINGS):  # where panels end matters little
+            middle = (low + high) / 2
+            short = wide._short(middle, levels, sign)
+            low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+        edges = ((low + high) / 2).cummax(0).values
+        clipped = targets.clamp(min=edges[0], max=edges[-1])
+        middle = clipped.clamp(
+            min=edges[:-1], max=edges[1:]
+        )  # where the target cuts a panel, or at one of its ends
+        starts, ends = torch.cat([edges[:-1], middle]), torch.cat([middle, edges[1:]])
+        half, centre = (ends - starts) / 2, (starts + ends) / 2
+        score = (targets - clipped).abs()  # beyond the edges F is 0 or 1
+        for node, weight in zip(*np.polynomial.legendre.leggauss(NODES), strict=True):
+            below, above = wide.tails(centre + half * float(node))
+            tails = torch.cat(
+                [below[: len(middle)], above[len(middle) :]]
+            )  # F left of the target, 1 − F right of it
+            score = score + (float(weight) * half * tails.square()).sum(0)
+        return score
+
+    def mapped(self, shift: Tensor, scale: Tensor) -> Self:
+        return replace(self, means=self.means * scale + shift, variances=self.variances * scale**2)
+
+
+@dataclass(frozen=True, eq=False)
+class CountPrediction(MixturePrediction):
+    """Counts: Poisson, or negative binomial, given the rate that each draw answers; quantiles are whole numbers.
+
+    Attributes:
+        total_count: r of the negative binomial, whose variance is rate + rate² / r, broadcastable to `means`; None is
+            Poisson.
+    """
+
+    total_count: Tensor | None = field(default=None, kw_only=True, metadata={"rows": 1})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.total_count is not None:
+            object.__setattr__(self, "total_count", with_rows(self.total_count, len(self)))
+
+    def component_log_prob(self, targets: Tensor) -> Tensor:
+        return count_log_prob(targets, self.means.log(), self.total_count)
+
+    def component_tails(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        return count_tails(values, self.means, self.total_count)
+
+    def tail(self, tail: float | Tensor, *, sign: int | Tensor = 1, steps: int | None = None) -> Tensor:
+        low, high = self._bracket(tail)
+        low, high = torch.full_like(high, -1.0), high.ceil().clamp(min=0)
+        if steps is None:
+            steps = math.ceil(math.log2(float(high.max()) + 2)) if high.numel() else 0
+        for _ in range(steps):  # F(low) < level ≤ F(high)
+            middle = ((low + high) / 2).floor()
+            short = self._short(middle, tail, sign)
+            low, high = torch.where(short, middle, low), torch.where(short, high, middle)
+        return high.to(self.means.dtype)
+
+    def _scores(self, targets: Tensor) -> Tensor:
+        low, high = self.tail(NEGLECTED).double(), self.tail(NEGLECTED, sign=-1).double()
+        score = (targets - targets.clamp(min=low, max=high)).abs()  # beyond the edges F is 0 or 1
+        width = high - low  # Σ (F(k) − [y ≤ k])² over low ≤ k < high
+        stride = (width / SUMMED).ceil().clamp(min=1)
+        for number in range(math.ceil(float((width / stride).max()))):
+            first = low + number * stride
+            value = first + ((stride - 1) / 2).floor()
+            below, above = self.tails(value)
+            size = torch.minimum(stride, high - first).clamp(min=0)
+            score = score + size * torch.where(value < targets, below, above).square()
+        return score
+
+    def mapped(self, shift: Tensor, scale: Tensor) -> Self:
+        raise ConfigError("counts have no other units; rescale the rates of your network instead")
+
+
+@dataclass(frozen=True, eq=False)
+class OutputPrediction(Prediction):
+    """What a likelihood of the user's own says: outputs per draw, judged by its log-density.
+
+    Attributes:
+        outputs: per draw, [S, B, ...].
+        likelihood: the settings, with `log_prob(outputs, targets)` and `mean(outputs)`.
+    """
+
+    outputs: Tensor = rows_on(1)
+    likelihood: Any = None
+
+    columns: ClassVar[tuple[str, ...]] = ("mean", "epistemic_std")
+
+    def __len__(self) -> int:
+        return self.outputs.shape[1]
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean over draws of what the likelihood predicts."""
+        return self.likelihood.mean(self.outputs).mean(0)
+
+    @property
+    def epistemic_std(self) -> Tensor:
+        """Standard deviation over draws of what the likelihood predicts."""
+        return self.likelihood.mean(self.outputs).std(0, unbiased=False)
+
+    def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
+        values = torch.as_tensor(targets)
+        return log_mean_exp(torch.stack([self.likelihood.log_prob(draw, values) for draw in self.outputs]))
+
+
+def student_t_log_prob(errors: Tensor, scale: Tensor, df: Tensor) -> Tensor:
+    """Log-density of Student's t, element by element."""
+    half = (df + 1) / 2
+    normaliser = torch.lgamma(half) - torch.lgamma(df / 2) - 0.5 * (df * math.pi).log() - scale.log()
+    return normaliser - half * torch.log1p((errors / scale).square() / df)
+
+
+def count_log_prob(targets: Tensor, log_rates: Tensor, total_count: Tensor | None) -> Tensor:
+    """Log-probability of counts with these logarithms of their means, element by element."""
+    if total_count is None:
+        return targets * log_rates - log_rates.exp() - torch.lgamma(targets + 1)
+    # y log(μ/(r + μ)) + r log(r/(r + μ)), with log(r + μ) = logaddexp(log r, log μ)
+    both = torch.logaddexp(total_count.log(), log_rates)
+    normaliser = torch.lgamma(targets + total_count) - torch.lgamma(total_count) - torch.lgamma(targets + 1)
+    return normaliser + targets * (log_rates - both) + total_count * (total_count.log() - both)
