@@ -17,7 +17,8 @@ POSTERIORS = [
     pytest.param(path, id=f"{path.parent.name} {path.stem}") for path in sorted(HERE.glob("*/*.safetensors"))
 ]
 CHECKPOINTS = [
-    pytest.param(path, id=f"{path.parent.name} {path.name}") for path in sorted(HERE.glob("*/*.checkpoint*"))
+    pytest.param(path, id=f"{path.parent.name} {path.name}")
+    for path in sorted(HERE.glob("[0-9]*/*.checkpoint*"))
 ]
 
 
@@ -28,7 +29,7 @@ def expected(path: Path) -> torch.Tensor:
 
 def test_every_method_is_kept():
     assert len(FOLDERS) >= 2
-    newest = {path.stem for path in (HERE / "format-1-fingerprint").glob("*.safetensors")}
+    newest = {path.stem for path in HERE.glob("[0-9]*/*.safetensors")}
     assert {*dubito.methods()} <= newest, (
         "a new method: write its files into a folder of their own, with make.py"
     )
@@ -54,3 +55,10 @@ def test_runs_go_on_to_the_same_end(path: Path, tmp_path: Path):
         posterior = fit(method, kind, tmp_path / f"{name}.checkpoint")
     # A few steps of rounding apart on another machine.
     torch.testing.assert_close(torch.tensor(predicted(posterior)), expected(path), rtol=1e-3, atol=1e-4)
+
+
+def test_checkpoints_that_cannot_tell_their_run_are_refused_as_such(tmp_path: Path):
+    """Before 0.2.0 they held neither the first weights nor all rows."""
+    shutil.copy(HERE / "format-1" / "map.checkpoint", tmp_path)
+    with pytest.raises(dubito.StorageError, match="written by another version"):
+        fit(*cases()["map"], tmp_path / "map.checkpoint")

@@ -34,10 +34,13 @@ def file_path(path: Any, verb: str) -> tuple[Path, bool]:
         raise ConfigError(f"a path must be a string or a pathlib.Path, got {path!r}")
     try:
         target = Path(os.path.realpath(path))
+    except (OSError, ValueError, TypeError) as error:  # a name too long, a loop of links, a NUL; bytes
+        raise StorageError(f"cannot {verb} {str(path)!r}: {error}") from error
+    try:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
-        return Path(os.path.realpath(path)), False
-    except (OSError, ValueError, TypeError) as error:  # a name too long, a loop of links, a NUL; bytes
+        return target, False
+    except OSError as error:
         raise StorageError(f"cannot {verb} {str(path)!r}: {error}") from error
     if stat.S_ISDIR(mode):
         raise StorageError(f"cannot {verb} {path}: it is a folder; give the name of a file in it")

@@ -83,7 +83,9 @@ def require_same(path: str | os.PathLike[str], was: dict[str, Any], now: dict[st
             f"the checkpoint {path} was written by another version of dubito, whose checkpoints tell other facts of "
             "their run: whether it is this one cannot be known; give another path to start anew"
         )
-    difference = first_difference(_read_by_both(was, now), _read_by_both(now, was))
+    with altered(path):
+        conform(was.get("network"), dict[str, dict[str, Any]], "its fingerprint's network")
+        difference = first_difference(_read_by_both(was, now), _read_by_both(now, was))
     if difference is not None:
         name, there, here = difference
         raise StorageError(
