@@ -114,12 +114,10 @@ def _refusal(name: str, hint: Any, value: Any) -> DubitoError:
 
 def _nan(tensor: Tensor) -> bool:
     """Whether a tensor of the host holds NaN; what a transformation wraps is not looked at."""
-    plain = on_host(tensor) and tensor.is_floating_point() and not torch.compiler.is_compiling()
-    return (
-        plain
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-        and math.isnan(tensor.detach().sum())
-    )
+    if not on_host(tensor) or not tensor.is_floating_point() or torch.compiler.is_compiling():
+        return False
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+    return not wrapped and math.isnan(tensor.detach().sum()) and bool(tensor.isnan().any())
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -118,7 +119,7 @@ def gathered(log_probs: Tensor, labels: Tensor, class_axis: int) -> Tensor:
     return sum_events(chosen, 1)
 
 
-def aligned(targets: Tensor, outputs: Tensor) -> Tensor:
+def aligned(targets: Tensor | np.ndarray, outputs: Tensor) -> Tensor:
     """Targets in the shape, device and dtype of the outputs; a missing or extra axis of size 1 is mended."""
     targets = moved(torch.as_tensor(targets), outputs.device, outputs.dtype)
     if targets.shape == outputs.shape:
