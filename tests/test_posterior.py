@@ -135,7 +135,7 @@ def test_gradients_reach_the_inputs_on_request():
 def test_bad_counts_are_refused_before_any_work(number):
     posterior, x, y = spread(), rows(), torch.zeros(10, dtype=torch.long)
     posterior.network.register_forward_hook(lambda *_: pytest.fail("the network ran"))
-    with pytest.raises(ConfigError, match="num_samples must be a whole number of at least 1"):
+    with pytest.raises(ConfigError, match="num_samples must be a whole number"):
         posterior.sample_outputs(x, number)
     with pytest.raises(ConfigError, match="num_samples"):
         posterior.predict(x, number)

@@ -56,7 +56,7 @@ def test_defaults_and_frozen():
         ({"early_stopping": 3}, "early_stopping"),
         ({"kl": "linear"}, "kl"),
         ({"kl": True}, "kl"),
-        ({"kl": NAN}, "kl"),
+        ({"kl": NAN}, "weight"),
         ({"kl": -1}, "weight"),
         ({"compile": "yes"}, "compile"),
         ({"channels_last": 1}, "channels_last"),
