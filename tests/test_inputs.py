@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, WeightedRandomSampler
 
+import dubito
 from dubito import (
     MAP,
     Bernoulli,
@@ -22,6 +23,7 @@ from dubito import (
     Laplace,
     NetworkError,
     Training,
+    TrainingError,
 )
 from dubito.inputs import (
     Batch,
@@ -38,6 +40,7 @@ from dubito.inputs import (
     take,
     to_tensors,
 )
+from dubito.prediction import RealPrediction
 
 CPU = torch.device("cpu")
 SINGLE, DOUBLE = TensorOptions(torch.float32, CPU), TensorOptions(torch.float64, CPU)
@@ -312,6 +315,52 @@ def test_other_arguments_are_refused_as_early(arguments, error, message: str, mo
 def test_networks_that_cannot_be_fitted(net):
     with pytest.raises(NetworkError, match="the network must"):
         MAP().fit(net, (ROWS, LABELS), Categorical())
+
+
+class Detached(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).detach()
+
+
+class Widening(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x)[:, :1].expand(-1, len(x))
+
+
+@pytest.mark.parametrize("method", dubito.methods())
+def test_every_method_refuses_before_work_what_cannot_be_fitted(method: str, monkeypatch):
+    monkeypatch.setattr("dubito.method.train", lambda *_, **__: pytest.fail("training started"))
+    refused = {
+        "must depend on its trainable parameters": Detached(2, 3),
+        "must answer a row alike alone and among others": Widening(2, 3),
+    }
+    for message, net in refused.items():
+        with pytest.raises(NetworkError, match=message):
+            dubito.methods()[method].fit(net, (ROWS, LABELS), Categorical())
+    with pytest.raises(DataError, match=r"targets must be below 1e\+16 .* got 1e\+30 at row 4"):
+        targets = torch.ones(9, 1).index_fill(0, torch.tensor([4]), 1e30)
+        dubito.methods()[method].fit(nn.Linear(2, 1), (ROWS, targets), Gaussian())
+
+
+def test_networks_of_jit_half_precision_and_one_row_under_batch_norm(recwarn):
+    with pytest.raises(NetworkError, match=r"compiled by torch\.jit"):
+        MAP().fit(torch.jit.trace(nn.Linear(2, 3), ROWS), (ROWS, LABELS), Categorical())  # pyright: ignore
+    for method in ("bali", "noisy-kfac"):
+        with pytest.raises(NetworkError, match="needs float32 or float64, got 'weight' in torch.bfloat16"):
+            dubito.methods()[method].fit(nn.Linear(2, 3).bfloat16(), (ROWS, LABELS), Categorical())
+    net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with pytest.raises(DataError, match="batches of at least two rows in training, got one"):
+        MAP().fit(net, (ROWS[:1], LABELS[:1]), Categorical(), training=Training(epochs=1))
+    with pytest.raises(TrainingError, match="training ended in weights whose outputs are NaN or infinite"):
+        deep = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 3))
+        MAP().fit(deep, (ROWS, LABELS), Categorical(), training=Training(iterations=1, lr=1e30))
+
+
+def test_variances_below_zero_do_not_leave():
+    """Rounding may leave a covariance of outputs with a little less than nothing on its diagonal."""
+    covariance = torch.tensor([[[[-1e-9]], [[2.0]]]])
+    prediction = RealPrediction(torch.zeros(1, 2, 1), torch.zeros(1, 1, 1), mean_covariances=covariance)
+    assert prediction.epistemic.tolist() == [[0.0], [2.0]] and prediction.std.isfinite().all()
 
 
 def test_answers_that_are_not_finite_are_refused():

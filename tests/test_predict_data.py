@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 
-from dubito import Categorical, ConfigError, DataError, Gaussian, Laplace, MeanField, Training
+import dubito
+from dubito import Categorical, ConfigError, DataError, Gaussian, Laplace, MeanField, NetworkError, Training
 
 QUICK = Training(iterations=3, batch_size=10)
 
@@ -195,3 +196,35 @@ def test_a_sampler_of_the_users_keeps_its_order(posterior):
     sampler.generator.manual_seed(3)  # pyright: ignore
     prediction = posterior.predict(loader(Rows(targets=True), sampler=sampler), 4)
     torch.testing.assert_close(prediction.probs, posterior.predict(rows()[numbers], 4).probs)
+
+
+class Lost(nn.Module):
+    """Answers rows whose first number is above 10 by NaN."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x).where(x[:, :1] <= 10, torch.nan)
+
+
+@pytest.mark.parametrize("method", ["map", "mean-field", "laplace-kfac", "rank1", "deep-ensemble"])
+def test_rows_without_numbers_are_named_by_their_place_in_the_data(method):
+    inputs, labels = rows(), torch.arange(23) % 3
+    fitted = dubito.methods()[method].fit(
+        Lost(), (inputs, labels), dubito.Categorical(), training=dubito.Training(iterations=1)
+    )
+    inputs[7, 0], inputs[19, 0] = 20, 30
+    named = r"2 of 23 rows are answered by NaN or infinity \(rows 7, 19\)"
+    uses = [
+        lambda: fitted.predict(inputs, 2),
+        lambda: fitted.evaluate((inputs, labels), num_samples=2),
+        lambda: fitted.sample_outputs(inputs, 2, linearised=False if method == "laplace-kfac" else None),
+        lambda: fitted.sampled(2).predict(inputs),
+    ]
+    for use in uses:
+        with pytest.raises(NetworkError, match=named):
+            use()
+    with pytest.raises(NetworkError, match=r"1 of 5 rows .* \(rows 7\)"):
+        list(fitted.predict_batches(inputs, 2, max_rows=5))

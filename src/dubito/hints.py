@@ -22,13 +22,26 @@ _short.maxstring = _short.maxother = 60
 
 
 class Checked:
-    """Base of settings: arguments of the constructor are checked against their hints, in every subclass."""
+    """Base of settings: arguments of the constructor are checked against their hints, in every subclass.
+
+    A class that refuses them itself says more, in its range and its remedy: its error goes first.
+    """
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made = super().__new__(cls)
         # Copies are made without arguments; `validate_args=False` is PyTorch's word for distributions known to be good.
         if (args or kwargs) and kwargs.get("validate_args") is not False:
-            _check(cls.__init__, (None, *args), kwargs)
-        return super().__new__(cls)
+            try:
+                _check(cls.__init__, (None, *args), kwargs)
+            except DubitoError as refusal:
+                try:
+                    made.__init__(*args, **kwargs)
+                except DubitoError as error:
+                    raise error from None
+                except Exception:
+                    raise refusal from None
+                raise
+        return made
 
 
 def checked(function: Function) -> Function:
@@ -114,12 +127,10 @@ def _refusal(name: str, hint: Any, value: Any) -> DubitoError:
 
 def _nan(tensor: Tensor) -> bool:
     """Whether a tensor of the host holds NaN; what a transformation wraps is not looked at."""
-    plain = on_host(tensor) and tensor.is_floating_point() and not torch.compiler.is_compiling()
-    return (
-        plain
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
-        and math.isnan(tensor.detach().sum())
-    )
+    if not on_host(tensor) or not tensor.is_floating_point() or torch.compiler.is_compiling():
+        return False
+    wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)  # pyright: ignore[reportAttributeAccessIssue]
+    return not wrapped and math.isnan(tensor.detach().sum()) and bool(tensor.isnan().any())
 
 
 @cache
@@ -198,7 +209,7 @@ def _words(hint: Any) -> str:
     if origin is tuple and ... not in parts:
         return f"({', '.join(_words(part) for part in parts)})"
     if origin in (tuple, Sequence, list, Collection, Iterable):
-        return f"a list, of each: {_words(parts[0])}"
+        return f"a list whose every item is {_words(parts[0])}"
     if origin is not None and issubclass(origin, Mapping):
         return f"a mapping from {_words(parts[0])} to {_words(parts[1])}"
     if origin is Callable:

@@ -8,8 +8,6 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from .errors import ConfigError
-
 Precision = Literal["full", "bf16", "fp16"]
 
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -31,12 +29,6 @@ class HalfPasses(NamedTuple):
 
 #: Of this thread alone, and while `passes_in` is open.
 _passes: ContextVar[HalfPasses | None] = ContextVar("passes", default=None)
-
-
-def require_precision(precision: Any) -> None:
-    """Refuse what is no precision."""
-    if precision not in ("full", "bf16", "fp16"):
-        raise ConfigError(f'precision must be "full", "bf16" or "fp16", got {precision!r}')
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[Any]:

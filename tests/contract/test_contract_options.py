@@ -81,7 +81,7 @@ def test_one_signature_serves_all(method: str):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"linearised": "yes"}, "linearised must be True or False, got 'yes'"),
+        ({"linearised": "yes"}, "linearised must be True or False or None, got 'yes'"),
         ({"marginal": None}, "marginal must be True or False, got None"),
         ({"per_example": 1}, "per_example must be True or False, got 1"),
         ({"marginal": True, "per_example": True}, "one form, got marginal and per_example"),

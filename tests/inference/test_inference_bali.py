@@ -423,7 +423,7 @@ def test_much_noise_asks_for_no_floor_and_given_settings_stay() -> None:
         ({"refactor_every": 0}, "refactor_every"),
         ({"hidden_floor": -0.1}, "hidden_floor"),
         ({"effective_data": 0.0}, "effective_data"),
-        ({"sampling": "weights"}, "weight, local, deterministic"),
+        ({"sampling": "weights"}, "deterministic, local, weight"),
         ({"covariance": "mean"}, "mode, sampled"),
         ({"schedule": 0.2}, "schedule must be"),
     ],

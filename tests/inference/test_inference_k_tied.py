@@ -253,7 +253,7 @@ def test_refusals() -> None:
     for tied, message in (
         (lambda name, weight: False, "the weights to tie must hold a matrix"),
         (["0.bias"], "the weights to tie must hold a matrix"),
-        ("0.weight", "the weights to tie must be a list of names or a predicate"),
+        ("0.weight", "tied must be a function or a list"),
     ):
         with pytest.raises(ConfigError, match=message):
             KTied(tied=tied).build(mlp(), Categorical(), num_data=10)

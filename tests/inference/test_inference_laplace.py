@@ -417,8 +417,8 @@ def test_refusals() -> None:
     for settings, message in (
         ({"prior_precision": 0.0}, "prior_precision must be a finite number above 0"),
         ({"prior_precision": -1.0}, "prior_precision must be a finite number above 0"),
-        ({"structure": "diagonal"}, r"structure must be one such as Diagonal\(\)"),
-        ({"structure": Diagonal}, r"structure must be one such as Diagonal\(\)"),
+        ({"structure": "diagonal"}, r"structure must be Diagonal\(\)"),
+        ({"structure": Diagonal}, r"structure must be Diagonal\(\)"),
         ({"curvature": "ggn"}, r"curvature must be Fisher\(\), GGN\(\) or Empirical\(\)"),
         ({"batch_size": 0}, "batch_size must be a whole number"),
     ):

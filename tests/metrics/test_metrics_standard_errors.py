@@ -50,9 +50,9 @@ def test_two_kinds_never_mix() -> None:
         runs - examples
     with pytest.raises(DataError, match="one over examples and one over runs"):
         examples - runs
-    with pytest.raises(ConfigError, match="values must be a list, of each: a number"):
+    with pytest.raises(ConfigError, match="values must be a list whose every item is a number"):
         standard_error_over_runs([examples, examples])  # type: ignore[list-item]
-    with pytest.raises(ConfigError, match="values_a must be a list, of each: a number"):
+    with pytest.raises(ConfigError, match="values_a must be a list whose every item is a number"):
         paired_bootstrap([examples, examples], [0.1, 0.2], over=Over.RUNS)  # type: ignore[list-item]
     with pytest.raises(TypeError):
         runs - 0.5  # type: ignore[operator]
@@ -126,7 +126,7 @@ def test_bad_inputs_are_refused() -> None:
             function(torch.tensor([1.0, float("inf")]))
         with pytest.raises(DataError, match="must be finite"):
             function(torch.tensor([1.0, float("nan")]))
-    with pytest.raises(ConfigError, match="of each: a number"):
+    with pytest.raises(ConfigError, match="every item is a number"):
         standard_error_over_runs(["a", "b"])  # type: ignore[list-item]
     pair = [1.0, 2.0], [1.0, 3.0]
     with pytest.raises(DataError, match="pair up, got 2 and 3"):

@@ -50,6 +50,28 @@ def mutant(file: str, old: str, new: str, test: str, sentence: str) -> Mutant:
 
 
 MUTANTS = (
+    # -- arguments and answers ------------------------------------------------------------------------------------
+    mutant(
+        "prediction/formulas.py",
+        "str(first + row) for row in rows[:5]",
+        "str(row) for row in rows[:5]",
+        "test_predict_data.py::test_rows_without_numbers_are_named_by_their_place_in_the_data",
+        "rows answered by no number are counted from the start of their batch",
+    ),
+    mutant(
+        "hints.py",
+        "return len(parts) == len(value) and all(map(_fits, parts, value))",
+        "return all(map(_fits, parts, value))",
+        "test_hints.py::test_what_hints_let_through",
+        "pairs may have one number or three",
+    ),
+    mutant(
+        "hints.py",
+        "not isinstance(value, bool) and not math.isnan",
+        "not math.isnan",
+        "test_hints.py::test_what_hints_let_through",
+        "True passes for the number 1",
+    ),
     # -- the four that once survived -------------------------------------------------------------------------------
     mutant(
         "inference/deep_ensemble.py",

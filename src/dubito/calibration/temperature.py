@@ -158,7 +158,7 @@ def best(score: Callable[[float], float]) -> float:
             f"the validation data ask for a temperature beyond {LOWEST:g} to {HIGHEST:g}, and get "
             f"{math.exp(place):g}; check that they were not trained on, and that their targets are right",
             DubitoWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
         return math.exp(place)
     golden = (math.sqrt(5) - 1) / 2

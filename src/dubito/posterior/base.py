@@ -236,7 +236,6 @@ class Posterior(nn.Module, ABC):
         require_answers(stacked, 1)
         return stacked
 
-    @checked
     def predict(
         self,
         inputs: Inputs,
@@ -275,7 +274,6 @@ class Posterior(nn.Module, ABC):
         predictions = list(self._predictions(inputs, options))
         return type(predictions[0]).cat(predictions)
 
-    @checked
     def predict_batches(
         self,
         data: Any,
@@ -311,7 +309,6 @@ class Posterior(nn.Module, ABC):
         pieces = checked_pieces(self.network, data, seed=options.seed, max_rows=options.max_rows)
         return map(self.predictor(options), pieces)
 
-    @checked
     def evaluate(
         self,
         data: Any,

@@ -1,8 +1,8 @@
 """Small formulas that predictions and likelihoods share."""
 
 import math
-from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,7 +121,7 @@ def gathered(log_probs: Tensor, labels: Tensor, class_axis: int) -> Tensor:
     return sum_events(chosen, 1)
 
 
-def aligned(targets: Any, outputs: Tensor) -> Tensor:
+def aligned(targets: Tensor | np.ndarray, outputs: Tensor) -> Tensor:
     """Targets in the shape, device and dtype of the outputs; a missing or extra axis of size 1 is mended."""
     targets = moved(torch.as_tensor(targets), outputs.device, outputs.dtype)
     if targets.shape == outputs.shape:

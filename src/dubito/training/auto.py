@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError, require_count, require_fraction, require_positive
 from ..hints import Checked
-from ..precision import Precision, require_precision
+from ..precision import Precision
 from .schedules import Constant, Cosine
 from .settings import EarlyStopping, Training
 
@@ -45,7 +45,6 @@ class AutoTraining(Checked):
         require_positive(lr=self.lr)
         require_fraction(zero=False, one=True, pilot=self.pilot)
         require_fraction(zero=False, held_out=self.held_out)
-        require_precision(self.precision)
         object.__setattr__(self, "priors", tuple(self.priors))
         if not self.priors:
             raise ConfigError("priors must hold at least one standard deviation, or None for the flat prior")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..devices import HostCopy
-from ..errors import ConfigError, DubitoWarning, Interrupted, TrainingError
+from ..errors import ConfigError, DataError, DubitoWarning, Interrupted, NetworkError, TrainingError
 from ..fitting import Run
 from ..inputs import Batch, TensorOptions, map_tensors
 from ..layers.shell import seeded
@@ -305,8 +305,11 @@ class Loop:
             self.run.validation, self.run.seed, "validation", self.progress.epoch, device=self.device
         ):
             for batch in self.run.validation.batches(1024) if self.processes.first else ():
-                prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
-                losses.append(-prediction.log_prob(batch.targets))
+                try:
+                    prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
+                    losses.append(-prediction.log_prob(batch.targets))
+                except (NetworkError, DataError):  # no numbers: all processes hear of it by the score
+                    losses.append(batch.targets.new_full((1,), math.nan, dtype=torch.float32))
                 rows += len(batch.targets)
         total = sum(torch.stack([part.sum() for part in losses]).tolist()) if losses else 0.0
         if losses:

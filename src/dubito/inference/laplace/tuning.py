@@ -130,7 +130,7 @@ def best_precisions(evidence: Evidence, start: Mapping[str, float], *, per_layer
             f"{precisions[ends[0]]:g}: the data say nothing about these weights, or all of them are 0; leave them out "
             "with subset= or give prior_precision=",
             DubitoWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
     return precisions
 

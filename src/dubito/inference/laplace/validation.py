@@ -169,7 +169,7 @@ def best_scale(
             "without tuning; of a network that fits its data too well it asks too wide a prior, and tuned(prior=False, "
             "validation=...) keeps the present one",
             DubitoWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     return candidates[scores.index(min(scores))].data_scale
 
