@@ -44,6 +44,7 @@ class Run:
         checkpoint: a file to go on from.
         validation: rows that watch over training.
         processes: the processes that share the run; None asks `torchrun`.
+        start: makes the networks that members of an ensemble start from; None resets the modules of one.
     """
 
     seed: int = 0
@@ -51,6 +52,7 @@ class Run:
     checkpoint: str | os.PathLike[str] | None = None
     validation: Source | None = None
     processes: Processes | None = None
+    start: Callable[..., nn.Module] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,13 +113,14 @@ def prepare(
     checkpoint: str | os.PathLike[str] | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    start: Callable[..., nn.Module] | None = None,
 ) -> Prepared:
-    """Check everything a fit is given and bring it into one form; the arguments are those of `Method.fit`."""
+    """Check everything a fit is given and bring it into one form; the arguments are those of `fit`."""
     seeds.derived(seed)
     settings = settings_of(likelihood)
     network = copied(net).eval()
     watched = None if validation is None else as_source(validation, TensorOptions.of(network), "validation")
-    run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched)
+    run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched, start=start)
     return _prepared(network, frozen_modes(net), data, settings, num_data, run)
 
 

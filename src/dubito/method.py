@@ -59,6 +59,10 @@ class Method(ABC):
         """
         given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
         given |= {"seed": seed, "progress": progress}
+        return self._fit(net, data, likelihood, training, given)
+
+    def _fit(self, net: nn.Module, data: Any, likelihood: Likelihood, training: Any, given: Any) -> Posterior:
+        """What `fit` does with its arguments, and with those that a method has beside them."""
         training = Training.auto() if training == "auto" else training
         if isinstance(training, AutoTraining):
             return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
