@@ -31,6 +31,9 @@ try:
 except ImportError as error:
     raise ConfigError(f"{error}; the estimators need an extra: pip install 'dubito[sklearn]'") from error
 
+#: Tables of fewer rows are trained by a shorter run.
+SMALL = 1000
+
 Kind = Literal["total", "aleatoric", "epistemic"]
 
 
@@ -67,7 +70,7 @@ class BayesianEstimator(BaseEstimator):
         hidden_layer_sizes: Sequence[int] = (64, 64),
         activation: str = "relu",
         training: Literal["auto"] | AutoTraining | Training = "auto",
-        validation_fraction: float = 0.1,
+        validation_fraction: float = 0.2,
         num_samples: int = 32,
         device: str | None = None,
         random_state: int | np.random.RandomState | None = 0,
@@ -280,8 +283,14 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
 
 def training_for(rows: int) -> AutoTraining:
-    """The protocol for a table of so many rows."""
-    return Training.auto(iterations=60)
+    """The protocol for a table of so many rows.
+
+    A small one has fewer steps at a higher rate, and one prior, which its few validation rows could not choose: on 30
+    to 250 rows of diabetes, breast cancer and Friedman's function likelihoods are as good as after 2,000 steps.
+    """
+    if rows >= SMALL:
+        return Training.auto()
+    return Training.auto(iterations=max(60, rows), lr=2e-2, priors=(0.5,))
 
 
 def _array(values: Tensor) -> np.ndarray:
