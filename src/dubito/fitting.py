@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, require_count
 from .inputs import (
+    SHARED,
     Batch,
     Inputs,
     RowNumbers,
@@ -157,7 +158,7 @@ def _prepared(
     if run.validation is not None:
         with reading(run.validation, run.seed, "example"):
             watched = run.validation.example(1)
-    outputs = probe(network, example.inputs)
+    outputs = _first_outputs(network, example, source)
     if watched is not None:
         probe(network, watched.inputs)
     raw = source.batch.targets if isinstance(source, TensorSource) else example.targets
@@ -179,6 +180,23 @@ def _prepared(
         num_data=known,
         run=run,
     )
+
+
+def _first_outputs(network: nn.Module, example: Batch, source: Source) -> Tensor:
+    """Outputs for the first rows; a network that reads all rows together alone is told so."""
+    try:
+        return probe(network, example.inputs)
+    except DataError as error:
+        if not isinstance(source, TensorSource) or rows_of(example.inputs) == rows_of(source.batch.inputs):
+            raise
+        try:
+            answered(network, source.batch.inputs)
+        except DubitoError:
+            raise error from None
+        raise DataError(
+            f"the network reads all {rows_of(source.batch.inputs)} rows together, and not the first "
+            f"{rows_of(example.inputs)} alone; {SHARED}"
+        ) from error
 
 
 def _built(

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dubito import MAP, Categorical, DeepEnsemble, Gaussian, Interrupted, Training, jobs, seeds
-from dubito.networks import renewed
 from dubito.likelihoods import GaussianLikelihood
+from dubito.networks import renewed
 from dubito.training import SGD, AdamW, Cosine, EarlyStopping, forward, members
 from dubito.training.forward import Forward
 from dubito.training.optimizers import Adam

@@ -211,20 +211,27 @@ def _noise(members: Sequence[nn.Module], settings: Likelihood, data: Any) -> Bui
     learned = gaussian and settings.std is None and settings.covariance is None
     if data is None:
         if gaussian and (learned or settings.standardise):
-            raise ConfigError(f"the noise and units of {settings!r} are read off rows: pass data=, or Gaussian(std=...)")
-        return settings.build(None).to(*reversed(TensorOptions.of(first)))
+            raise ConfigError(
+                f"the noise and units of {settings!r} are read off rows: pass data=, or Gaussian(std=...)"
+            )
+        like = TensorOptions.of(first)
+        return settings.build(None).to(like.device, like.dtype)
     built = prepare(first, data, settings).likelihood
     if not (learned and isinstance(built, GaussianLikelihood)):
         return built
     stds = []
     for member in members:
         point = PointPosterior(member, built, method=MAP(), trainable=())
-        prediction, targets = point.predicted(data, PredictionOptions(num_samples=1, seed=0, max_rows=MAX_ROWS))
+        prediction, targets = point.predicted(
+            data, PredictionOptions(num_samples=1, seed=0, max_rows=MAX_ROWS)
+        )
         assert isinstance(prediction, RealPrediction)
         errors = per_output(targets - prediction.mean)
         stds.append(errors.square().mean(1).sqrt().reshape(built.std().shape))
     if not all((std > 0).all() for std in stds):
-        raise DataError("the networks answer these rows without any error; give other rows, or Gaussian(std=...)")
+        raise DataError(
+            "the networks answer these rows without any error; give other rows, or Gaussian(std=...)"
+        )
     return built.with_noise(std=torch.stack(stds) if len(stds) > 1 else stds[0])
 
 

@@ -1,6 +1,5 @@
 """Estimators of scikit-learn over every method: `BayesianClassifier` and `BayesianRegressor`."""
 
-import math
 import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
@@ -17,7 +16,7 @@ from ..likelihoods import Categorical, Gaussian, Likelihood
 from ..method import Method
 from ..models import mlp
 from ..posterior import Posterior
-from ..prediction import Prediction, RealPrediction
+from ..prediction import CategoricalPrediction, Prediction, RealPrediction
 from ..protocol.run import LEAST_ROWS
 from ..registry import methods
 from ..training import AutoTraining, Training
@@ -69,7 +68,7 @@ class BayesianEstimator(BaseEstimator):
         *,
         hidden_layer_sizes: Sequence[int] = (64, 64),
         activation: str = "relu",
-        training: Literal["auto"] | AutoTraining | Training = "auto",
+        training: Any = "auto",
         validation_fraction: float = 0.2,
         num_samples: int = 32,
         device: str | None = None,
@@ -136,11 +135,14 @@ class BayesianEstimator(BaseEstimator):
             activation=self.activation,
             seed=seed,
         )
+        training: Any = self.training
+        if isinstance(training, str) and training == "auto":
+            training = training_for(len(train))
         self.posterior_ = method.fit(
             network.to(self.device or torch.get_default_device(), torch.float64),
             (inputs[train], targets[train]),
             likelihood,
-            training=training_for(len(train)) if self.training == "auto" else self.training,
+            training=training,
             validation=(inputs[held], targets[held]),
             seed=seed,
             progress=False,
@@ -170,15 +172,16 @@ class BayesianEstimator(BaseEstimator):
     def _frame(self, X: Any, names: Sequence[str] | None = None, y: Any = "no_validation") -> Any:
         """X as a frame with words for headings, after the checks of scikit-learn; without names that of a fit."""
         if not isinstance(X, pandas.DataFrame):
-            X = check_array(
-                X, dtype=np.float64, ensure_all_finite="allow-nan", estimator=self, input_name="X"
-            )
-        validate_data(self, X, y, reset=names is None, skip_check_array=True)
-        frame = pandas.DataFrame(X)
+            rules: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+            X = check_array(X, **rules, estimator=self, input_name="X")
+        frame: Any = pandas.DataFrame(X)
+        new = names is None
         if names is None:
             names = [f"x{name}" if isinstance(name, int) else str(name) for name in frame.columns]
             if len(set(names)) < len(names):
                 raise DataError("columns of X must have different names; rename those that occur twice")
+        known: Any = X
+        validate_data(self, known, y, reset=new, skip_check_array=True)
         return frame.set_axis(names, axis=1)
 
     def _scaled(self, values: np.ndarray) -> np.ndarray:
@@ -205,9 +208,10 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             y: real numbers.
         """
         frame = self._frame(X, y=y)
-        values = check_array(y, ensure_2d=False, dtype=np.float64, estimator=self, input_name="y")
+        kind: Any = np.float64
+        values = check_array(y, ensure_2d=False, dtype=kind, estimator=self, input_name="y")
         values = values.reshape(len(values), -1)
-        return self._fitted(frame, values, values.shape[1], Gaussian())
+        return self._fitted(frame, values, values.shape[1], Gaussian(standardise=True))
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean, and with `return_std` the standard deviation of a new target, noise included, beside it."""
@@ -224,7 +228,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         levels = torch.tensor(quantiles, dtype=torch.float64)
         return np.stack([_array(values) for values in self._real(X).quantile(levels)], axis=-1)
 
-    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0) -> np.ndarray:
+    def sample_y(
+        self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
+    ) -> np.ndarray:
         """Targets of drawn functions, each with its noise, along the last axis, [N, S] or [N, targets, S].
 
         Args:
@@ -237,7 +243,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         posterior = self.posterior_
         outputs = posterior.sample_outputs(inputs, n_samples, seed=seed)
         drawn = [
-            posterior.likelihood.sample(values, seeds.generator(seed, "noise", index, device=values.device), index)
+            posterior.likelihood.sample(
+                values, seeds.generator(seed, "noise", index, device=values.device), index
+            )
             for index, values in enumerate(outputs)
         ]
         return np.stack([_array(values) for values in drawn], axis=-1)
@@ -265,7 +273,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         check_classification_targets(y)
         self.classes_, numbers = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise DataError(f"y must hold at least two classes, got one class: {self.classes_[0]!r}")
+            raise DataError(f"y must hold at least two classes, got one class: {self.classes_[0]}")
         return self._fitted(frame, numbers, len(self.classes_), Categorical())
 
     def predict(self, X: Any) -> np.ndarray:
@@ -275,11 +283,13 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of each class in the order of `classes_`, averaged over the posterior."""
-        return _array(self.prediction(X).probs)
+        return np.exp(self.predict_log_proba(X))
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """The logarithms of the probabilities."""
-        return _array(self.prediction(X).log_probs)
+        prediction = self.prediction(X)
+        assert isinstance(prediction, CategoricalPrediction)
+        return _array(prediction.log_probs)
 
 
 def training_for(rows: int) -> AutoTraining:

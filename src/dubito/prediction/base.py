@@ -96,7 +96,10 @@ class Prediction(ABC):
             columns = list(itertools.islice(first._table_columns(), SHOWN_COLUMNS))
         except DataError:  # rows with several positions: what there is, in place of its numbers
             shapes = {name: array.shape[1:] for name, array in first.to_numpy().items()}
-            columns = [("quantity", list(shapes)), ("of a row", ["×".join(map(str, s)) for s in shapes.values()])]
+            columns = [
+                ("quantity", list(shapes)),
+                ("of a row", ["×".join(map(str, s)) for s in shapes.values()]),
+            ]
             return self._html(table, columns, len(shapes))
         return self._html(table, [("row", range(len(first))), *columns], len(self))
 

@@ -143,9 +143,7 @@ class RealPrediction(Prediction):
         require_fraction(zero=False, level=level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
-    def plot(
-        self, targets: Tensor | None = None, *, inputs: Tensor | None = None, axis: Any = None
-    ) -> Any:
+    def plot(self, targets: Tensor | None = None, *, inputs: Tensor | None = None, axis: Any = None) -> Any:
         """Mean and intervals of one output: `dubito.plot.regression_fan`; of several, the parts of the uncertainty.
 
         Args:

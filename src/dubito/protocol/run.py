@@ -128,7 +128,7 @@ def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:
 
 def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
     """The MAP fit that others stand on, under the prior that its pilots chose."""
-    priors: tuple[float | None, ...] = auto.priors if method == MAP() else (method.prior_std,)
+    priors = list(auto.priors) if method == MAP() else [method.prior_std]
     losses = {}
     if len(priors) > 1:
         for number, prior in enumerate(priors):
