@@ -83,6 +83,7 @@ def test_draws_are_functions_with_noise_of_their_own(regressor):
     drawn = regressor.sample_y(X, 60, random_state=0)
     assert drawn.std(0).mean() == pytest.approx(parts["aleatoric"], rel=0.05)
     assert drawn.mean(0).std() == pytest.approx(parts["epistemic"], rel=0.3)
+    assert abs(np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1]) < 0.2  # of their noise, over rows
 
 
 def test_the_parts_of_the_uncertainty(regressor, classifier):

@@ -885,4 +885,33 @@ MUTANTS = (
         "compare/test_compare_tune.py::test_an_interrupted_search_makes_the_same_trials",
         "an interrupted search asks for trials before those of the batch are told",
     ),
+    # -- other people's networks and tools ---------------------------------------------------------------------------
+    mutant(
+        "networks.py",
+        "rule, parts = None, [module.base_layer]",
+        "rule, parts = None, module.children()",
+        "inference/test_inference_ensembles_of_others.py::test_members_with_adapters_start_with_b_at_zero",
+        "adapters of a member start with B drawn like any dense layer",
+    ),
+    mutant(
+        "inference/deep_ensemble.py",
+        "point = PointPosterior(member, built, method=MAP(), trainable=())",
+        "point = PointPosterior(first, built, method=MAP(), trainable=())",
+        "inference/test_inference_ensembles_of_others.py::test_noise_comes_from_each_members_residuals",
+        "all members have the noise of the first",
+    ),
+    mutant(
+        "integrations/sklearn.py",
+        'seeds.generator(seed, "noise", index',
+        'seeds.generator(seed, "noise", 0',
+        "integrations/test_integrations_sklearn.py::test_draws_are_functions_with_noise_of_their_own",
+        "all functions of sample_y share their noise",
+    ),
+    mutant(
+        "integrations/sklearn.py",
+        "spare[np.unique(targets[order], return_index=True)[1]] = False",
+        "spare[np.unique(targets, return_index=True)[1]] = False",
+        "integrations/test_integrations_sklearn.py::test_classes_may_be_words_and_rare",
+        "a class of one row may be held out of training",
+    ),
 )

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -32,8 +32,6 @@ except ImportError as error:
 
 #: Tables of fewer rows are trained by a shorter run.
 SMALL = 1000
-
-Kind = Literal["total", "aleatoric", "epistemic"]
 
 
 class BayesianEstimator(BaseEstimator):
@@ -97,7 +95,7 @@ class BayesianEstimator(BaseEstimator):
         inputs = self._inputs(X)
         return self.posterior_.predict(inputs, self.num_samples, seed=self.seed_)
 
-    def predict_uncertainty(self, X: Any, kind: Kind = "epistemic") -> np.ndarray:
+    def predict_uncertainty(self, X: Any, kind: str = "epistemic") -> np.ndarray:
         """A number per row: of classes an entropy in nats, of reals a standard deviation in the target's units.
 
         Args:
