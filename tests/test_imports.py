@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "dubito"
 
 #: The rooms from first to last: a room imports from the levels before its own, and from itself.
 CORE = (
-    ("errors", "version", "allocator", "lazy", "devices"),
+    ("errors", "version", "allocator", "lazy", "devices", "notebook"),
     ("hints", "seeds", "processes", "jobs", "precision"),
     ("metrics",),
     ("prediction", "priors", "summary", "storage", "distributions"),
@@ -37,7 +37,7 @@ PUBLIC = ("dubito",)  # `__init__.py`, the public names, which open what lies be
 BEYOND = (
     ("registry",),
     ("data", "models", "selfcheck"),
-    ("shifts", "active"),
+    ("shifts", "active", "integrations"),
     ("compare",),
     ("plot",),
     ("report",),

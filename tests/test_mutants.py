@@ -19,6 +19,7 @@ WITHOUT = {
     "jobs",
     "lazy",
     "loading",
+    "notebook",
     "registry",
     "summary",
     "version",

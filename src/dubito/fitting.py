@@ -16,6 +16,7 @@ from .errors import DataError, DubitoError, NetworkError, ProcessError, require_
 from .fingerprints import first_difference, modules_of, weights_of
 from .hints import Checked
 from .inputs import (
+    SHARED,
     Batch,
     Inputs,
     RowNumbers,
@@ -46,6 +47,7 @@ class Run(Checked):
         checkpoint: a file to go on from.
         validation: rows that watch over training.
         processes: the processes that share the run; None asks `torchrun`.
+        start: makes the networks that members of an ensemble start from; None resets the modules of one.
     """
 
     seed: int = 0
@@ -53,6 +55,7 @@ class Run(Checked):
     checkpoint: str | os.PathLike[str] | None = None
     validation: Source | None = None
     processes: Processes | None = None
+    start: Callable[..., nn.Module] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +116,14 @@ def prepare(
     checkpoint: str | os.PathLike[str] | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    start: Callable[..., nn.Module] | None = None,
 ) -> Prepared:
-    """Check everything a fit is given and bring it into one form; the arguments are those of `Method.fit`."""
+    """Check everything a fit is given and bring it into one form; the arguments are those of `fit`."""
     seeds.derived(seed)
     settings = settings_of(likelihood)
     network = copied(net).eval()
     watched = None if validation is None else as_source(validation, TensorOptions.of(network), "validation")
-    run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched)
+    run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched, start=start)
     return _prepared(network, frozen_modes(net), data, settings, num_data, run)
 
 
@@ -156,7 +160,7 @@ def _prepared(
     if run.validation is not None:
         with reading(run.validation, run.seed, "example"):
             watched = run.validation.example(1)
-    outputs = probe(network, example.inputs)
+    outputs = _first_outputs(network, example, source)
     _check_dependence(network, take(example.inputs, slice(1)), outputs)
     if watched is not None:
         probe(network, watched.inputs)
@@ -195,6 +199,23 @@ def _check_dependence(network: nn.Module, row: Inputs, outputs: Tensor) -> None:
             "the network's outputs must depend on its trainable parameters, but nothing leads back to them; take away "
             "the detach(), no_grad() or rounding that cuts the graph"
         )
+
+
+def _first_outputs(network: nn.Module, example: Batch, source: Source) -> Tensor:
+    """Outputs for the first rows; a network that reads all rows together alone is told so."""
+    try:
+        return probe(network, example.inputs)
+    except DataError as error:
+        if not isinstance(source, TensorSource) or rows_of(example.inputs) == rows_of(source.batch.inputs):
+            raise
+        try:
+            answered(network, source.batch.inputs)
+        except DubitoError:
+            raise error from None
+        raise DataError(
+            f"the network reads all {rows_of(source.batch.inputs)} rows together, and not the first "
+            f"{rows_of(example.inputs)} alone; {SHARED}"
+        ) from error
 
 
 def _built(

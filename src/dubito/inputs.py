@@ -20,6 +20,12 @@ from .errors import DataError, NetworkError
 from .hints import require_dense
 from .precision import autocast, half_passes
 
+#: What to do with inputs that have no axis of rows.
+SHARED = (
+    "what belongs to all rows, such as the edges of a graph, is kept in the network as a buffer, and rows are the "
+    "numbers of nodes: see the page Graphs"
+)
+
 Inputs: TypeAlias = Any  # a tensor, or a tuple, list or dict of inputs
 
 
@@ -155,7 +161,7 @@ def count_rows(inputs: Inputs) -> int:
     if not sizes:
         raise DataError(f"inputs must hold at least one tensor or array, got {type(inputs).__name__}")
     if len(set(sizes.values())) > 1:
-        raise DataError(f"inputs must have the same number of rows, got {sizes}")
+        raise DataError(f"inputs must have the same number of rows, got {sizes}; {SHARED}")
     rows = next(iter(sizes.values()))
     if rows == 0:
         raise DataError("inputs must hold at least one row, got none")

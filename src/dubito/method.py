@@ -65,12 +65,16 @@ class Method(Checked, ABC):
         """
         given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
         given |= {"seed": seed, "progress": progress}
+        return self._fit(net, data, likelihood, training, given)
+
+    def _fit(self, net: nn.Module, data: Any, likelihood: Likelihood, training: Any, given: Any) -> Posterior:
+        """What `fit` does with its arguments, and with those that a method has beside them."""
         training = Training.auto() if training == "auto" else training
         if isinstance(training, AutoTraining):
             return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             require_training(training)
-            if checkpoint is not None and training is None and not self.resumable:
+            if given["checkpoint"] is not None and training is None and not self.resumable:
                 raise ConfigError(
                     f"{type(self).__name__} without training= makes a few passes over the data and keeps no "
                     "checkpoint of them; leave checkpoint= out, or give training= to fit the network first"

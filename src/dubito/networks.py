@@ -1,6 +1,8 @@
 """A user's network is copied, never changed; this is how copies are made, run and named."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import inspect
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar
 
 import torch
@@ -10,7 +12,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from .errors import ConfigError, NetworkError, unknown_name
-from .inputs import Inputs
+from .inputs import Inputs, TensorOptions
 from .layers.shell import take
 from .layers.tree import deep_copy
 
@@ -148,3 +150,90 @@ def extra_states(network: nn.Module) -> dict[str, Any]:
         for name, module in network.named_modules()
         if type(module).get_extra_state is not nn.Module.get_extra_state
     }
+
+
+def made(start: Callable[..., Any], like: nn.Module, member: int) -> nn.Module:
+    """The network that a user's function makes for a member, ready to be trained beside `like`.
+
+    Args:
+        start: takes the member's number, or nothing.
+        like: whose names, shapes, dtype, device, flags and frozen values it has.
+        member: its number.
+    """
+    asked = [p for p in inspect.signature(start).parameters.values() if p.default is p.empty]
+    takes = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in asked)
+    options = TensorOptions.of(like)
+    network = copied(start(member) if takes else start()).to(options.device, options.dtype).eval()
+    require_alike(like, network, f"start({member if takes else ''})")
+    frozen = {name: p for name, p in like.named_parameters() if not p.requires_grad}
+    return with_flags(with_weights(network, frozen), set(trainable(like)))
+
+
+def require_alike(first: nn.Module, other: nn.Module, name: str) -> None:
+    """Refuse a network whose parameters or buffers have other names or shapes than the first's."""
+    shapes = [{key: tuple(t.shape) for key, t in net.state_dict().items()} for net in (first, other)]
+    differing = sorted(key for key in shapes[0] | shapes[1] if shapes[0].get(key) != shapes[1].get(key))
+    if differing:
+        key = differing[0]
+        raise NetworkError(
+            f"members must have parameters and buffers of the same names and shapes: {name} differs in "
+            f"{len(differing)}, such as {key!r}, which is {shapes[1].get(key, 'missing')} there and "
+            f"{shapes[0].get(key, 'missing')} in the first network"
+        )
+
+
+def renewed(net: nn.Module) -> nn.Module:
+    """A copy whose trainable parameters are drawn anew by rules of the modules' authors; frozen ones stay.
+
+    Modules of Transformers follow `_init_weights` of their model, LoRA's adapters their configuration, all others
+    their `reset_parameters`. The global generators are used.
+    """
+    network = duplicate(net)
+    weights = dict(network.named_parameters())
+    frozen = {name: tensor.clone() for name, tensor in weights.items() if not tensor.requires_grad}
+    configs = next((part.peft_config for part in network.modules() if hasattr(part, "peft_config")), {})
+    with torch.no_grad():
+        for tensor in trainable(network).values():
+            tensor.fill_(math.nan)  # what no rule reaches is seen afterwards
+            vars(tensor).pop("_is_hf_initialized", None)  # which would keep Transformers from touching it
+        _reset(network, None, configs, set())
+        for name, tensor in frozen.items():
+            weights[name].copy_(tensor)
+    lacking = [name for name, tensor in trainable(network).items() if tensor.isnan().any()]
+    if lacking:
+        shown = ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")
+        raise NetworkError(
+            f"members after the first start from new weights, but no rule says how to draw {len(lacking)} parameters "
+            f"anew: {shown}; give their modules a reset_parameters(), or pass start=, a function that returns a fresh "
+            "network"
+        )
+    return network
+
+
+def _reset(module: nn.Module, rule: Any, configs: Any, seen: set[nn.Module]) -> None:
+    """Draw a module's parameters anew, and those of the modules in it.
+
+    Args:
+        module: to reset.
+        rule: `_init_weights` of the model of Transformers around it; None outside of any.
+        configs: of PEFT's adapters, by name.
+        seen: modules that were reset.
+    """
+    if module in seen or not any(parameter.requires_grad for parameter in module.parameters()):
+        return
+    seen.add(module)
+    rule = getattr(module, "_init_weights", rule) if hasattr(module, "config") else rule
+    parts: Iterable[nn.Module] = module.children()
+    if hasattr(module, "base_layer"):  # one of PEFT's, whose parts are not reset one by one
+        for name, config in configs.items():
+            if getattr(config, "init_lora_weights", None) in (True, "gaussian"):
+                module.reset_lora_parameters(name, config.init_lora_weights)  # pyright: ignore
+        rule, parts = None, [module.base_layer]  # pyright: ignore
+    elif rule is None and any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if callable(reset):
+            reset()
+    for part in parts:
+        _reset(part, rule, configs, seen)
+    if rule is not None:
+        rule(module)  # after its parts, as Transformers does

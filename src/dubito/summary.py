@@ -2,6 +2,12 @@
 
 from dataclasses import dataclass
 from io import StringIO
+from typing import TYPE_CHECKING
+
+from .notebook import html
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass(frozen=True)
@@ -21,9 +27,9 @@ class SummaryRow:
     num_parameters: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Summary:
-    """All parameters of a posterior; printing it shows a table.
+    """All parameters of a posterior; a prompt, `print` and a notebook show its table.
 
     Attributes:
         method: the method's name.
@@ -39,8 +45,19 @@ class Summary:
     nbytes: int
     notes: tuple[str, ...] = ()
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from rich.console import Console
+
+        # Into a file of its own, and with names as they are: `[0]` or `:x:` in them is no markup.
+        text = StringIO()
+        console = Console(file=text, width=110, color_system=None, markup=False, emoji=False)
+        console.print(self._table(), *self.notes, sep="\n")
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        return html(self._table(), self.notes)
+
+    def _table(self) -> "Table":
         from rich.table import Table
 
         table = Table(title=f"{self.method}: {self.num_parameters:,} parameters, {self.nbytes:,} bytes")
@@ -50,8 +67,4 @@ class Summary:
             table.add_row(
                 row.name, "×".join(map(str, row.shape)) or "scalar", row.holds, f"{row.num_parameters:,}"
             )
-        # Into a file of its own, and with names as they are: `[0]` or `:x:` in them is no markup.
-        text = StringIO()
-        console = Console(file=text, width=110, color_system=None, markup=False, emoji=False)
-        console.print(table, *self.notes, sep="\n")
-        return text.getvalue()
+        return table

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dubito import MAP, Categorical, DeepEnsemble, Gaussian, Interrupted, Training, jobs, seeds
-from dubito.inference.deep_ensemble import reinitialise
 from dubito.likelihoods import GaussianLikelihood
+from dubito.networks import renewed
 from dubito.training import SGD, AdamW, Cosine, EarlyStopping, forward, members
 from dubito.training.forward import Forward
 from dubito.training.optimizers import Adam
@@ -92,7 +92,8 @@ def alone(method: DeepEnsemble, net: nn.Module, data, likelihood, training: Trai
     for member in range(method.members):
         start = copy.deepcopy(net)
         if member:
-            reinitialise(start, SEED, member)
+            with seeds.forked(SEED, "start", member):
+                start = renewed(start)
         seed = seeds.derived(SEED, "member", member)
         yield MAP(prior_std=method.prior_std).fit(
             start, data, likelihood, training=training, seed=seed, **keywords

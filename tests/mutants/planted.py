@@ -1035,4 +1035,33 @@ MUTANTS = (
         "report/test_report_page.py::test_confusions_count_the_test_rows",
         "true and predicted classes change places in the confusions",
     ),
+    # -- other people's networks and tools ---------------------------------------------------------------------------
+    mutant(
+        "networks.py",
+        "rule, parts = None, [module.base_layer]",
+        "rule, parts = None, module.children()",
+        "inference/test_inference_ensembles_of_others.py::test_members_with_adapters_start_with_b_at_zero",
+        "adapters of a member start with B drawn like any dense layer",
+    ),
+    mutant(
+        "inference/deep_ensemble.py",
+        "point = PointPosterior(member, built, method=MAP(), trainable=())",
+        "point = PointPosterior(first, built, method=MAP(), trainable=())",
+        "inference/test_inference_ensembles_of_others.py::test_noise_comes_from_each_members_residuals",
+        "all members have the noise of the first",
+    ),
+    mutant(
+        "integrations/sklearn.py",
+        'seeds.generator(seed, "noise", index',
+        'seeds.generator(seed, "noise", 0',
+        "integrations/test_integrations_sklearn.py::test_draws_are_functions_with_noise_of_their_own",
+        "all functions of sample_y share their noise",
+    ),
+    mutant(
+        "integrations/sklearn.py",
+        "spare[np.unique(targets[order], return_index=True)[1]] = False",
+        "spare[np.unique(targets, return_index=True)[1]] = False",
+        "integrations/test_integrations_sklearn.py::test_classes_may_be_words_and_rare",
+        "a class of one row may be held out of training",
+    ),
 )

@@ -18,6 +18,7 @@ from ..errors import ConfigError, interruption, require_count
 from ..fitting import prepare
 from ..jobs import Backend
 from ..method import Method
+from ..notebook import html
 from ..registry import methods as known_methods
 from ..storage import encode
 from ..training import AutoTraining
@@ -69,6 +70,12 @@ class Comparison:
     half_widths: Mapping[str, float]
     intervals: Mapping[str, Mapping[str, tuple[float, float]]]
     settings: dict[str, Any]
+
+    def _repr_html_(self) -> str:
+        from .table import table  # which reads comparisons
+
+        shown = table(self)
+        return html(shown, [*self.verdict, str(shown.caption or "")], markup=True)
 
 
 def compare(

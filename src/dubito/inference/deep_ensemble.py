@@ -1,21 +1,25 @@
 """Deep ensemble: networks trained apart from different starts [Lakshminarayanan et al. 2017]."""
 
 import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .. import jobs, seeds
-from ..errors import NetworkError, require_count, require_positive
-from ..fitting import Prepared
+from ..errors import ConfigError, DataError, require_count, require_positive
+from ..fitting import Prepared, prepare
 from ..inputs import TensorOptions
-from ..likelihoods import BuiltLikelihood
+from ..likelihoods import BuiltLikelihood, Gaussian, GaussianLikelihood, Likelihood, settings_of
+from ..likelihoods.moments import per_output
 from ..method import Method
-from ..posterior import Details, Drawer, Posterior, ShapeRule, stored_tensors
-from ..training import Processes, Run, Training, current
+from ..networks import copied, made, renewed, require_alike
+from ..posterior import MAX_ROWS, Details, Drawer, Posterior, ShapeRule, stored_tensors
+from ..prediction import PredictionOptions, RealPrediction
+from ..training import AutoTraining, Processes, Run, Training, current
 from ..training.beside import Join, train_many
 from ..training.checkpoint import put
 from ..training.members import joined_descent
@@ -55,7 +59,8 @@ class DeepEnsemblePosterior(Posterior):
 class DeepEnsemble(Method):
     """Point estimates from different starts and orders of the data, averaged.
 
-    Member 0 starts from the given weights, the others are initialised anew by `reset_parameters`.
+    Member 0 starts from the given weights, the others from those that `start` of `fit` makes, or, without it, from
+    new ones by their modules' own rules (`networks.renewed`). `from_networks` takes networks that are trained already.
 
     Args:
         members: how many networks.
@@ -71,6 +76,62 @@ class DeepEnsemble(Method):
         require_count(members=self.members)
         if self.prior_std is not None:
             require_positive(prior_std=self.prior_std)
+
+    def fit(
+        self,
+        net: nn.Module,
+        data: Any,
+        likelihood: Likelihood,
+        *,
+        training: Training | AutoTraining | Literal["auto"] | None = None,
+        start: Callable[..., nn.Module] | None = None,
+        **options: Any,
+    ) -> Posterior:
+        """As `Method.fit`, with one argument more.
+
+        Args:
+            net: where member 0 starts.
+            data: as in `Method.fit`.
+            likelihood: as in `Method.fit`.
+            training: as in `Method.fit`.
+            start: makes the network that another member starts from, with parameters and buffers like `net`'s; it is
+                called with the member's number, or without arguments if it takes none, under a seed of the member's.
+            options: the other arguments of `Method.fit`.
+        """
+        if start is not None and (isinstance(start, nn.Module) or not callable(start)):
+            raise ConfigError(f"start must be a function that returns a network, got {type(start).__name__}")
+        return self._fit(net, data, likelihood, training, {**options, "start": start})
+
+    @classmethod
+    def from_networks(
+        cls, networks: Sequence[nn.Module], likelihood: Likelihood, *, data: Any = None
+    ) -> "DeepEnsemblePosterior":
+        """The ensemble of networks that are trained already; they are copied.
+
+        Args:
+            networks: of one architecture.
+            likelihood: what judges their outputs: `Gaussian(std=...)` where their noise is known.
+            data: rows by whose residuals the noise of `Gaussian()` is set, member by member; best rows that were not
+                trained on.
+        """
+        members = [copied(net).eval() for net in networks]
+        if not members:
+            raise ConfigError("networks must hold at least one network, got none")
+        first, like = members[0], TensorOptions.of(members[0])
+        for number, member in enumerate(members):
+            require_alike(first, member.to(like.device, like.dtype), f"networks[{number}]")
+        moving = {
+            name
+            for member in members
+            for (name, tensor), start in zip(member.named_parameters(), first.parameters(), strict=True)
+            if tensor.requires_grad or not torch.equal(tensor, start)
+        }
+        noise = _noise(members, settings_of(likelihood), data)
+        method = cls(members=len(members))
+        trainable = moving or set(stored_tensors(first))
+        return method._joined(
+            [PointPosterior(member, noise, method=method, trainable=trainable) for member in members], []
+        )
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> DeepEnsemblePosterior:
         training = training or Training()
@@ -117,9 +178,10 @@ class DeepEnsemble(Method):
     def _start(self, prepared: Prepared, member: int) -> nn.Module:
         if member == 0:
             return prepared.network
-        network = copy.deepcopy(prepared.network)
-        reinitialise(network, prepared.run.seed, member)
-        return network
+        with seeds.forked(prepared.seed, "start", member, device=TensorOptions.of(prepared.network).device):
+            if prepared.run.start is None:
+                return renewed(prepared.network)
+            return made(prepared.run.start, prepared.network, member)
 
     def _run(self, run: Run, member: int, *, shown: bool) -> Run:
         """A run of its own, in this process alone, with its own order of the data and its own checkpoint."""
@@ -128,7 +190,7 @@ class DeepEnsemble(Method):
             path = Path(path).with_name(f"{Path(path).name}.member-{member}")
         seed = seeds.derived(run.seed, "member", member)
         progress = run.progress if shown else False
-        return replace(run, seed=seed, progress=progress, checkpoint=path, processes=Processes())
+        return replace(run, seed=seed, progress=progress, checkpoint=path, processes=Processes(), start=None)
 
     def _joined(self, points: list[Posterior], history: list[dict[str, float]]) -> DeepEnsemblePosterior:
         first, *others = points
@@ -145,6 +207,37 @@ class DeepEnsemble(Method):
             trainable=first.trainable,
         )
         return posterior.finished()
+
+
+def _noise(members: Sequence[nn.Module], settings: Likelihood, data: Any) -> BuiltLikelihood:
+    """The likelihood of networks that are trained; noise that nobody gives is that of each member's residuals."""
+    first = members[0]
+    gaussian = isinstance(settings, Gaussian)
+    learned = gaussian and settings.std is None and settings.covariance is None
+    if data is None:
+        if gaussian and (learned or settings.standardise):
+            raise ConfigError(
+                f"the noise and units of {settings!r} are read off rows: pass data=, or Gaussian(std=...)"
+            )
+        like = TensorOptions.of(first)
+        return settings.build(None).to(like.device, like.dtype)
+    built = prepare(first, data, settings).likelihood
+    if not (learned and isinstance(built, GaussianLikelihood)):
+        return built
+    stds = []
+    for member in members:
+        point = PointPosterior(member, built, method=MAP(), trainable=())
+        prediction, targets = point.predicted(
+            data, PredictionOptions(num_samples=1, seed=0, max_rows=MAX_ROWS)
+        )
+        assert isinstance(prediction, RealPrediction)
+        errors = per_output(targets - prediction.mean)
+        stds.append(errors.square().mean(1).sqrt().reshape(built.std().shape))
+    if not all((std > 0).all() for std in stds):
+        raise DataError(
+            "the networks answer these rows without any error; give other rows, or Gaussian(std=...)"
+        )
+    return built.with_noise(std=torch.stack(stds) if len(stds) > 1 else stds[0])
 
 
 def fit_members(method: DeepEnsemble, starts: list[Prepared], training: Training) -> list[Posterior]:
@@ -180,24 +273,3 @@ def stacked(names: list[str], members: list[dict[str, Tensor]]) -> dict[str, Ten
 def joined_noise(likelihoods: list[BuiltLikelihood]) -> BuiltLikelihood:
     """One likelihood in which draw s has the noise that member s mod K learned."""
     return likelihoods[0].joined(likelihoods)
-
-
-def reinitialise(network: nn.Module, seed: int, member: int) -> None:
-    """Give all trainable parameters a new start by their modules' own `reset_parameters`; frozen ones stay."""
-    lacking, frozen = [], [(p, p.clone()) for p in network.parameters() if not p.requires_grad]
-    with seeds.forked(seed, "start", member, device=TensorOptions.of(network).device), torch.no_grad():
-        for name, module in network.named_modules():
-            if not any(parameter.requires_grad for parameter in module.parameters(recurse=False)):
-                continue
-            reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
-            if callable(reset):
-                reset()
-            else:
-                lacking.append(f"{name or 'the network itself'} ({type(module).__name__})")
-        for parameter, value in frozen:
-            parameter.copy_(value)
-    if lacking:
-        raise NetworkError(
-            f"members after the first start from new weights, but these modules have parameters and no "
-            f"reset_parameters(): {', '.join(lacking)}; give them one"
-        )

@@ -599,6 +599,9 @@ class Posterior(nn.Module, ABC):
             )
         return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
 
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it."""

@@ -1,8 +1,11 @@
 """What predictions share: rows that can be indexed, moved, joined and tabulated."""
 
 import dataclasses
+import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from importlib import import_module
 from numbers import Integral
 from typing import Any, ClassVar, Self
 
@@ -12,7 +15,11 @@ from torch import Tensor
 
 from ..errors import DataError, require_extra
 from ..hints import checked
+from ..notebook import html
 from .formulas import require_answers
+
+#: What a notebook shows of a prediction.
+SHOWN_ROWS, SHOWN_COLUMNS = 8, 12
 
 
 def rows_on(axis: int) -> Any:
@@ -54,19 +61,52 @@ class Prediction(ABC):
     def to_pandas(self) -> Any:
         """One row per example; a quantity with several outputs becomes columns `name_0`, `name_1`, …"""
         pandas = require_extra("pandas", "tabular", "to_pandas")
-        columns: dict[str, Any] = {}
+        return pandas.DataFrame(dict(self._table_columns()))
+
+    def _table_columns(self) -> Iterator[tuple[str, Any]]:
+        """The columns of a table, one number per row each."""
         for name, array in self.to_numpy().items():
-            if array.ndim == 1:
-                columns[name] = array
-            elif array.ndim == 2 and array.shape[1] == 1:
-                columns[name] = array[:, 0]
-            elif array.ndim == 2:
-                columns |= {f"{name}_{i}": array[:, i] for i in range(array.shape[1])}
-            else:
+            if array.ndim > 2:
                 raise DataError(
                     f"a table needs at most one axis of outputs, but {name} has shape {array.shape}; use to_numpy"
                 )
-        return pandas.DataFrame(columns)
+            if array.ndim == 1 or array.shape[1] == 1:
+                yield name, array.reshape(len(array))
+            else:
+                yield from ((f"{name}_{i}", array[:, i]) for i in range(array.shape[1]))
+
+    def plot(self, targets: Tensor | None = None, *, axis: Any = None) -> Any:
+        """Aleatoric against epistemic uncertainty, row by row: `dubito.plot.decomposition`; the axis it is drawn on.
+
+        Args:
+            targets: the true classes; wrong answers are then crosses.
+            axis: of matplotlib, to draw on; None makes a figure, which a notebook shows as `plot().figure`.
+        """
+        return import_module("dubito.plot").decomposition(self, targets, axis=axis)
+
+    def _repr_html_(self) -> str:
+        from rich.table import Table
+
+        first = self[:SHOWN_ROWS]
+        table = Table(title=f"{type(self).__name__} of {len(self):,} rows")
+        try:
+            columns = list(itertools.islice(first._table_columns(), SHOWN_COLUMNS))
+        except DataError:  # rows with several positions: what there is, in place of its numbers
+            shapes = {name: array.shape[1:] for name, array in first.to_numpy().items()}
+            columns = [
+                ("quantity", list(shapes)),
+                ("of a row", ["×".join(map(str, s)) for s in shapes.values()]),
+            ]
+            return self._html(table, columns, len(shapes))
+        return self._html(table, [("row", range(len(first))), *columns], len(self))
+
+    @staticmethod
+    def _html(table: Any, columns: list[tuple[str, Any]], rows: int) -> str:
+        for name, _ in columns:
+            table.add_column(name, justify="right")
+        for values in zip(*(values for _, values in columns), strict=True):
+            table.add_row(*(f"{v:.4g}" if isinstance(v, np.floating) else str(v) for v in values))
+        return html(table, rows=rows)
 
     def finite(self, first: int = 0) -> Self:
         """The prediction, refused where it holds numbers that are none; `first` is the number of its first row."""

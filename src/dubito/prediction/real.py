@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from statistics import NormalDist
 from typing import Any, ClassVar, Self
 
@@ -154,6 +155,18 @@ class RealPrediction(Prediction):
         return crps_mixture_per_example(
             aligned(targets, self.means[0]), self.means, self.component_variances.sqrt()
         )
+
+    def plot(self, targets: Tensor | None = None, *, inputs: Tensor | None = None, axis: Any = None) -> Any:
+        """Mean and intervals of one output: `dubito.plot.regression_fan`; of several, the parts of the uncertainty.
+
+        Args:
+            targets: the true values of one output, drawn as dots.
+            inputs: one number per row, to draw over; None orders rows by their mean.
+            axis: of matplotlib, to draw on; None makes a figure, which a notebook shows as `plot().figure`.
+        """
+        if self.mean.numel() != len(self):
+            return super().plot(targets, axis=axis)
+        return import_module("dubito.plot").regression_fan(self, inputs, targets, axis=axis)
 
     def rescaled(self, shift: Any, scale: Any) -> Self:
         """The prediction of `shift + scale · y`: back from standardised targets to original units."""

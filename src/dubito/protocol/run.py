@@ -3,6 +3,7 @@
 import copy
 import os
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    start: Callable[..., nn.Module] | None = None,
     point: Posterior | None = None,
 ) -> Posterior:
     """Fit a method by the protocol; what `method.fit(training="auto")` does.
@@ -56,10 +58,11 @@ def fit(
         checkpoint: as in `Method.fit`; each run has a file of its own beside it.
         seed: of everything random.
         progress: as in `Method.fit`.
+        start: as in `DeepEnsemble.fit`.
         point: the MAP fit of this protocol on the same rows, where it was made before; None makes it.
     """
     with torch.inference_mode(False):
-        given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
+        given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint, "start": start}
         prepared = _parted(
             prepare(net, data, _standardised(likelihood), seed=seed, progress=progress, **given), auto
         )
@@ -126,7 +129,7 @@ def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:
 
 def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
     """The MAP fit that others stand on, under the prior that its pilots chose."""
-    priors = auto.priors if method == MAP() and len(auto.priors) > 1 else (method.prior_std,)
+    priors = list(auto.priors) if method == MAP() else [method.prior_std]
     losses = {}
     if len(priors) > 1:
         for number, prior in enumerate(priors):
@@ -134,7 +137,7 @@ def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
             with part(auto.pilot / (1 + auto.pilot * (len(priors) - number))):  # of a limited time
                 trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.num_data))
             losses[prior] = trained.history[-1]["best_nll"]
-        method = MAP(prior_std=min(losses, key=lambda prior: losses[prior]))
+    method = MAP(prior_std=min(losses, key=lambda prior: losses[prior]) if losses else priors[0])
     training = auto.training(auto.steps(prepared.num_data))
     point = method.fit_prepared(_from(prepared, auto, "map"), training)
     facts = {"pilots": [[prior, loss] for prior, loss in losses.items()], "rows": prepared.num_data}

@@ -1,0 +1,1 @@
+"""Bridges to other libraries: each module opens its own library and is imported by its name."""
