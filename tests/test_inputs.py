@@ -275,7 +275,12 @@ BAD = {
     "noise": ((ROWS, ROWS), Gaussian(std=(1.0, 2.0)), NetworkError, "std is for 2 outputs"),
     "width": ((ROWS[:, :1], LABELS), Categorical(), DataError, r"cannot read inputs of shape .*\(8, 1\)"),
     "no data": (None, Categorical(), DataError, "must be a pair"),
-    "no likelihood": ((ROWS, LABELS), "classification", ConfigError, r"must be an instance such as Categorical\(\)"),
+    "no likelihood": (
+        (ROWS, LABELS),
+        "classification",
+        ConfigError,
+        r"must be an instance such as Categorical\(\)",
+    ),
     "class": ((ROWS, LABELS), Categorical, ConfigError, r"add \(\)"),
 }
 
