@@ -133,14 +133,14 @@ class BayesianEstimator(BaseEstimator):
             activation=self.activation,
             seed=seed,
         )
-        training: Any = self.training
+        training = self.training
         if isinstance(training, str) and training == "auto":
             training = training_for(len(train))
         self.posterior_ = method.fit(
             network.to(self.device or torch.get_default_device(), torch.float64),
             (inputs[train], targets[train]),
             likelihood,
-            training=training,
+            training=training,  # pyright: ignore[reportArgumentType]
             validation=(inputs[held], targets[held]),
             seed=seed,
             progress=False,
