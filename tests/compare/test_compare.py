@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from html import escape
 from io import StringIO
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def prices(tmp_path):
     frame.loc[[3, 30], "area"] = np.nan
     frame.to_csv(tmp_path / "prices.csv", index=False)
     return tmp_path / "prices.csv", frame
+
+
+def test_a_notebook_shows_the_table_and_the_verdict(digits):
+    page = digits[1]._repr_html_()
+    assert all(f">{name}</td>" in page for name in ("map", "mean-field")) and "<th" in page
+    assert escape(digits[1].verdict[0]) in page and "[bold]" not in page and "<b>" in page
 
 
 def test_results_posteriors_and_ranking(digits):

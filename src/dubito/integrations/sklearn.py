@@ -133,7 +133,7 @@ class BayesianEstimator(BaseEstimator):
             activation=self.activation,
             seed=seed,
         )
-        training: Any = self.training
+        training = self.training
         if isinstance(training, str) and training == "auto":
             training = training_for(len(train))
         self.posterior_ = method.fit(
