@@ -346,7 +346,7 @@ def test_networks_of_jit_half_precision_and_one_row_under_batch_norm(recwarn):
     with pytest.raises(NetworkError, match=r"compiled by torch\.jit"):
         MAP().fit(torch.jit.trace(nn.Linear(2, 3), ROWS), (ROWS, LABELS), Categorical())  # pyright: ignore
     for method in ("bali", "noisy-kfac"):
-        with pytest.raises(NetworkError, match="needs float32 or float64, got 'weight' in torch.bfloat16"):
+        with pytest.raises(NetworkError, match=r"needs float32 or float64, got 'weight' in torch\.bfloat16"):
             dubito.methods()[method].fit(nn.Linear(2, 3).bfloat16(), (ROWS, LABELS), Categorical())
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
     with pytest.raises(DataError, match="batches of at least two rows in training, got one"):
