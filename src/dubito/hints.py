@@ -2,7 +2,7 @@
 
 import math
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from inspect import Parameter, isabstract, signature
 from numbers import Integral, Real
@@ -93,20 +93,29 @@ def _check(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[st
     tensors: dict[str, Tensor] = {}
     for name, value in given:
         hint = hints.get(name, Any)
-        if hint is not Any:
-            pair = enumerate(value) if type(value) is tuple else ()
-            named = {name: value, **{f"{name}[{number}]": part for number, part in pair}}
-            tensors |= {where: part for where, part in named.items() if isinstance(part, Tensor)}
-            if isinstance(value, np.ndarray) and value.dtype.kind == "f":
-                tensors[name] = torch.from_numpy(np.ascontiguousarray(value))
-        for where, tensor in tensors.items():
+        if hint is Any or (type(value) is hint and hint in (int, bool, str)):
+            continue
+        for where, tensor in _tensors(name, value):
             require_dense(where, tensor)
             if _nan(tensor):
                 count = int(tensor.isnan().sum())
                 raise DataError(f"{where} must be finite, got {count} of {tensor.numel()} values NaN")
+            tensors[where] = tensor
         if not _fits(hint, value):
             raise _refusal(name, hint, value)
     return tensors
+
+
+def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of an argument: itself, an array, or those of a tuple."""
+    if isinstance(value, Tensor):
+        yield name, value
+    elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        yield name, torch.from_numpy(np.ascontiguousarray(value))
+    elif type(value) is tuple:
+        yield from (
+            (f"{name}[{index}]", part) for index, part in enumerate(value) if isinstance(part, Tensor)
+        )
 
 
 def _refusal(name: str, hint: Any, value: Any) -> DubitoError:

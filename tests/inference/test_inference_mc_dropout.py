@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from dubito import Categorical, ConfigError, Gaussian, MCDropout, NetworkError, Training
+from dubito import Categorical, ConfigError, DataError, Gaussian, MCDropout, NetworkError, Training
 from dubito.inference.mc_dropout import bernoulli_factors
 from dubito.inputs import Batch
 from dubito.layers import Layout
@@ -375,7 +375,7 @@ def test_a_posterior_needs_one_batch_first() -> None:
 def test_an_error_in_the_network_leaves_no_hooks() -> None:
     built = bound(mlp(), normal(6, 4))
     before = built.draft.network(normal(6, 4))
-    with pytest.raises(RuntimeError):
+    with pytest.raises(DataError, match="the network cannot read inputs of shape"):
         built.loss(normal(6, 3), labels(6))
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in built.modules())
     assert not built.draft.network.training

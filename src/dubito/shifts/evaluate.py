@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -59,8 +60,9 @@ class CorruptionResults:
             name: of a corruption.
             severity: from 1 to 5.
         """
-        if measure not in self.clean:
-            raise unknown_name("metric", measure, self.clean)
+        for values in self.corrupted.values():
+            if measure not in values:
+                raise unknown_name("metric", measure, values)
         chosen = [
             values[measure]
             for (corruption, degree), values in self.corrupted.items()
@@ -95,7 +97,7 @@ class CorruptionResults:
 @checked
 def evaluate_corruptions(
     posterior: Posterior,
-    data: Data | tuple[Tensor, Tensor],
+    data: Data | tuple[Tensor | np.ndarray, Tensor | np.ndarray],
     *,
     prepare: Callable[[Tensor], Tensor] | None = None,
     names: Sequence[str] = CORRUPTIONS,
@@ -157,7 +159,7 @@ def evaluate_corruptions(
 
 
 def _test_images(
-    data: Data | tuple[Tensor, Tensor],
+    data: Data | tuple[Tensor | np.ndarray, Tensor | np.ndarray],
     prepare: Callable[[Tensor], Tensor] | None,
     subset: int | None,
     seed: int,
