@@ -74,7 +74,7 @@ class Method(Checked, ABC):
             return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
             require_training(training)
-            if given["checkpoint"] is not None and training is None and not self.resumable:
+            if given.get("checkpoint") is not None and training is None and not self.resumable:
                 raise ConfigError(
                     f"{type(self).__name__} without training= makes a few passes over the data and keeps no "
                     "checkpoint of them; leave checkpoint= out, or give training= to fit the network first"
