@@ -94,7 +94,7 @@ def test_own_images_with_their_own_preparation(fitted):
         ((data.test.inputs, data.test.targets), "undo their scaling"),
         ((pixels[:, 0], data.test.targets), r"\[B, C, H, W\]"),
     ]
-    with pytest.raises(ConfigError, match="data must be a Data or .* got a Tensor"):
+    with pytest.raises(ConfigError, match=r"data must be a Data or .* got a Tensor"):
         evaluate_corruptions(posterior, pixels, **chosen)  # pyright: ignore
     for pair, message in refused:
         with pytest.raises(DataError, match=message):
