@@ -106,7 +106,7 @@ class _GradientMoments:
         variance = self.squares / self.count
         varied = variance > 0
         ratios = ((self.first + self.mean).square() / variance)[varied].double()
-        if not ratios.isfinite().all():
+        if not (variance.isfinite().all() and ratios.isfinite().all()):
             raise DataError(
                 "gradients must be finite, got NaN or infinity; look at the sizes of inputs and targets"
             )

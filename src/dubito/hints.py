@@ -113,9 +113,8 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
     elif isinstance(value, np.ndarray) and value.dtype.kind == "f":
         yield name, torch.from_numpy(np.ascontiguousarray(value))
     elif type(value) is tuple:
-        yield from (
-            (f"{name}[{index}]", part) for index, part in enumerate(value) if isinstance(part, Tensor)
-        )
+        for index, part in enumerate(value):
+            yield from _tensors(f"{name}[{index}]", part)
 
 
 def _refusal(name: str, hint: Any, value: Any) -> DubitoError:

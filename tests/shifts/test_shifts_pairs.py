@@ -93,8 +93,9 @@ def test_own_images_with_their_own_preparation(fitted):
         ((pixels, data.test.targets.float()), "whole numbers"),
         ((data.test.inputs, data.test.targets), "undo their scaling"),
         ((pixels[:, 0], data.test.targets), r"\[B, C, H, W\]"),
-        (pixels, "pair of images and labels, got Tensor"),
     ]
+    with pytest.raises(ConfigError, match=r"data must be a Data or .* got a Tensor"):
+        evaluate_corruptions(posterior, pixels, **chosen)  # pyright: ignore
     for pair, message in refused:
         with pytest.raises(DataError, match=message):
             evaluate_corruptions(posterior, pair, **chosen)

@@ -168,7 +168,6 @@ class Posterior(nn.Module, ABC):
         """The factor by which `scaled` multiplied all standard deviations."""
         return self.details.get("scale", 1.0)
 
-    @checked
     def scaled(self, scale: float) -> Self:
         """A posterior whose standard deviations are `scale` times as large, around the same centre, in every draw.
 

@@ -182,11 +182,6 @@ def _test_images(
 
 
 def _pair(data: Any) -> tuple[Tensor, Tensor]:
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise DataError(
-            f"data must be a set of images or a pair of images and labels, got {type(data).__name__}; a loader's "
-            "images go together by torch.cat"
-        )
     images, labels = (torch.as_tensor(values) for values in data)
     if labels.ndim != 1 or len(labels) != len(images) or labels.is_floating_point():
         raise DataError(
