@@ -244,7 +244,7 @@ VALUES |= {
     "quantile_calibration.quantiles": numbers(2, ROWS, 1).sort(0).values,
     "quantile_calibration.levels": torch.tensor([0.2, 0.7]),
     "corrupt.name": "fog",
-    "foreign_pair.name": next(iter(shifts.PAIRS)),
+    "ood_pair.name": next(iter(shifts.PAIRS)),
     "make.name": "lenet",
     "mce.baseline": results,
     "mean.measure": "nll",

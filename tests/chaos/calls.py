@@ -130,7 +130,7 @@ CONTRACTS = (
     "*.two_sided",
 )
 #: Calls that cost minutes or need files of the network.
-COSTLY = ("dubito.compare.compare", "dubito.shifts.foreign_pair", "dubito.data.load", "dubito.protocol.fit")
+COSTLY = ("dubito.compare.compare", "dubito.shifts.ood_pair", "dubito.data.load", "dubito.protocol.fit")
 
 #: Cases that are taken though the value is not what the hint says, and why.
 ACCEPTED = {
