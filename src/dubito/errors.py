@@ -1,5 +1,8 @@
 """Errors of our own: each message says what was expected, what came, and the remedy."""
 
+import os
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
@@ -119,3 +122,14 @@ def unknown_name(kind: str, name: Any, known: Iterable[str]) -> UnknownNameError
     near = get_close_matches(str(name), known, n=1)
     hint = f", did you mean {near[0]!r}?" if near else "."
     return UnknownNameError(f"unknown {kind} {name!r}{hint} Known: {', '.join(known)}")
+
+
+def warn(message: str) -> None:
+    """Warn of something at the user's line: that which called the library, through whatever lies between."""
+    package, frame, level, outermost = os.path.dirname(__file__), sys._getframe(1), 2, 2
+    while frame is not None:
+        level += 1
+        if frame.f_code.co_filename.startswith(package):
+            outermost = level
+        frame = frame.f_back
+    warnings.warn(message, DubitoWarning, stacklevel=outermost)

@@ -1,12 +1,11 @@
 """What a fit warns of at its end: standard deviations that never moved, and noise that drowns the network."""
 
 import math
-import warnings
 
 import torch
 from torch import Tensor
 
-from .errors import DubitoWarning
+from .errors import warn
 from .fitting import Prepared
 from .inputs import Batch
 from .likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
@@ -35,7 +34,7 @@ def check_noise(posterior: Posterior, start: Tensor | None, prepared: Prepared) 
     steps = int(posterior.history[-1]["step"]) if posterior.history else 0
     if posterior.scalable and steps >= LEAST_STEPS:
         for sentence in filter(None, (unmoved(posterior, start, steps), drowned(posterior, prepared.source))):
-            warnings.warn(f"{type(posterior.method).__name__}: {sentence}", DubitoWarning, stacklevel=4)
+            warn(f"{type(posterior.method).__name__}: {sentence}")
 
 
 def unmoved(posterior: Posterior, start: Tensor | None, steps: int) -> str | None:

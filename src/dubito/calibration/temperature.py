@@ -2,14 +2,13 @@
 
 import dataclasses
 import math
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, DubitoWarning
+from ..errors import ConfigError, warn
 from ..fitting import checked_rows
 from ..hints import checked
 from ..inputs import rows_of
@@ -154,11 +153,9 @@ def best(score: Callable[[float], float]) -> float:
     grid = [low + width * index for index in range(count)]
     place = min(grid, key=lambda value: score(math.exp(value)))
     if place in (grid[0], grid[-1]):
-        warnings.warn(
+        warn(
             f"the validation data ask for a temperature beyond {LOWEST:g} to {HIGHEST:g}, and get "
-            f"{math.exp(place):g}; check that they were not trained on, and that their targets are right",
-            DubitoWarning,
-            stacklevel=4,
+            f"{math.exp(place):g}; check that they were not trained on, and that their targets are right"
         )
         return math.exp(place)
     golden = (math.sqrt(5) - 1) / 2

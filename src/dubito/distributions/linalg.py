@@ -1,13 +1,12 @@
 """Small dense linear algebra: two-sided products, and factorisations that never fail in silence."""
 
-import warnings
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from dubito import seeds
-from dubito.errors import DataError, DubitoWarning
+from dubito.errors import DataError, warn
 
 TRUSTED_ERROR = 1e-2
 """The largest relative error of a squared pivot, and so of a variance, that is let pass."""
@@ -63,7 +62,7 @@ def cholesky(build: Callable[[torch.dtype, torch.device], Tensor], like: Tensor,
                 f"a {len(factor)} x {len(factor)} Cholesky factorisation cannot be trusted in {like.dtype} "
                 f"(relative error {error:.2g}) and is kept in float64, which is slower; {remedy}"
             )
-            warnings.warn(message, DubitoWarning, stacklevel=4)
+            warn(message)
             return factor
     raise DataError(
         f"expected a positive definite matrix, but the Cholesky factorisation of a {len(factor)} x "
@@ -108,7 +107,7 @@ def eigh(matrix: Tensor, *, name: str = "matrix") -> tuple[Tensor, Tensor]:
                 f"no eigendecomposition of {name} was found, nor in float64: {second}"
             ) from second
         message = f"the eigendecomposition of {name} failed in {matrix.dtype} and was done in float64"
-        warnings.warn(message, DubitoWarning, stacklevel=2)
+        warn(message)
     lowest, highest = float(eigenvalues[0]), float(eigenvalues.abs().max())
     # The solver is backward stable: errors of a few n · eps · ‖matrix‖; a hundred times that is no rounding.
     if lowest < -100 * len(matrix) * torch.finfo(matrix.dtype).eps * highest:

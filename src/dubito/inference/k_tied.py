@@ -67,7 +67,7 @@ class KTied(TrainedMethod):
         names = resolve(self.subset, network)
         parameters = dict(network.named_parameters())
         weights = {name: parameters[name] for name in names}
-        ranks = tied_ranks(weights, self.tied, self.rank, network, stacklevel=4)
+        ranks = tied_ranks(weights, self.tied, self.rank, network)
         law = (self.initial_std, self.initial_spread, start.seed)
         factors = {name: initial_factors(weights[name], rank, *law, name) for name, rank in ranks.items()}
         draft = NormalPosterior(

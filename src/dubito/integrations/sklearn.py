@@ -1,6 +1,5 @@
 """Estimators of scikit-learn over every method: `BayesianClassifier` and `BayesianRegressor`."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from .. import seeds
 from ..data.assemble import column_statistics
 from ..data.columns import described, differences, encoded, filled, medians
-from ..errors import ConfigError, DataError, DubitoWarning, require_count, require_fraction, unknown_name
+from ..errors import ConfigError, DataError, require_count, require_fraction, unknown_name, warn
 from ..likelihoods import Categorical, Gaussian, Likelihood
 from ..method import Method
 from ..models import mlp
@@ -121,7 +120,7 @@ class BayesianEstimator(BaseEstimator):
         columns, _ = described(frame, "X")
         if ignored := [column.name for column in columns if column.kind == "ignored"]:
             told = f"columns of X that are empty, or hold a name or text, are left out: {', '.join(ignored)}"
-            warnings.warn(told, DubitoWarning, stacklevel=3)
+            warn(told)
         values = encoded(frame, columns, "X")
         self.columns_, self.seed_, self.fill_ = columns, seed, medians(values[train])
         self.shift_, self.scale_ = column_statistics(filled(values[train], self.fill_))
@@ -164,7 +163,7 @@ class BayesianEstimator(BaseEstimator):
         check_is_fitted(self)
         frame = self._frame(X, [column.name for column in self.columns_])
         if told := differences(frame, self.columns_, "X"):
-            warnings.warn(f"X differs from what was fitted: {'; '.join(told)}", DubitoWarning, stacklevel=4)
+            warn(f"X differs from what was fitted: {'; '.join(told)}")
         return self._scaled(encoded(frame, self.columns_, "X"))
 
     def _frame(self, X: Any, names: Sequence[str] | None = None, y: Any = "no_validation") -> Any:

@@ -1,12 +1,11 @@
 """The words in which every method says why a parameter stays a point, or why it is drawn in another way."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
 
-from ..errors import DubitoWarning
+from ..errors import warn
 from .form import Form
 from .layout import Layout
 
@@ -59,24 +58,19 @@ def of_layout(form: Form, layout: Layout) -> str | None:
     return ROWS_AS_CHANNELS if layout is Layout.SECOND and not form.trailing else None
 
 
-def warn_points(
-    method: object, points: Mapping[str, str], network: nn.Module, *, stacklevel: int = 3
-) -> None:
+def warn_points(method: object, points: Mapping[str, str], network: nn.Module) -> None:
     """One warning that names the matrices that stay points though the method would treat them.
 
     Args:
         method: its settings.
         points: why parameters stay points, by name.
         network: whose parameters they are.
-        stacklevel: as in `warnings.warn`.
     """
     shapes = {name: parameter.ndim for name, parameter in network.named_parameters()}
     named = {name: why for name, why in points.items() if shapes[name] > 1 and why not in EXPECTED}
     if named:
         listed = "; ".join(f"{name}: {why}" for name, why in named.items())
         remedy = "; name those to treat by subset= to silence this" if hasattr(method, "subset") else ""
-        warnings.warn(
-            f"{type(method).__name__} leaves {len(named)} of {len(shapes)} parameters as points ({listed}){remedy}",
-            DubitoWarning,
-            stacklevel=stacklevel,
+        warn(
+            f"{type(method).__name__} leaves {len(named)} of {len(shapes)} parameters as points ({listed}){remedy}"
         )

@@ -1,6 +1,5 @@
 """One of several classes."""
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..devices import on_host
-from ..errors import ConfigError, DataError, DubitoWarning, NetworkError
+from ..errors import ConfigError, DataError, NetworkError, warn
 from ..inputs import RowNumbers, row_number
 from ..prediction import (
     CategoricalPrediction,
@@ -82,11 +81,9 @@ class CategoricalLikelihood(BuiltLikelihood):
         axis = self._axis(outputs)
         rounding = 4 * outputs.shape[axis] * torch.finfo(outputs.dtype).eps
         if bool((outputs >= 0).all()) and bool(((outputs.sum(axis) - 1).abs() <= rounding).all()):
-            warnings.warn(
+            warn(
                 "the network's outputs are probabilities, as of a last Softmax, but Categorical() takes logits: its "
-                "own softmax would flatten them; leave the last layer out, or take LogSoftmax",
-                DubitoWarning,
-                stacklevel=6,
+                "own softmax would flatten them; leave the last layer out, or take LogSoftmax"
             )
 
     def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:

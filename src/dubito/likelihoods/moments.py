@@ -1,12 +1,11 @@
 """Mean and standard deviation of real targets, output by output."""
 
-import warnings
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from ..errors import DubitoWarning
+from ..errors import warn
 
 #: Means that a network's bias reaches in time, as a number and in standard deviations, and standard deviations that its
 #: weights do: beyond them 150 steps of Adam at 0.001 explain less than half of what they explain of standard targets.
@@ -54,10 +53,8 @@ def warn_if_far(targets: Tensor, outputs: Tensor) -> None:
     if not bool((far & ~ready).any()):
         return
     output = int((far & ~ready).nonzero()[0])
-    warnings.warn(
+    warn(
         f"the targets of output {output} have mean {mean[output]:.4g} and standard deviation {std[output]:.4g}; "
         "training starts near mean 0 and standard deviation 1 and may not reach them: take "
-        'Gaussian(standardise=True), or training="auto", which does',
-        DubitoWarning,
-        stacklevel=7,
+        'Gaussian(standardise=True), or training="auto", which does'
     )

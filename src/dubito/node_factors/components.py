@@ -1,6 +1,5 @@
 """The loss of a mixture: every component sees every row, with factors of its own."""
 
-import warnings
 from dataclasses import dataclass
 from math import log
 from typing import Any
@@ -10,7 +9,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..devices import on_host
-from ..errors import DubitoWarning
+from ..errors import warn
 from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
 from ..layers.declared import bias_names
@@ -68,12 +67,10 @@ class ComponentObjective(NodeObjective):
             remedy = (
                 f", or leave these weights without factors: {self.draft.shared}" if self.draft.shared else ""
             )
-            warnings.warn(
+            warn(
                 f"batch norm ({norms[0]!r}) normalises each component by itself while they train one after the other, "
                 "but all by the same running statistics afterwards: predictions may be far off; take "
-                f"arrangement='tile', or put batch norm into evaluation mode{remedy}",
-                DubitoWarning,
-                stacklevel=2,
+                f"arrangement='tile', or put batch norm into evaluation mode{remedy}"
             )
 
     def tiles(self, batch: Batch) -> bool:

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import nn
 
 from .. import seeds
-from ..errors import ConfigError, DataError, DubitoWarning
+from ..errors import ConfigError, DataError, warn
 from ..fitting import Prepared, prepare, require_agreement, undisturbed
 from ..hints import checked
 from ..inference.map import MAP
@@ -113,11 +112,9 @@ def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:
     count = max(1, round(auto.held_out * rows))
     order = torch.randperm(rows, generator=seeds.generator(prepared.seed, "validation rows"))
     held, rest = order[:count].sort().values, order[count:].sort().values
-    warnings.warn(
+    warn(
         f"no validation rows were given: {count:,} of {rows:,} training rows are kept back to steer the fit; pass "
-        "validation= to choose them",
-        DubitoWarning,
-        stacklevel=5,
+        "validation= to choose them"
     )
     return replace(
         prepared,

@@ -2,12 +2,11 @@
 
 import dataclasses
 import json
-import warnings
 from collections.abc import Mapping
 from numbers import Integral, Real
 from typing import Any
 
-from ..errors import DubitoWarning, StorageError
+from ..errors import StorageError, warn
 
 
 def encode(value: Any) -> Any:
@@ -59,10 +58,8 @@ def plain(states: Mapping[str, Any]) -> dict[str, Any]:
         else:
             others.append(f"{name or 'the network'} ({type(state).__name__})")
     if others:
-        warnings.warn(
+        warn(
             f"not stored: the extra state of {', '.join(others)}, which is not plain JSON; the network given to "
-            "dubito.load must bring it",
-            DubitoWarning,
-            stacklevel=4,
+            "dubito.load must bring it"
         )
     return plain_states

@@ -3,7 +3,6 @@
 import math
 import statistics
 import time
-import warnings
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..devices import HostCopy
-from ..errors import ConfigError, DataError, DubitoWarning, Interrupted, NetworkError, TrainingError
+from ..errors import ConfigError, DataError, Interrupted, NetworkError, TrainingError, warn
 from ..fitting import Run
 from ..inputs import Batch, TensorOptions, map_tensors
 from ..layers.shell import seeded
@@ -94,11 +93,9 @@ class Loop:
         """
         network, title = self.objective.draft.network, type(self.objective.draft.method).__name__
         if self.training.compile and self.objective.asks:
-            warnings.warn(
+            warn(
                 f"compile=True has no effect on {title} with these settings, since its noise meets layers in Python; "
-                "leave it out",
-                DubitoWarning,
-                stacklevel=2,
+                "leave it out"
             )
         with prepared(network, self.training, compiled=self.training.compile and not self.objective.asks):
             if self.run.checkpoint is not None:
@@ -325,11 +322,9 @@ class Loop:
         usual = statistics.median(self.norms) if len(self.norms) >= 5 else None
         if usual and norm > EXPLOSION * usual and not self.warned and self.processes.first:
             self.warned = True
-            warnings.warn(
+            warn(
                 f"the gradient's norm at step {step} is {norm:.3g}, usually {usual:.3g}: noise with heavy tails "
-                "trains to chance without a NaN; clip it with Training(clip_norm=...) or bound the noise",
-                DubitoWarning,
-                stacklevel=9,
+                "trains to chance without a NaN; clip it with Training(clip_norm=...) or bound the noise"
             )
         self.norms = [*self.norms[-63:], norm]
 

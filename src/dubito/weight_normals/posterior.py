@@ -183,7 +183,7 @@ class NormalPosterior(BlockPosterior):
         require_positive(floor=floor)
         weights = self.weights()
         random_weights = {name: weights[name] for name in self.random}
-        ranks = tied_ranks(random_weights, subset, rank, self.network, stacklevel=4)
+        ranks = tied_ranks(random_weights, subset, rank, self.network)
         factors = {name: truncate(self._stored(name).std.flatten(1), k) for name, k in ranks.items()}
         tensors = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}

@@ -1,14 +1,13 @@
 """Which weights have tied standard deviations, and how their factors start."""
 
 import math
-import warnings
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from .. import seeds
-from ..errors import ConfigError, DubitoWarning, unknown_name
+from ..errors import ConfigError, unknown_name, warn
 from ..networks import Subset, parameters_of
 
 
@@ -18,7 +17,7 @@ def matrix_shape(weight: Tensor) -> tuple[int, int]:
 
 
 def tied_ranks(
-    weights: Mapping[str, Tensor], subset: Subset, rank: int, network: nn.Module, *, stacklevel: int
+    weights: Mapping[str, Tensor], subset: Subset, rank: int, network: nn.Module
 ) -> dict[str, int]:
     """The rank of the standard deviations of each weight that is tied.
 
@@ -28,7 +27,6 @@ def tied_ranks(
             whose both sides exceed `rank`.
         rank: k; a matrix with a shorter side gets that side instead, with a warning.
         network: that has them.
-        stacklevel: how far above the user's call is.
     """
     if subset is None:
         return {name: rank for name, weight in weights.items() if min(matrix_shape(weight)) > rank}
@@ -51,11 +49,9 @@ def tied_ranks(
         if name in wanted:
             limit = min(matrix_shape(weight))
             if rank > limit:
-                warnings.warn(
+                warn(
                     f"{name} of shape {tuple(weight.shape)} is a matrix of rank {limit} at most: its standard "
-                    f"deviations get rank {limit} instead of {rank}",
-                    DubitoWarning,
-                    stacklevel=stacklevel + 1,
+                    f"deviations get rank {limit} instead of {rank}"
                 )
             ranks[name] = min(rank, limit)
     if not ranks:

@@ -1,6 +1,5 @@
 """What BALI finds in a network: the layers it can treat, which of them is last, and what is left as points."""
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from ... import seeds
 from ...curvature import Block, Cover, cover
-from ...errors import ConfigError, DubitoWarning, NetworkError
+from ...errors import ConfigError, NetworkError, warn
 from ...inputs import Inputs
 from ...layers import Layout, reasons, survey
 from ...networks import Subset, require_full, resolve, trainable
@@ -69,11 +68,9 @@ def find_layers(network: nn.Module, inputs: Inputs, subset: Subset) -> Topology:
     }
     if any(name in names for name in points):
         why = "; ".join(f"{name}: {reason}" for name, reason in points.items() if name in names)
-        warnings.warn(
+        warn(
             f"BALI treats layers that multiply by a weight; these parameters are points, trained by the "
-            f"optimiser at Training(lr=...): {why}; name what to treat with subset= to say so",
-            DubitoWarning,
-            stacklevel=4,
+            f"optimiser at Training(lr=...): {why}; name what to treat with subset= to say so"
         )
     reading = frozenset(
         name

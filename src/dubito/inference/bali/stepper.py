@@ -1,6 +1,5 @@
 """BALI's update rule: a forward and a backward pass, sums of products, and every layer's regression anew."""
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ... import seeds
-from ...errors import ConfigError, DubitoWarning
+from ...errors import ConfigError, warn
 from ...inputs import Batch, TensorOptions, call, rows_of
 from ...layers import Dense
 from ...layers.passes import asking
@@ -217,11 +216,9 @@ class LayerwiseStepper(Stepper):
         counts = {name: count for name, count in totals.items() if count}
         if counts:
             listed = ", ".join(f"{name} {count} times" for name, count in counts.items())
-            warnings.warn(
+            warn(
                 f"factorisations needed a jitter on the diagonal: {listed}; raise hidden_floor or output_floor, "
-                "take a larger batch_size, or use double precision",
-                DubitoWarning,
-                stacklevel=5,
+                "take a larger batch_size, or use double precision"
             )
         return counts
 

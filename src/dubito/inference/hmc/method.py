@@ -1,13 +1,12 @@
 """HMC as a method: chains from draws of the prior, compared by what they answer."""
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ...errors import ConfigError, DubitoWarning, require_count, require_fraction, require_positive
+from ...errors import ConfigError, require_count, require_fraction, require_positive, warn
 from ...fitting import Prepared
 from ...method import Method
 from ...priors import PriorStd, check_prior_std
@@ -73,11 +72,7 @@ class HMC(Method):
         )
         complaints = posterior.complaints()
         if complaints:
-            warnings.warn(
-                f"the chains have not converged: {'; '.join(complaints)}; reference() will refuse them",
-                DubitoWarning,
-                stacklevel=4,
-            )
+            warn(f"the chains have not converged: {'; '.join(complaints)}; reference() will refuse them")
         return posterior
 
     def _posterior(

@@ -2,7 +2,6 @@
 
 import copy
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ...distributions.linalg import float64_device
-from ...errors import DubitoWarning
+from ...errors import warn
 from ...likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from ...likelihoods.moments import per_output
 from ...networks import run
@@ -54,12 +53,10 @@ class DataFit:
     def warn_if_constant(self) -> None:
         """Warn if the network is no better than a constant."""
         if self.log_likelihood - self.constant <= 1e-6 * self.rows:  # the constant itself, but for rounding
-            warnings.warn(
+            warn(
                 "the network is no better than a constant: the log-likelihood of a row is "
                 f"{self.log_likelihood / self.rows:.4g}, and {self.constant / self.rows:.4g} without looking at the "
-                "inputs; Laplace stands around a trained network: train it longer, or give training=Training(...)",
-                DubitoWarning,
-                stacklevel=4,
+                "inputs; Laplace stands around a trained network: train it longer, or give training=Training(...)"
             )
 
 

@@ -1,6 +1,5 @@
 """Laplace: a Gaussian around a trained network, as wide as the loss around it is flat."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -9,7 +8,7 @@ from torch import nn
 
 from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
-from ...errors import DubitoWarning, NetworkError, require_count, require_positive
+from ...errors import NetworkError, require_count, require_positive, warn
 from ...fitting import Prepared, answered, probe
 from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, take
@@ -186,10 +185,8 @@ class Laplace(Method):
         blocks, left_out = covered.blocks.values(), covered.left_out
         if left_out:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-            warnings.warn(
-                f"these parameters stay point estimates: {reasons}; name what to cover with subset= to say so",
-                DubitoWarning,
-                stacklevel=4,
+            warn(
+                f"these parameters stay point estimates: {reasons}; name what to cover with subset= to say so"
             )
         rank = self.structure.rank if isinstance(self.structure, INF) else None
         if rank is None or isinstance(rank, float):
@@ -197,12 +194,10 @@ class Laplace(Method):
         small = {block.name: block.rows * block.columns for block in blocks if block.kronecker}
         small = {name: size for name, size in small.items() if size < rank}
         if small:
-            warnings.warn(
+            warn(
                 f"rank {rank} is more than these layers have and is reduced there: "
                 f"{', '.join(f'{name} to {size}' for name, size in small.items())}; a fraction, such as "
-                "INF(rank=0.1), fits layers of every size",
-                DubitoWarning,
-                stacklevel=4,
+                "INF(rank=0.1), fits layers of every size"
             )
 
 

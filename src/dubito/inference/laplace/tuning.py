@@ -6,7 +6,6 @@ data: in both τ and the data scale there is no maximum.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...curvature import Empirical
 from ...distributions import StructuredNormal
 from ...distributions.structured import total
-from ...errors import ConfigError, DubitoWarning
+from ...errors import ConfigError, warn
 
 if TYPE_CHECKING:
     from .posterior import LaplacePosterior
@@ -125,12 +124,10 @@ def best_precisions(evidence: Evidence, start: Mapping[str, float], *, per_layer
     ends = [name for name in names if not LOWEST * 1.01 < precisions[name] < HIGHEST / 1.01]
     if ends:
         where = ", ".join(ends) if per_layer else "all layers"
-        warnings.warn(
+        warn(
             f"the marginal likelihood has no maximum in the prior precision of {where}, which stays at "
             f"{precisions[ends[0]]:g}: the data say nothing about these weights, or all of them are 0; leave them out "
-            "with subset= or give prior_precision=",
-            DubitoWarning,
-            stacklevel=5,
+            "with subset= or give prior_precision="
         )
     return precisions
 

@@ -1,7 +1,6 @@
 """What validation rows choose by linearised predictions: the prior precision in a fit, the data scale in `tuned`."""
 
 import math
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from ...distributions import SparseInformationNormal, StructuredNormal
 from ...distributions.structured import total
-from ...errors import DataError, DubitoWarning
+from ...errors import DataError, warn
 from ...fitting import checked_rows, read_batches
 from ...inputs import Batch
 from ...posterior import MAX_ROWS
@@ -68,12 +67,10 @@ def chosen_precision(posterior: "LaplacePosterior", validation: Source, seed: in
     share = 0.0 if taken is None else record["shares"][record["grid"].index(taken)]
     record |= {"taken": taken or HIGHEST, "share": share, "no_uncertainty": share < LEAST_SHARE}
     if taken is None:
-        warnings.warn(
+        warn(
             f"every prior precision from {grid[0]:.3g} to {grid[-1]:.3g} costs the {record['rows']} validation rows "
             f"more than {margin:g} nats a row against the network itself, so that its weights get no uncertainty; give "
-            "more validation rows, subset=last_layer or prior_precision=",
-            DubitoWarning,
-            stacklevel=5,
+            "more validation rows, subset=last_layer or prior_precision="
         )
     return {"prior_precision": record["taken"], "precision_choice": record}
 
@@ -163,13 +160,11 @@ def best_scale(
             nll[index] -= float(total(predictive(judge, outputs, covariance).log_prob(batch.targets)))
     *scores, present = nll
     if present < min(scores):
-        warnings.warn(
+        warn(
             f"the validation rows speak against the prior precision of the marginal likelihood: their negative "
             f"log-likelihood is {min(scores) / rows:.4g} a row at the best data scale, and {present / rows:.4g} "
             "without tuning; of a network that fits its data too well it asks too wide a prior, and tuned(prior=False, "
-            "validation=...) keeps the present one",
-            DubitoWarning,
-            stacklevel=4,
+            "validation=...) keeps the present one"
         )
     return candidates[scores.index(min(scores))].data_scale
 
