@@ -150,6 +150,6 @@ class Results:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, text)
-        except OSError as error:
+        except (OSError, StorageError) as error:
             raise StorageError(f"cannot write {path}: {error}; choose a folder with --results") from error
         return path

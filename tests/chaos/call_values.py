@@ -17,7 +17,14 @@ import dubito
 from dubito import Categorical, DubitoWarning, Gaussian, Training, active, calibration, optim, shifts
 from dubito.data import Data, Part, Scaling
 from dubito.metrics import Over
-from dubito.prediction import BernoulliPrediction, CategoricalPrediction, RealPrediction
+from dubito.prediction import (
+    BernoulliPrediction,
+    CategoricalPrediction,
+    CountPrediction,
+    OutputPrediction,
+    RealPrediction,
+    StudentTPrediction,
+)
 
 ROWS = 12
 QUICK = Training(epochs=1, batch_size=6)
@@ -59,6 +66,13 @@ def yes_or_no() -> BernoulliPrediction:
 
 def reals() -> RealPrediction:
     return RealPrediction(numbers(4, ROWS, 1, seed=7), torch.full((4, 1, 1), 0.25))
+
+
+class OwnLaw(dubito.OwnLikelihood):
+    """Squared errors."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return -(outputs - targets).square().sum(1)
 
 
 @cache
@@ -293,6 +307,7 @@ VALUES |= {
     "Recipe.warm": False,
     "recipe.pilot": lambda: dubito.protocol.Pilot(prior_std=None, best_step=3, rows=ROWS, real=False),
     "pilot_of.point": pilot,
+    "from_networks.networks": lambda: [nn.Linear(4, 3), nn.Linear(4, 3)],
     "save.path": str(FOLDER / "other.safetensors"),
     "quantile.q": 0.3,
     "rescaled.shift": 1.0,
@@ -352,6 +367,13 @@ INSTANCES: dict[type, Any] = {
     CategoricalPrediction: classes,
     BernoulliPrediction: yes_or_no,
     RealPrediction: reals,
+    CountPrediction: lambda: CountPrediction(
+        REALS.abs().expand(4, ROWS, 1) + 1, REALS.abs().expand(4, ROWS, 1) + 1
+    ),
+    StudentTPrediction: lambda: StudentTPrediction(
+        numbers(4, ROWS, 1, seed=7), torch.full((4, 1, 1), 0.25), df=torch.full((1, 1, 1), 5.0)
+    ),
+    OutputPrediction: lambda: OutputPrediction(numbers(4, ROWS, 1, seed=7), OwnLaw()),
     active.Curve: curve,
     calibration.Abstention: lambda: calibration.Abstention(threshold=0.5, coverage=0.5, risk=0.1, bound=0.2),
     shifts.CorruptionResults: results,

@@ -43,6 +43,10 @@ SECONDS = 30
 #: What the library calls on classes of its own, with values it made: the protocol between rooms, not the user's.
 CONTRACTS = (
     "*.draw",
+    "*.component_*",
+    "CountPrediction.rescaled",  # refused: counts have no other units
+    "*.tails",
+    "*.closed_form",
     "*.draws",
     "*.drawer",
     "*.holds",
@@ -130,7 +134,13 @@ CONTRACTS = (
     "*.two_sided",
 )
 #: Calls that cost minutes or need files of the network.
-COSTLY = ("dubito.compare.compare", "dubito.shifts.ood_pair", "dubito.data.load", "dubito.protocol.fit")
+COSTLY = (
+    "dubito.compare.compare",
+    "dubito.shifts.ood_pair",
+    "dubito.data.load",
+    "dubito.protocol.fit",
+    "*.export",
+)
 
 #: Cases that are taken though the value is not what the hint says, and why.
 ACCEPTED = {

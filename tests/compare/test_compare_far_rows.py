@@ -1,7 +1,5 @@
 """Rows far from the data: what mutual information misses and the variance of logits finds, by real fits."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +9,7 @@ from torch import nn
 from dubito import KFAC, MAP, SWAG, Categorical, DeepEnsemble, Laplace, MeanField, Rank1, Training
 from dubito.compare import Settings, compare
 from dubito.compare.evidence import unlike, usual_epistemic
+from dubito.compare.folder import Folder
 from dubito.compare.predict import predict
 from dubito.compare.task import make_task
 from dubito.shifts import detection
@@ -110,9 +109,9 @@ def test_saved_posteriors_flag_far_rows_and_read_earlier_folders(tmp_path) -> No
     assert alone.num_unlike == 0 and alone.note is not None and "no epistemic uncertainty" in alone.note
     assert set(alone.columns["function_variance"]) == {0.0}
 
-    stored = tmp_path / "deep-ensemble.json"
-    content = json.loads(stored.read_text())
+    folder = Folder(tmp_path)
+    content = folder.read("deep-ensemble")
     del content["evidence"]["usual_function_variance"]  # as folders of earlier versions are
-    stored.write_text(json.dumps(content))
+    folder.write("deep-ensemble", content)
     earlier = predict(path, tmp_path / "far.npz")
     assert earlier.note is None and earlier.num_unlike < flagged.num_unlike

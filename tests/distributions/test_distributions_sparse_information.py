@@ -196,7 +196,7 @@ def test_beyond_float64_is_an_error_and_not_a_number(fisher_layer):
     ("change", "message"),
     [
         ({"guard": "clam"}, "unknown guard 'clam', did you mean 'clamp'"),
-        ({"guard": None}, "guard must be one of 'congruence', 'clamp', got None"),
+        ({"guard": None}, "unknown guard None"),
         ({"eigenvalues": torch.ones(3, 1)}, r"g x a with g from 1 to 2 and a to 3, got \(3, 1\)"),
         ({"eigenvalues": torch.ones(2)}, "eigenvalues must be g x a"),
         ({"output_vectors": torch.eye(2)}, r"output_vectors must have shape \(2, 1\)"),
@@ -205,7 +205,7 @@ def test_beyond_float64_is_an_error_and_not_a_number(fisher_layer):
         ({"diagonal": torch.full((2, 3), -1.0)}, "diagonal must not be negative"),
         ({"prior_precision": torch.ones(3, 2)}, r"prior_precision must have shape \(2, 3\)"),
         ({"prior_precision": torch.zeros(2, 3)}, "prior_precision must be finite and above 0"),
-        ({"prior_precision": math.nan}, "prior_precision must be a number"),
+        ({"prior_precision": math.nan}, "prior_precision must be a finite number above 0"),
     ],
 )
 def test_bad_arguments_are_named(change, message):

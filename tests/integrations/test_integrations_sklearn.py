@@ -304,7 +304,7 @@ def test_ordinary_use_warns_of_nothing(tmp_path):
         ({"num_samples": 0}, ConfigError, "num_samples"),
         ({"validation_fraction": 1.5}, ConfigError, "validation_fraction"),
         ({"activation": "relus"}, UnknownNameError, "did you mean 'relu'"),
-        ({"hidden_layer_sizes": 8}, ConfigError, "widths"),
+        ({"hidden_layer_sizes": 8}, ConfigError, "hidden must be a list"),
         ({"training": "long"}, ConfigError, "training must be"),
     ],
 )

@@ -253,7 +253,7 @@ def test_weights_start_by_he(name: str, arguments: dict) -> None:
     ("call", "words"),
     [
         (lambda: models.mlp(0), "in_features must be a whole number"),
-        (lambda: models.mlp(4, 5), "hidden must be a sequence"),
+        (lambda: models.mlp(4, 5), "hidden must be a list"),
         (lambda: models.mlp(4, (5, 0)), r"hidden\[1\] must be a whole number"),
         (lambda: models.mlp(4, num_classes=0), "num_classes must be"),
         (lambda: models.mlp(4, seed=0.5), "seed must be a whole number"),
@@ -261,7 +261,7 @@ def test_weights_start_by_he(name: str, arguments: dict) -> None:
         (lambda: models.lenet(image_size=8, same_padding=False), "raise image_size"),
         (lambda: models.lenet(channels=()), "channels must be a sequence of at least 1"),
         (lambda: models.vgg(()), "stages must be a sequence"),
-        (lambda: models.vgg((64, 128)), r"stages\[0\] must be a sequence"),
+        (lambda: models.vgg((64, 128)), r"stages must be a list"),
         (lambda: models.wide_resnet(28, 0), "width must be"),
         (lambda: models.wide_resnet(4, 1), "6n \\+ 4"),
         (lambda: models.wide_resnet(27, 1), "got 27"),

@@ -392,9 +392,9 @@ MUTANTS = (
         "draws use the noise of another component",
     ),
     mutant(
-        "likelihoods/gaussian.py",
-        "return log_prob - self.scale.log().expand(outputs.shape[1:]).sum()",
-        "return log_prob - self.scale.log().sum()",
+        "likelihoods/noise.py",
+        "log_prob - self.scale.log().expand(row).sum()",
+        "log_prob - self.scale.log().sum()",
         "contract/test_standardised.py::test_positions_share_the_units_of_their_output",
         "the density of standardised targets counts one position of each output",
     ),

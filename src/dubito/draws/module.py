@@ -9,12 +9,14 @@ from torch import Tensor, nn
 from ..errors import NetworkError
 from ..inputs import Inputs, call
 from ..likelihoods import BuiltLikelihood
-from ..prediction import ClassPrediction, Prediction, RealPrediction
+from ..prediction import ClassPrediction, MixturePrediction, OutputPrediction, Prediction, RealPrediction
 from .base import Draws
 
 #: What the module answers, by the kind of prediction.
 CLASSES = ("probs", "total", "aleatoric", "epistemic", "function_variance")
 LEVEL = 0.95
+#: Steps of the search for quantiles of counts, and of Student's t.
+MIXTURE_STEPS = 40
 REALS = ("mean", "std", "aleatoric_std", "epistemic_std")
 
 
@@ -62,11 +64,16 @@ def answers(prediction: Prediction) -> dict[str, Tensor]:
     """What a prediction says, by name."""
     if isinstance(prediction, ClassPrediction):
         return _named(prediction, CLASSES)
+    if isinstance(prediction, OutputPrediction):
+        return _named(prediction, prediction.columns)
     assert isinstance(prediction, RealPrediction)
     # As `prediction.interval()`, but with steps that no number of a device decides: eight beyond the dtype's bits.
     steps = (
         8 - math.ceil(math.log2(torch.finfo(prediction.means.dtype).eps)) if len(prediction.means) > 1 else 0
     )
+    if isinstance(prediction, MixturePrediction):
+        lower, upper = (prediction.tail((1 - LEVEL) / 2, sign=sign, steps=MIXTURE_STEPS) for sign in (1, -1))
+        return {**_named(prediction, REALS), "lower": lower, "upper": upper}
     # The upper tail of y is the lower one of −y: both as rows of one search, which halves what is traced.
     unit = prediction.means.new_ones(())
     both = type(prediction).cat([prediction, prediction.mapped(0 * unit, -unit)])

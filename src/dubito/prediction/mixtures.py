@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError
+from ..hints import checked
 from .base import Prediction, rows_on
 from .formulas import aligned, log_mean_exp, sum_events, with_rows
 from .real import RealPrediction
@@ -45,6 +46,7 @@ class MixturePrediction(RealPrediction):
         below, above = self.component_tails(values.unsqueeze(axis))
         return below.mean(axis), above.mean(axis)
 
+    @checked
     def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         """Joint log-density of a row's outputs under the exact mixture, [B]."""
         return log_mean_exp(sum_events(self.component_log_prob(aligned(targets, self.means[0])), 2))
@@ -62,6 +64,7 @@ class MixturePrediction(RealPrediction):
         below, above = self.tails(values)
         return torch.where(torch.as_tensor(sign, device=values.device) > 0, below < tail, above > tail)
 
+    @checked
     def crps(self, targets: Tensor) -> Tensor:
         """Continuous ranked probability score ∫ (F(z) − [y ≤ z])² dz of each row, averaged over outputs, [B]."""
         values = aligned(targets, self.means[0])
@@ -199,7 +202,7 @@ class CountPrediction(MixturePrediction):
             score = score + size * torch.where(value < targets, below, above).square()
         return score
 
-    def mapped(self, shift: Tensor, scale: Tensor) -> Self:
+    def rescaled(self, shift: Any, scale: Any) -> Self:
         raise ConfigError("counts have no other units; rescale the rates of your network instead")
 
 
@@ -230,6 +233,7 @@ class OutputPrediction(Prediction):
         """Standard deviation over draws of what the likelihood predicts."""
         return self.likelihood.mean(self.outputs).std(0, unbiased=False)
 
+    @checked
     def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         values = torch.as_tensor(targets)
         return log_mean_exp(torch.stack([self.likelihood.log_prob(draw, values) for draw in self.outputs]))

@@ -148,6 +148,7 @@ class RealPrediction(Prediction):
         require_fraction(zero=False, level=level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
+    @checked
     def crps(self, targets: Tensor) -> Tensor:
         """Exact continuous ranked probability score of each row's mixture, averaged over outputs, [B]."""
         from ..metrics import crps_mixture_per_example  # a dozen modules that predictions do without

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...errors import TrainingError
 from ...posterior import Details, Posterior, ShapeRule
-from ...storage.schema import Count, Size
+from ...storage.schema import Count, Recorded, Size
 
 #: Chains agree where R-hat is at most the first and together are worth at least the second in independent draws.
 MOST_R_HAT, LEAST_DRAWS = 1.05, 100.0
@@ -21,8 +21,8 @@ class HMCDetails(Details):
 
     draws: Size
     chains: Size
-    r_hat: float | None
-    effective_sample_size: float | None
+    r_hat: Recorded | None
+    effective_sample_size: Recorded | None
     divergent: Count
 
 

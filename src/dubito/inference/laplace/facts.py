@@ -43,4 +43,4 @@ class LaplaceDetails(Details):
     log_likelihood: float
     squared_errors: NotRequired[float | None]
     num_values: NotRequired[float | None]
-    precision_choice: NotRequired[PrecisionChoice]
+    precision_choice: NotRequired[PrecisionChoice | None]
