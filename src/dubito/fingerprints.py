@@ -1,4 +1,4 @@
-"""Modules, samplers and functions as plain values, so that two runs can be told apart without opening either."""
+"""Modules, samplers and functions as plain values, so that two runs can be compared without opening either."""
 
 import functools
 import hashlib

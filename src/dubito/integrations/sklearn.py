@@ -293,7 +293,7 @@ def training_for(rows: int) -> AutoTraining:
     """The protocol for a table of so many rows.
 
     A small one has fewer steps at a higher rate, and one prior, which its few validation rows could not choose: on 30
-    to 250 rows of diabetes, breast cancer and Friedman's function likelihoods are as good as after 2,000 steps.
+    to 250 rows of diabetes, breast cancer and Friedman's function likelihoods were like those after 2,000 steps.
     """
     if rows >= SMALL:
         return Training.auto()
