@@ -15,7 +15,7 @@ from dubito.compare import Settings, compare
 from dubito.compare.folder import Folder
 from dubito.compare.network import Network
 from dubito.compare.new_rows import RowReader
-from dubito.compare.predict import _check_words, predict
+from dubito.compare.predict import _check_words, predict, saved
 from dubito.compare.task import make_task
 from dubito.data import Scaling
 from dubito.report import write_page
@@ -272,3 +272,20 @@ def test_what_cannot_be_read_is_named(houses, tmp_path):
     np.savez(tmp_path / "new.npz", x=np.zeros((2, 2, 2)))
     with pytest.raises(DataError, match=r"must hold one array of inputs \[N, 3\]"):
         predict(path, tmp_path / "new.npz")
+
+
+def test_a_posterior_is_exported_with_the_scaling_of_the_table_inside(houses, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    folder, _, _ = houses
+    posterior, graph = folder / "out" / "mc-dropout.safetensors", tmp_path / "houses.onnx"
+    assert main(["export", str(posterior), str(graph)]) == 0
+    rows = folder / "prices.csv"
+    reader = saved(posterior)[0]["reader"]
+    raw = reader.scaling.undo(reader.read(rows)[0].double()).numpy()  # in the table's own units
+    session = onnxruntime.InferenceSession(graph)
+    mean, std = session.run(["mean", "std"], {session.get_inputs()[0].name: raw[:7]})
+    columns = predict(posterior, rows).columns
+    for answer, name in ((mean, "mean"), (std, "std")):
+        np.testing.assert_allclose(answer.ravel(), columns[name][:7], rtol=1e-4)
+    described = json.loads(graph.with_suffix(".json").read_text())
+    assert described["target"] == "price" and "area" in json.dumps(described["inputs"])
