@@ -4,7 +4,10 @@ import pytest
 
 pytest.importorskip("expecttest")
 
-from .module_db import PAGE, REFUSED, VERSION, page, tried, with_parameters
+from tests.layers.module_db import PAGE, REFUSED, VERSION, page, tried, with_parameters
+
+#: What PyTorch says of its own examples.
+pytestmark = pytest.mark.filterwarnings("ignore:enable_nested_tensor:UserWarning")
 
 
 def test_the_page_is_what_the_methods_do():
