@@ -225,3 +225,27 @@ def test_settings_are_checked() -> None:
         NoisyKFAC(initial_std=0.0)
     with pytest.raises(ConfigError, match='precision="full"'):
         Vadam().fit(net(), table(), Gaussian(), training=Training(iterations=1, precision="bf16"))
+
+
+def test_a_noisy_kfac_run_that_was_killed_before_its_first_step_goes_on(tmp_path, monkeypatch):
+    """The first checkpoint is written before any step, and knows no Kronecker factors yet."""
+    from dubito.training import checkpoint
+
+    saved = checkpoint.save
+
+    def killed(*args):
+        saved(*args)
+        raise RuntimeError("killed")
+
+    inputs = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Linear(5, 2))
+    call = {"data": (inputs, (inputs[:, 0] > 0).long()), "likelihood": dubito.Categorical()}
+    call["training"] = dubito.Training(epochs=1, batch_size=10)
+    whole = dubito.NoisyKFAC().fit(net, **call)
+    monkeypatch.setattr(checkpoint, "save", killed)
+    with pytest.raises(RuntimeError, match="killed"):
+        dubito.NoisyKFAC().fit(net, **call, checkpoint=tmp_path / "c")
+    monkeypatch.setattr(checkpoint, "save", saved)
+    again = dubito.NoisyKFAC().fit(net, **call, checkpoint=tmp_path / "c")
+    assert all(torch.equal(again.stored()[name], tensor) for name, tensor in whole.stored().items())

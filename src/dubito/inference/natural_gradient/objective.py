@@ -203,12 +203,13 @@ class NaturalStepper(Stepper):
             check_forms(tensors, forms, where)
             conform(slots.get("step", 1), Size, f"{where}: the step")
             if name in factored:
-                bias = factored[name]
-                if {*slots} != {*SIDES, "bias", "turned"} or slots["bias"] != (
-                    -1 if bias is None else places[bias]
-                ):
+                bias, begun = factored[name], any(was.get("draws") for was in stored)
+                needed = (
+                    {*SIDES, "bias", "turned"} if begun else {"bias"}
+                )  # a run that has made no step has no factors
+                if {*slots} != needed or slots["bias"] != (-1 if bias is None else places[bias]):
                     raise StorageError(f"{where} does not fit its Kronecker factors")
-                conform(slots["turned"], bool, where)
+                conform(slots.get("turned", False), bool, where)
             else:
                 plain.add(frozenset(slots))
         if len(plain) > 1:
