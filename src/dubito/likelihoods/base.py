@@ -123,6 +123,11 @@ def _stacked(draws: list[Tensor]) -> Tensor:
     return draws[0].unsqueeze(0) if len(draws) == 1 else torch.stack(draws)
 
 
+def stacked(draws: Iterable[Tensor]) -> Tensor:
+    """Outputs of all draws, [S, B, ...], in at least single precision."""
+    return at_least_float(draws if isinstance(draws, Tensor) else torch.stack([*draws]))
+
+
 def at_least_float(outputs: Tensor) -> Tensor:
     """Outputs in at least single precision, in which probabilities are computed."""
     return outputs.float() if outputs.dtype in (torch.float16, torch.bfloat16) else outputs

@@ -4,14 +4,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..devices import on_host
 from ..errors import ConfigError, DataError, NetworkError
 from ..inputs import RowNumbers, row_number
 from ..prediction import CountPrediction, aligned, count_log_prob, sum_events
-from .base import BuiltLikelihood, Likelihood, at_least_float, real_outputs
+from .base import BuiltLikelihood, Likelihood, at_least_float, real_outputs, stacked
 from .noise import NoiseNumbers, checked_numbers, noise_shape, started, tails_of
 
 
@@ -95,7 +94,7 @@ class CountLikelihood(NoiseNumbers):
         return information.sqrt().reshape(len(outputs), -1).diag_embed()
 
     def predictive(self, draws: Iterable[Tensor]) -> CountPrediction:
-        return self._mixture(at_least_float(draws if isinstance(draws, Tensor) else torch.stack([*draws])))
+        return self._mixture(stacked(draws))
 
     def _mixture(self, outputs: Tensor, draw: int = 0) -> CountPrediction:
         """From outputs [S, B, ...] of draws from number `draw` on."""

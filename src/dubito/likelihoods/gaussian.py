@@ -17,7 +17,7 @@ from ..prediction import (
     normal_log_prob,
     sum_events,
 )
-from .base import BuiltLikelihood, Likelihood, at_least_float, real_outputs
+from .base import BuiltLikelihood, Likelihood, real_outputs, stacked
 from .moments import per_output, warn_if_far
 from .noise import RealLikelihood, checked_numbers, inverse_softplus, noise_shape, units_of
 
@@ -209,8 +209,7 @@ class GaussianLikelihood(RealLikelihood):
 
     def predictive(self, draws: Iterable[Tensor], mean_covariances: Tensor | None = None) -> RealPrediction:
         """The prediction, in the targets' units; `mean_covariances` [S, B, E, E] are of outputs not drawn but known."""
-        means = draws if isinstance(draws, Tensor) else torch.stack([*draws])
-        means = at_least_float(means)
+        means = stacked(draws)
         components = range(min(self.num_components, len(means)))
         times = -(-len(means) // len(components))
 

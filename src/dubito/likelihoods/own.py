@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..inputs import RowNumbers
 from ..prediction import OutputPrediction
-from .base import BuiltLikelihood, Likelihood, at_least_float, real_outputs
+from .base import BuiltLikelihood, Likelihood, real_outputs, stacked
 
 
 class OwnLikelihood(Likelihood):
@@ -92,5 +92,5 @@ class OwnBuiltLikelihood(BuiltLikelihood):
         return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
 
     def predictive(self, draws: Iterable[Tensor]) -> OutputPrediction:
-        outputs = at_least_float(draws if isinstance(draws, Tensor) else torch.stack([*draws]))
+        outputs = stacked(draws)
         return OutputPrediction(outputs, self.settings)

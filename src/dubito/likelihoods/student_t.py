@@ -17,7 +17,7 @@ from ..prediction import (
     student_t_log_prob,
     sum_events,
 )
-from .base import Likelihood, at_least_float, real_outputs
+from .base import Likelihood, at_least_float, real_outputs, stacked
 from .moments import per_output, warn_if_far
 from .noise import NoiseNumbers, RealLikelihood, checked_numbers, noise_shape, started, tails_of, units_of
 
@@ -130,7 +130,7 @@ class StudentTLikelihood(NoiseNumbers, RealLikelihood):
         return root.reshape(len(outputs), -1).diag_embed()
 
     def predictive(self, draws: Iterable[Tensor]) -> StudentTPrediction:
-        return self._mixture(at_least_float(draws if isinstance(draws, Tensor) else torch.stack([*draws])))
+        return self._mixture(stacked(draws))
 
     def _mixture(self, means: Tensor, draw: int = 0) -> StudentTPrediction:
         """From outputs [S, B, ...] of draws from number `draw` on."""
@@ -213,9 +213,7 @@ class HeteroscedasticGaussianLikelihood(NoiseNumbers, RealLikelihood):
         return root.reshape(len(outputs), -1).diag_embed()
 
     def predictive(self, draws: Iterable[Tensor]) -> RealPrediction:
-        means, std = self._law(
-            at_least_float(draws if isinstance(draws, Tensor) else torch.stack([*draws])), 2
-        )
+        means, std = self._law(stacked(draws), 2)
         prediction = RealPrediction(means, std.square())
         if self.scale is None or self.location is None:
             return prediction
