@@ -22,7 +22,7 @@ from .victims import METHODS, OTHERS, compare, quiet, reproduce, victim
 
 FORK = multiprocessing.get_context("fork")
 #: Kills of each run at size 1, and the most that one of its trials meets.
-KILLS, MOST = 18, 5
+KILLS, MOST = 20, 5
 #: Kills of a command with workers at size 1, and seconds after which none of these may be left.
 COMMANDS, GONE = 4, 60.0
 
@@ -98,7 +98,7 @@ class Campaign:
             process.kill()
             process.join()
             kills += 1
-        self.ended(folder, kills, "kill")
+        self.ended(folder, kills, "SIGKILL")
         return kills
 
     def ended(self, folder: Path, kills: int, kind: str) -> None:
@@ -114,8 +114,10 @@ class Campaign:
             failure = f"{where} left {left}"
         else:
             failure = None
-        self.report.count("equal bits" if failure is None else "lost", failure)
-        self.report.outcomes[f"{kind} (of a series)"] += max(0, kills - 1)
+        if kills == 0:
+            kind, kills = "early end", 1
+        self.report.outcomes[f"{kind} with equal bits" if failure is None else f"{kind} lost"] += kills
+        self.report.failures += [] if failure is None else [failure]
 
     def terminate(self, folder: Path) -> None:
         """SIGTERM saves: the checkpoint is of the step at which it came, not of the start."""

@@ -5,7 +5,7 @@ from tests.chaos import kills
 
 def test_what_is_killed_is_not_lost():
     report = kills.run(0.01, seed=0)
-    assert report.failures == [] and report.outcomes["equal bits"] >= 2
+    assert report.failures == [] and report.outcomes["SIGKILL with equal bits"] >= 2
 
 
 def test_workers_end_with_their_parent_and_are_replaced():
