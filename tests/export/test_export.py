@@ -194,6 +194,16 @@ def test_files_tell_nothing_of_the_machine(tmp_path: Path) -> None:
     assert not [node for node in model.graph.node if node.metadata_props or node.doc_string]
 
 
+def test_factors_need_no_change_of_form(tmp_path: Path) -> None:
+    """Rows [S·B, n] are read as [S, B, n] from the first layer to the last, with or without factors on a layer."""
+    wide = nn.Sequential(nn.Linear(4, 9), nn.ReLU(), nn.Linear(9, 5), nn.GELU(), nn.Linear(5, 3))
+    posterior = Rank1(components=2).fit(wide, (X, LABELS), Categorical(), training=QUICK)
+    posterior.export(tmp_path / "model.onnx", num_samples=4, seed=3)
+    kinds = [node.op_type for node in onnx.load(tmp_path / "model.onnx").graph.node]
+    assert kinds.count("MatMul") == 3 and not {"Reshape", "Gemm", "Expand"} & set(kinds)
+    compare(tmp_path / "model.onnx", X, lambda few: posterior.predict(few, 4, seed=3))
+
+
 def test_fresh_draws_have_the_posteriors_mean_and_covariance(tmp_path: Path) -> None:
     """One linear layer: outputs are Normal, with mean W x + b and variance Σ σ² x² + σ_b², and independent."""
     x, y = rows(12, 3), rows(12, 2, seed=1)

@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 from ..errors import ConfigError, NetworkError
 from ..inputs import Inputs, named_tensors, take
 from ..storage.whole import whole_file
+from .graph import without_round_trips
 
 #: The operators of a graph for ONNX are those of this version of its default set.
 OPSET = 20
@@ -67,8 +68,8 @@ def call_named(module: nn.Module, inputs: Inputs) -> dict[str, Tensor]:
 
 def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[Inputs], dict[str, Tensor]]]:
     """A graph of ONNX as bytes, and what runs it."""
-    onnx, runtime, optimizer, passes = map(
-        opened, ("onnx", "onnxruntime", "onnxscript.optimizer", "onnx_ir.passes.common")
+    onnx, runtime, optimizer, ir, passes = map(
+        opened, ("onnx", "onnxruntime", "onnxscript.optimizer", "onnx_ir", "onnx_ir.passes.common")
     )
     outputs = list(call_named(program.module(), take(inputs, slice(2))))
     try:
@@ -82,7 +83,10 @@ def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[
     assert converted is not None
     model, names = converted.model, input_names(inputs)
     optimizer.optimize_ir(model, input_size_limit=FOLDED, output_size_limit=FOLDED)
+    without_round_trips(model, ir)
+    passes.RemoveUnusedNodesPass()(model)
     passes.DeduplicateInitializersPass()(model)
+    passes.NameFixPass()(model)
     passes.ClearMetadataAndDocStringPass()(model)
     model.metadata_props.clear()
     renamed = dict(zip((*model.graph.inputs, *model.graph.outputs), (*names, *outputs), strict=True))
