@@ -71,7 +71,7 @@ def test_sets_follow_their_definition():
     scores = (1 - probs[torch.arange(99), labels]).sort().values
     assert torch.equal(lac.sets(prediction), 1 - probs <= scores[89] + 1e-12)  # ⌈100 · 0.9⌉ = 90
     aps = APS(level=0.9, randomised=False).fit(prediction, labels)
-    new, _ = simulated(stream, 40)
+    new, _ = simulated(stream, 1000)
     sets = aps.sets(new)
     for row, own in zip(new.probs, sets, strict=True):
         total, expected = 0.0, set()
@@ -81,8 +81,8 @@ def test_sets_follow_their_definition():
                 expected.add(label)
         assert set(own.nonzero().flatten().tolist()) == expected
     assert sets.any(1).all()
-    # harder rows have larger sets
-    assert torch.corrcoef(torch.stack([sets.sum(1).float(), new.total]))[0, 1] > 0.5
+    # Harder rows have larger sets: how much so depends on the 99 rows (.32 to .62 in twelve draws of them)
+    assert torch.corrcoef(torch.stack([sets.sum(1).float(), new.total]))[0, 1] > 6 / math.sqrt(1000)
     assert torch.equal(
         APS(seed=3).fit(prediction, labels).sets(new), APS(seed=3).fit(prediction, labels).sets(new)
     )
