@@ -27,7 +27,7 @@ class SignalToNoise:
     ratio and are left out; where there are no others all ratios are NaN.
 
     Attributes:
-        paper: E[g²] / Var[g] [k-tied Normal, footnote 3], which is `signal` + 1, a mean over entries. Few whose
+        paper: E[g²] / Var[g] (k-tied Normal, footnote 3), which is `signal` + 1, a mean over entries. Few whose
             gradient hardly varies, such as those of units that are always off, can decide it.
         signal: E[g]² / Var[g], likewise.
         median: that of E[g²] / Var[g] over the entries.
