@@ -1,7 +1,7 @@
 """Every registered method, network and likelihood to ONNX, beside `predict`: python -m tests.export.matrix.
 
-Prints the farthest answer from `predict` (an interval's in standard deviations), and what is refused, in words; the exit
-code is 1 where something else happened. Too long for the tests, which take some of these cases.
+Prints the farthest answer from `predict` (an interval's in standard deviations), and what is refused, in words; the
+exit code is 1 where something else happened. Too long for the tests, which take some of these cases.
 """
 
 import sys
@@ -59,7 +59,9 @@ CASES = [
 def distance(posterior, inputs, path: Path) -> float:
     """The farthest answer of a file from the posterior's, at one row and at five."""
     farthest, closed = 0.0, posterior._linearises(None)
-    predictor = posterior.sampled(4, seed=3).predict if closed else lambda few: posterior.predict(few, 4, seed=3)
+    predictor = (
+        posterior.sampled(4, seed=3).predict if closed else lambda few: posterior.predict(few, 4, seed=3)
+    )
     if closed and posterior.closed_form(inputs) is not None:
         predictor = posterior.predict
     for count in (1, 5):

@@ -18,6 +18,14 @@ from .classification import (
 from .detection import auroc, average_precision, fpr95
 from .diversity import Disagreement, disagreement
 from .intervals import QuantileCalibration, interval_coverage, interval_width, quantile_calibration
+from .reference import (
+    agreement,
+    agreement_per_example,
+    total_variation,
+    total_variation_per_example,
+    wasserstein2,
+    wasserstein2_per_example,
+)
 from .regression import (
     crps_gaussian,
     crps_mixture,
@@ -46,6 +54,8 @@ __all__ = [
     "RejectionCurve",
     "ReliabilityCurve",
     "accuracy",
+    "agreement",
+    "agreement_per_example",
     "aurc",
     "auroc",
     "average_precision",
@@ -75,4 +85,8 @@ __all__ = [
     "rmse",
     "standard_error_over_examples",
     "standard_error_over_runs",
+    "total_variation",
+    "total_variation_per_example",
+    "wasserstein2",
+    "wasserstein2_per_example",
 ]
