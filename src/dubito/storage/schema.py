@@ -56,11 +56,6 @@ def conform(value: Any, hint: Any, where: str) -> None:
         raise StorageError(f"{where} must be {_described(hint)}, got {_shown(value)}")
 
 
-def check_within(value: Any, low: int, high: int, where: str) -> None:
-    """Refuse what is no whole number between two others."""
-    conform(value, Annotated[int, Within(low, high)], where)
-
-
 def _fits(value: Any, hint: Any, where: str) -> bool:
     """Whether a value is of a type; parts of a value that are not raise with a better name of the place."""
     origin, arguments = get_origin(hint), get_args(hint)
