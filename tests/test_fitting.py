@@ -69,7 +69,7 @@ READERS: dict[str, Callable[[Any, Any], Any]] = {
         ((X[:, :3], Y), r"the network cannot read inputs of shape \{'inputs': \(\d+, 3\)\}"),
         ((X, Y[:5]), "inputs and targets must have the same length, got 16 and 5"),
         ((X.new_full((2, 4), torch.nan), Y[:2]), "inputs must be finite, got nan at row 0"),
-        ((X, Y, Y), r"must be a pair \(inputs, targets\), got 3 values"),
+        ((X, Y, Y, Y), r"must be a pair \(inputs, targets\), got 4 values"),
         (5, r"must be a pair \(inputs, targets\), a Dataset or a DataLoader, got int"),
     ],
 )

@@ -199,7 +199,7 @@ def test_a_batch_is_checked_and_moved():
     ("batch", "message"),
     [
         (torch.zeros(3, 2), r"must be a pair \(inputs, targets\), got Tensor; wrap"),
-        ((torch.zeros(3), torch.zeros(3), torch.zeros(3)), "got tuple of length 3"),
+        ((torch.zeros(3), torch.zeros(3), torch.zeros(3), torch.zeros(3)), "got tuple of length 4"),
         ({"x": 1}, "got dict of length 1"),
         ((torch.zeros(3, 2), torch.zeros(4)), "same length, got 3 and 4"),
         ((torch.zeros(3, 2), torch.tensor(1.0)), "same length, got 3 and a scalar"),

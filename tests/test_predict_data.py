@@ -162,11 +162,11 @@ def test_several_inputs():
 
 
 def test_data_that_cannot_be_read_are_refused_in_words(posterior):
-    triples = [(row, row, 0) for row in rows()]
+    fours = [(row, row, 0, 0) for row in rows()]
     with pytest.raises(
-        DataError, match=r"a pair \(inputs, targets\), got 3 values; several inputs go into one tuple"
+        DataError, match=r"a pair \(inputs, targets\), got 4 values; several inputs go into one tuple"
     ):
-        posterior.predict(loader(triples))
+        posterior.predict(loader(fours))
     with pytest.raises(DataError, match="at least one row, got an empty dataset"):
         posterior.predict(loader([]))
     with pytest.raises(DataError, match="at least one tensor or array, got str"):

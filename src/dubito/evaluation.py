@@ -1,7 +1,10 @@
 """The metrics every evaluation reports, from a prediction and its targets."""
 
+import torch
 from torch import Tensor
 
+from .errors import DataError
+from .inputs import weighted
 from .prediction import (
     BernoulliPrediction,
     CategoricalPrediction,
@@ -11,14 +14,23 @@ from .prediction import (
     aligned,
 )
 
+#: Bins of the calibration error.
+BINS = 15
 
-def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
-    """Metrics by name: for classes accuracy, nll, brier, ece; for reals rmse, mae, nll, crps, coverage."""
+
+def evaluate(prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
+    """Metrics by name: for classes accuracy, nll, brier, ece; for reals rmse, mae, nll, crps, coverage.
+
+    Args:
+        prediction: of some rows.
+        targets: of the same rows.
+        weights: how often each row counts in all means, [B]; None for once.
+    """
     from . import metrics  # a dozen modules that fits and predictions do without
 
-    nll = -float(prediction.log_prob(targets).cpu().double().mean())
+    nll = -weighted_mean(prediction.log_prob(targets), weights)
     if isinstance(prediction, RealPrediction):
-        return {"nll": nll, **real_metrics(prediction, targets)}
+        return {"nll": nll, **real_metrics(prediction, targets, weights)}
     if isinstance(prediction, OutputPrediction):
         return {"nll": nll}
     if isinstance(prediction, CategoricalPrediction):
@@ -28,6 +40,9 @@ def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
         assert isinstance(prediction, BernoulliPrediction)
         probs = prediction.probs.flatten()
         labels = aligned(targets, prediction.probs).long().flatten()
+    if weights is not None:
+        spread = weights.repeat_interleave(len(labels) // len(weights))
+        return {"nll": nll, **_weighted_metrics(probs, labels, spread)}
     return {
         "nll": nll,
         "accuracy": metrics.accuracy(probs, labels),
@@ -36,12 +51,46 @@ def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     }
 
 
-def real_metrics(prediction: RealPrediction, targets: Tensor) -> dict[str, float]:
-    """Errors of the mean, and how well the whole distribution fits."""
+def weighted_mean(values: Tensor, weights: Tensor | None) -> float:
+    """Σ w v / Σ w over rows and their positions, [B, ...]; the plain mean without weights."""
+    values = values.detach().cpu().double()
+    if weights is not None and not float(weights.sum()) > 0:
+        raise DataError("weights must be at least 0, with a sum above it, got a sum of 0")
+    return float(values.mean() if weights is None else weighted(values, weights / weights.mean()).mean())
+
+
+def _weighted_metrics(probs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, float]:
+    """Metrics of classes, of rows with weights: a row counts w times in every bin of the calibration error."""
+    probs = probs if probs.ndim > 1 else torch.stack([1 - probs, probs], -1)
+    confidence, predicted = probs.max(1)
+    hits = (predicted == labels).to(probs)
+    truth = torch.nn.functional.one_hot(labels, probs.shape[1])
+    edges = torch.arange(1, BINS, device=probs.device).to(probs) / BINS
+    gaps = weighted(hits - confidence, weights / weights.sum())
+    binned = gaps.new_zeros(BINS).index_add(0, torch.searchsorted(edges, confidence.contiguous()), gaps)
+    return {
+        "accuracy": weighted_mean(hits, weights),
+        "brier": weighted_mean((probs - truth).square().sum(1), weights),
+        "ece": float(binned.abs().sum()),
+    }
+
+
+def real_metrics(
+    prediction: RealPrediction, targets: Tensor, weights: Tensor | None = None
+) -> dict[str, float]:
+    """Errors of the mean, and how well the whole distribution fits; the arguments are those of `evaluate`."""
     from . import metrics
 
     targets = aligned(targets, prediction.mean)
     lower, upper = prediction.interval(0.95)
+    if weights is not None:
+        errors = prediction.mean - targets
+        return {
+            "rmse": weighted_mean(errors.square(), weights) ** 0.5,
+            "mae": weighted_mean(errors.abs(), weights),
+            "crps": weighted_mean(prediction.crps(targets), weights),
+            "coverage": weighted_mean((lower <= targets) & (targets <= upper), weights),
+        }
     return {
         "rmse": metrics.rmse(prediction.mean, targets),
         "mae": metrics.mae(prediction.mean, targets),

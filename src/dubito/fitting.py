@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -29,9 +29,10 @@ from .inputs import (
 )
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
+from .likelihoods.moments import WeightedTargets
 from .networks import copied, frozen_modes
 from .processes import Processes, current
-from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading
+from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading, weighed
 
 #: Rows that are read at once for their targets, and seconds to wait for processes that read theirs.
 TARGET_ROWS, PATIENCE = 1024, 600.0
@@ -65,14 +66,14 @@ class Start:
     Attributes:
         network: a copy of the user's network, in evaluation mode.
         likelihood: the built likelihood.
-        num_data: the number of rows the posterior answers for.
+        num_data: the number of rows the posterior answers for, the sum of their weights.
         modes: modules by name that stay in evaluation mode while training.
         run: seed, progress, checkpoint and validation data.
     """
 
     network: nn.Module
     likelihood: BuiltLikelihood
-    num_data: int
+    num_data: float
     modes: Mapping[str, bool] = field(default_factory=dict)
     run: Run = Run()
 
@@ -93,6 +94,11 @@ class Prepared(Start):
 
     source: Source
     example: Batch
+
+    @property
+    def rows(self) -> int:
+        """The number of rows that are read, whatever they weigh."""
+        return max(1, round(self.num_data / self.source.mean_weight))
 
 
 def prepare_start(net: nn.Module, likelihood: Likelihood, num_data: int, seed: int) -> Start:
@@ -171,18 +177,33 @@ def _prepared(
     for rows in (source, run.validation):
         if rows is not None:
             rows.check_targets(lambda _, targets, numbers: plain.check_targets(outputs, targets, numbers))
-    known = num_data or source.num_data
+    example = example._replace(targets=plain.check_targets(outputs, example.targets))
+    like, given = TensorOptions.of(network), source
+    with reading(source, run.seed, "weights"):
+        source = weighed(source, example, like, plain.row_weights)
+        if source is not given:
+            example = source.example()
+            raw = source.batch.targets if isinstance(source, TensorSource) else example.targets
+    if run.validation is not None and watched is not None:
+        with reading(run.validation, run.seed, "weights"):
+            run = replace(run, validation=weighed(run.validation, watched, like))
+    known = num_data or _whole(source.total_weight) or source.num_data
     if known is None:
         raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
     return Prepared(
         network=network,
         modes=modes,
         source=source,
-        example=example._replace(targets=plain.check_targets(outputs, example.targets)),
+        example=example,
         likelihood=plain if fitted else _built(likelihood, source, outputs, raw, run.seed),
         num_data=known,
         run=run,
     )
+
+
+def _whole(total: float | None) -> float | None:
+    """A sum of weights, as a whole number where it is one."""
+    return total if total is None or total % 1 else int(total)
 
 
 def _check_dependence(network: nn.Module, row: Inputs, outputs: Tensor) -> None:
@@ -224,11 +245,21 @@ def _built(
     """The likelihood from a few outputs and the targets at hand, or from all of them where it asks for all."""
     whole = isinstance(source, TensorSource)
     if whole or not getattr(settings, "standardise", False):
-        built = settings.build(outputs, targets)
+        weights = source.raw_weights if isinstance(source, TensorSource) else None
+        built = settings.build(outputs, targets if weights is None else WeightedTargets(targets, weights))
         built.warn(outputs, targets)
         return built
     with reading(source, seed, "targets"):
-        built = settings.build(outputs, (batch.targets for batch in source.batches(TARGET_ROWS)))
+        batches = source.batches(TARGET_ROWS)
+        built = settings.build(
+            outputs,
+            (
+                batch.targets
+                if batch.weights is None
+                else WeightedTargets(batch.targets, batch.weights * source.mean_weight)
+                for batch in batches
+            ),
+        )
     # Loaders of several processes may have orders of their own, and so sums with other last digits.
     current(PATIENCE, outputs.device).broadcast(list(built.state_dict().values()))
     return built

@@ -2,7 +2,7 @@
 
 Inputs are a tensor (`net(x)`), a tuple (`net(*inputs)`) or a dict (`net(**inputs)`), nested as deep as the
 network likes; leaves that are neither tensors nor arrays are handed to the network unchanged. Data are a pair
-of such inputs with targets, a `Dataset`, or a `DataLoader`.
+of such inputs with targets, a triple with weights of rows too, a `Dataset`, or a `DataLoader`.
 """
 
 import math
@@ -37,12 +37,23 @@ class Batch(NamedTuple):
         targets: what it should answer.
         first: the number of the first row where these are part of a larger batch, whose noise they share.
         total: the number of rows of that batch; None where these are all.
+        weights: how often each row counts, [B]; None for once. While a network is fitted their mean over all rows is 1.
     """
 
     inputs: Inputs
     targets: Tensor
     first: int = 0
     total: int | None = None
+    weights: Tensor | None = None
+
+    def rows(self, index: Any) -> "Batch":
+        """Some of the rows."""
+        weights = None if self.weights is None else self.weights[index]
+        return Batch(take(self.inputs, index), self.targets[index], weights=weights)
+
+    def weighted(self, values: Tensor) -> Tensor:
+        """Values [B, ...] of the rows times their weights."""
+        return weighted(values, self.weights)
 
 
 class TensorOptions(NamedTuple):
@@ -59,6 +70,13 @@ class TensorOptions(NamedTuple):
         if first is None:
             return cls(torch.get_default_dtype(), torch.device("cpu"))
         return cls(first.dtype, first.device)
+
+
+def weighted(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Values [B, ...] of rows times weights [B]; None weighs nothing."""
+    if weights is None:
+        return values
+    return values * weights.to(values).reshape(-1, *[1] * (values.ndim - 1))
 
 
 def call(net: Callable[..., Any], inputs: Inputs) -> Tensor:
@@ -248,7 +266,7 @@ def checked_batch(
     check: TargetCheck | None = None,
     anywhere: bool = False,
 ) -> Batch:
-    """A pair (inputs, targets) as tensors of the same length, finite, of dtype and device as in `like`.
+    """A pair (inputs, targets), or a triple with weights, as tensors of one length, finite, on device as in `like`.
 
     Args:
         batch: what a user gave.
@@ -257,11 +275,11 @@ def checked_batch(
         check: brings targets into the likelihood's form or refuses them, before they are copied.
         anywhere: look at numbers of a device too, as in `check_finite`.
     """
-    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+    if not (isinstance(batch, tuple | list) and len(batch) in (2, 3)):
         raise DataError(
             f"a batch must be a pair (inputs, targets), got {type(batch).__name__}"
             + (f" of length {len(batch)}" if isinstance(batch, tuple | list | dict) else "")
-            + "; wrap several inputs in a tuple or dict: ((a, b), targets)"
+            + "; wrap several inputs in a tuple or dict: ((a, b), targets); weights of rows come third"
         )
     inputs, targets = to_tensors(batch[0], like.dtype), to_tensors(batch[1], like.dtype, "targets")
     if not isinstance(targets, Tensor):
@@ -275,9 +293,42 @@ def checked_batch(
         raise DataError(f"inputs and targets must have the same length, got {count} and {got}")
     check_finite(inputs, rows=rows, anywhere=anywhere)
     check_finite(targets, "targets", rows, anywhere=anywhere)
+    weights = checked_weights(batch[2], count, like, rows, anywhere) if len(batch) == 3 else None
     inputs = map_tensors(lambda tensor: moved(finite(tensor), like.device), inputs)
     targets = finite(targets) if check is None else check(inputs, finite(targets), rows)
-    return Batch(inputs, moved(targets, like.device))
+    return Batch(inputs, moved(targets, like.device), weights=weights)
+
+
+def checked_weights(
+    weights: Any, count: int, like: TensorOptions, rows: RowNumbers = 0, anywhere: bool = False
+) -> Tensor:
+    """Weights of `count` rows, [B]; numbers below 0, NaN and infinity are refused.
+
+    Args:
+        weights: what a user gave.
+        count: of the rows.
+        like: dtype and device that the tensor should have.
+        rows: where the rows stand in the user's data.
+        anywhere: look at numbers of a device too, as in `check_finite`.
+    """
+    try:
+        values = weights if isinstance(weights, Tensor) else from_array(np.asarray(weights))
+    except ValueError as error:
+        raise DataError(f"weights must be a tensor, an array or a list of numbers: {error}") from error
+    require_dense("weights", values)
+    if values.shape != (count,) or values.is_complex():
+        raise DataError(
+            f"weights must be one real number per row, [{count}], got {values.dtype} {tuple(values.shape)}; several "
+            "inputs go into one tuple or dict: ((a, b), targets)"
+        )
+    values = values.to(like.dtype)
+    wrong = ~(values.isfinite() & (values >= 0))
+    if (anywhere or on_host(values)) and wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise DataError(
+            f"weights must be finite and at least 0, got {values[row].item()} at row {row_number(row, rows)}"
+        )
+    return moved(values, like.device)
 
 
 def cut(inputs: Inputs, max_rows: int) -> Iterator[Inputs]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import NetworkError, require_count, require_positive
+from .errors import NetworkError, require_positive
 from .fitting import answered
 from .hints import checked
 from .inputs import Batch, Inputs, TensorOptions, checked_batch
@@ -22,13 +22,13 @@ class Objective(nn.Module, ABC):
 
     Args:
         draft: the posterior whose tensors are trained in place.
-        num_data: the number of training rows, by which the divergence is shared out.
+        num_data: the number of training rows, or the sum of their weights, by which the divergence is shared out.
         modes: modules by name that stay in evaluation mode while training.
     """
 
-    def __init__(self, draft: Posterior, *, num_data: int, modes: Mapping[str, bool] | None = None) -> None:
+    def __init__(self, draft: Posterior, *, num_data: float, modes: Mapping[str, bool] | None = None) -> None:
         super().__init__()
-        require_count(num_data=num_data)
+        require_positive(num_data=num_data)
         self.draft = draft
         like = TensorOptions.of(draft.network)
         draft.likelihood.to(like.device, like.dtype)  # built without outputs, it may lie elsewhere
@@ -71,6 +71,7 @@ class Objective(nn.Module, ABC):
         inputs: Inputs,
         targets: Any,
         *,
+        weights: Any = None,
         kl_weight: float = 1.0,
         generator: torch.Generator | None = None,
     ) -> Loss:
@@ -79,11 +80,13 @@ class Objective(nn.Module, ABC):
         Args:
             inputs: what the network reads.
             targets: what it should answer.
+            weights: how often each row counts, [B]; None for once. The loss is a mean over rows, whatever they weigh.
             kl_weight: the weight of the divergence, 1 for the evidence bound itself.
             generator: the source of noise; None takes PyTorch's global one.
         """
         require_positive(zero=True, kl_weight=kl_weight)
-        batch = checked_batch((inputs, targets), TensorOptions.of(self.draft.network))
+        given = (inputs, targets) if weights is None else (inputs, targets, weights)
+        batch = checked_batch(given, TensorOptions.of(self.draft.network))
         try:
             self.bind(batch.inputs)
             return self.batch_loss(batch, kl_weight, generator, checked=False)
@@ -110,16 +113,22 @@ class Objective(nn.Module, ABC):
             checked: whether the batch's tensors were checked when the data came in.
         """
         outputs = at_least_float(outputs)  # autocast may have lowered them
-        likelihood = self.draft.likelihood
-        targets = batch.targets
-        if not checked:
-            likelihood.check_outputs(outputs)
-            targets = likelihood.check_targets(outputs, targets)
-        nll = likelihood.mean_nll(outputs, targets)
+        targets, weights = self.judged(outputs, batch, checked)
+        nll = self.draft.likelihood.mean_nll(outputs, targets, weights)
         divergence = kl()
         none = divergence is self._buffers["_no_kl"]
         total = nll if none else nll + (kl_weight / self.num_data) * divergence
         return Loss(total, nll, divergence)
+
+    def judged(self, outputs: Tensor, batch: Batch, checked: bool) -> tuple[Tensor, Tensor | None]:
+        """Targets in the likelihood's form, and what the rows weigh; the arguments are those of `joined`."""
+        likelihood = self.draft.likelihood
+        if checked:
+            return batch.targets, batch.weights
+        likelihood.check_outputs(outputs)
+        targets = likelihood.check_targets(outputs, batch.targets)
+        others = likelihood.row_weights(targets, outputs.dtype)
+        return targets, batch.weights if others is None else batch.weighted(others)
 
     def parameter_groups(
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0

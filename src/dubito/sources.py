@@ -1,10 +1,11 @@
 """Where training and evaluation rows come from: one interface over tensors, datasets and loaders."""
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from torch.utils.data import (
 )
 
 from . import seeds, storage
+from .devices import moved
 from .errors import DataError
 from .fingerprints import UNKNOWN, described
 from .inputs import (
@@ -32,11 +34,14 @@ from .inputs import (
     checked_batch,
     map_tensors,
     named_tensors,
-    take,
 )
 
 #: Rows that are read at once for a digest, and rows that are read twice to see which tensors are drawn anew.
 DIGEST_ROWS, TWICE = 128, 64
+
+
+#: From targets and a dtype to weights of their rows, or None.
+TargetWeights: TypeAlias = Callable[[Tensor, torch.dtype], Tensor | None]
 
 
 class Source(ABC):
@@ -56,6 +61,9 @@ class Source(ABC):
     #: Brings targets into the likelihood's form or refuses them; set by `check_targets`.
     _check: TargetCheck | None = None
     _digest: str | None = None
+    #: Sum and mean of the rows' weights once `weighed`, where they have any: those of batches then have mean 1.
+    total_weight: float | None = None
+    mean_weight: float = 1.0
 
     @abstractmethod
     def batches(self, batch_size: int) -> Iterator[Batch]:
@@ -84,13 +92,21 @@ class Source(ABC):
         batch = next(self.batches(rows), None)
         if batch is None:
             raise DataError("data must hold at least one row, got none")
-        return Batch(take(batch.inputs, slice(rows)), batch.targets[:rows])
+        return batch.rows(slice(rows))
 
 
 class OrderedSource(Source):
     """A source whose rows can be read by number, in any order."""
 
     num_data: int  # pyright: ignore[reportIncompatibleVariableOverride]
+    #: Of all rows, as they were given, on the host.
+    raw_weights: Tensor | None = None
+
+    def weigh(self, raw: Tensor) -> Tensor:
+        """Take weights of all rows, and give them with mean 1."""
+        self.raw_weights, self.total_weight = raw, float(raw.double().sum())
+        self.mean_weight = self.total_weight / self.num_data
+        return (raw.double() / self.mean_weight).to(raw.dtype)
 
     @abstractmethod
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
@@ -106,21 +122,24 @@ class TensorSource(OrderedSource):
 
     def check_targets(self, check: TargetCheck) -> None:
         inputs, targets = self.batch.inputs, self.batch.targets
-        self.batch = Batch(inputs, check(inputs, targets.cpu(), 0).to(targets.device))
+        self.batch = self.batch._replace(targets=check(inputs, targets.cpu(), 0).to(targets.device))
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         for rows in split(self.num_data, batch_size):
-            yield Batch(take(self.batch.inputs, rows), self.batch.targets[rows])
+            yield self.batch.rows(rows)
 
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
-        inputs, targets = self.batch.inputs, self.batch.targets
+        inputs, targets, weights = self.batch.inputs, self.batch.targets, self.batch.weights
         sizes = [len(group) for group in groups]
         if not sizes:
             return
         # All row numbers move to the data's device at once, not batch by batch.
         for size, index in zip(sizes, torch.cat([*groups]).to(targets.device).split(sizes), strict=True):
             rows = map_tensors(lambda tensor, index=index: tensor.index_select(0, index), inputs)
-            yield Batch(rows, targets.index_select(0, index)) if size else None
+            batch = Batch(rows, targets.index_select(0, index))
+            if weights is not None:
+                batch = batch._replace(weights=weights.index_select(0, index))
+            yield batch if size else None
 
     def _rows_digest(self) -> str:
         return rows_digest([self.batch])
@@ -167,19 +186,36 @@ class DatasetSource(OrderedSource):
 
 
 class RowsSource(OrderedSource):
-    """Some rows of a source, by their numbers."""
+    """Some rows of a source, by their numbers.
 
-    def __init__(self, source: OrderedSource, rows: Tensor) -> None:
+    Args:
+        source: of the rows.
+        rows: their numbers.
+        raw_weights: of these rows, in place of the source's own.
+    """
+
+    def __init__(self, source: OrderedSource, rows: Tensor, raw_weights: Tensor | None = None) -> None:
         self.source, self.rows, self.num_data = source, rows, len(rows)
         self.batch_size, self.drop_last = source.batch_size, source.drop_last
+        if raw_weights is None and source.raw_weights is not None:
+            raw_weights = source.raw_weights[rows]
+        self.weights = None if raw_weights is None else self.weigh(raw_weights)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        for batch in self.source.read([self.rows[part] for part in split(self.num_data, batch_size)]):
+        for batch in self.read(
+            [torch.arange(self.num_data)[part] for part in split(self.num_data, batch_size)]
+        ):
             assert batch is not None
             yield batch
 
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
-        return self.source.read([self.rows[group] for group in groups])
+        batches = self.source.read([self.rows[group] for group in groups])
+        if self.weights is None:
+            return batches
+        return (
+            batch and batch._replace(weights=moved(self.weights[group], batch.targets.device))
+            for batch, group in zip(batches, groups, strict=True)
+        )
 
     def _rows_digest(self) -> str:
         return f"rows {storage.checksum({'rows': self.rows})[:16]} of {self.source.digest()}"
@@ -192,6 +228,8 @@ class LoaderSource(Source):
         self.loader, self.like = loader, like
         self.batch_size = loader.batch_size
         self.num_data = None
+        #: From targets to weights that belong to them.
+        self.of_targets: TargetWeights | None = None
         if loader.batch_size is not None and hasattr(loader.sampler, "__len__"):
             self.num_data = len(loader.sampler)  # pyright: ignore[reportArgumentType]
 
@@ -200,6 +238,9 @@ class LoaderSource(Source):
         for raw in self.loader:
             batch = self._checked(raw, self.like, first_row)
             first_row += len(batch.targets)
+            if self.total_weight is not None:
+                weights = raw_weights(batch, self.like.dtype, self.of_targets) / self.mean_weight
+                batch = batch._replace(weights=weights)
             yield batch
         if first_row == 0:
             raise DataError("data must hold at least one row, got a loader without batches")
@@ -271,12 +312,14 @@ def read_again(first: Callable[[], Batch], every: Callable[[], Iterator[Batch]])
 def _tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
     yield from named_tensors(batch.inputs)
     yield "targets", batch.targets
+    if batch.weights is not None:
+        yield "weights", batch.weights
 
 
 def unlabelled(raw: Any) -> tuple[Inputs, Tensor]:
     """A batch of inputs, with or without targets, as a pair whose targets say nothing."""
     if isinstance(raw, tuple | list):
-        if len(raw) not in (1, 2):
+        if len(raw) not in (1, 2, 3):
             raise DataError(
                 f"a batch must be inputs or a pair (inputs, targets), got {len(raw)} values; "
                 "several inputs go into one tuple or dict: ((a, b), targets)"
@@ -308,7 +351,58 @@ def reading(
 
 def without_graph(batch: Batch) -> Batch:
     """The rows apart from any graph they come from, so that training leaves no gradients on a user's tensors."""
-    return Batch(map_tensors(lambda tensor: tensor.detach(), batch.inputs), batch.targets.detach())
+    inputs, targets, weights = map_tensors(Tensor.detach, (batch.inputs, batch.targets, batch.weights))
+    return Batch(inputs, targets, weights=weights)
+
+
+def raw_weights(batch: Batch, dtype: torch.dtype, of_targets: TargetWeights | None) -> Tensor:
+    """The weights of a batch's rows, times those of their targets."""
+    others = None if of_targets is None else of_targets(batch.targets, dtype)
+    if others is None:
+        others = torch.ones(len(batch.targets), dtype=dtype, device=batch.targets.device)
+    return batch.weighted(others)
+
+
+def weighed(
+    source: Source,
+    example: Batch,
+    like: TensorOptions,
+    of_targets: TargetWeights | None = None,
+) -> Source:
+    """The source with weights of mean 1 and without rows that weigh nothing; as it is where nothing weighs its rows.
+
+    Rows that are not in memory are read once for it, so that the sum of the weights is known before work starts.
+
+    Args:
+        source: whose targets are checked.
+        example: some of its rows.
+        like: dtype and device of the weights.
+        of_targets: gives weights that belong to targets, or None.
+    """
+    told = of_targets is not None and of_targets(example.targets[:1], like.dtype) is not None
+    if source.total_weight is not None or (example.weights is None and not told):
+        return source
+    held = isinstance(source, TensorSource)
+    batches = [source.batch] if held else source.batches(DIGEST_ROWS)
+    raw = torch.cat([raw_weights(batch, like.dtype, of_targets).cpu() for batch in batches])
+    total = float(raw.double().sum())
+    if not (0 < total < math.inf and raw.min() >= 0):
+        raise DataError(
+            f"weights must be at least 0, with a sum above it, got a sum of {total:g} over {len(raw)} rows"
+        )
+    rows = raw.nonzero().flatten()
+    if held:
+        some = (
+            source.batch if len(rows) == len(raw) else source.batch.rows(rows.to(source.batch.targets.device))
+        )
+        result = TensorSource(some)
+        result.batch = some._replace(weights=moved(result.weigh(raw[rows]), like.device))
+        return result
+    if isinstance(source, OrderedSource):
+        return RowsSource(source, rows, raw[rows])
+    assert isinstance(source, LoaderSource)
+    source.of_targets, source.total_weight, source.mean_weight = of_targets, total, total / len(raw)
+    return source
 
 
 def split(rows: int, batch_size: int) -> Sequence[slice]:
@@ -334,7 +428,7 @@ def reads_all_rows(loader: DataLoader) -> bool:
 
 def as_inputs_source(data: Any, like: TensorOptions) -> Source:
     """The source for a `Dataset` or a `DataLoader` whose targets, where there are any, are not looked at."""
-    if type(data) is TensorDataset and len(data.tensors) in (1, 2):
+    if type(data) is TensorDataset and len(data.tensors) in (1, 2, 3):
         data = unlabelled(list(data.tensors))
     source = as_source(data, like)
     source.labelled = False
@@ -342,17 +436,17 @@ def as_inputs_source(data: Any, like: TensorOptions) -> Source:
 
 
 def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
-    """The source for a pair (inputs, targets), a `Dataset` or a `DataLoader`; a source is one already."""
+    """The source for (inputs, targets), with weights or not, a `Dataset` or a `DataLoader`; a source is one already."""
     if isinstance(data, Source):
         return data
     if isinstance(data, DataLoader):
         return DatasetSource(data.dataset, like, data) if reads_all_rows(data) else LoaderSource(data, like)
-    if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may change what an item is
+    if type(data) is TensorDataset and len(data.tensors) in (2, 3):  # a subclass may change what an item is
         data = tuple(data.tensors)
     if isinstance(data, tuple | list):
-        if len(data) != 2:
+        if len(data) not in (2, 3):
             raise DataError(
-                f"{name} must be a pair (inputs, targets), got {len(data)} values; "
+                f"{name} must be a pair (inputs, targets), got {len(data)} values; weights of rows come third, "
                 "several inputs go into one tuple or dict: ((a, b), targets)"
             )
         return TensorSource(without_graph(checked_batch(data, like, anywhere=True)))

@@ -52,7 +52,7 @@ def chosen_scale(
     judged = posterior.network, posterior.likelihood, validation
     for batch in checked_rows(*judged, seed=seed, max_rows=max_rows, name="validation"):
         for scale, predict in predictors.items():
-            losses[scale].append(-predict(batch.inputs).log_prob(batch.targets))
+            losses[scale].append(-batch.weighted(predict(batch.inputs).log_prob(batch.targets)))
     return preferred_scale({scale: torch.cat(parts) for scale, parts in losses.items()})
 
 

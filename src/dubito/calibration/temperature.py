@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ConfigError, warn
+from ..evaluation import weighted_mean
 from ..fitting import checked_rows
 from ..hints import checked
 from ..inputs import rows_of
@@ -84,7 +85,7 @@ def temperature_scaled(
             f"temperatures are for classes and for reals, got {settings!r}, whose noise follows from its outputs"
         )
     result.likelihood, record = recording(posterior.likelihood)
-    predict, outputs, targets = result.predictor(options), [], []
+    predict, outputs, targets, shares = result.predictor(options), [], [], []
     rows = checked_rows(
         result.network, result.likelihood, validation, seed=seed, max_rows=max_rows, name="validation"
     )
@@ -92,14 +93,15 @@ def temperature_scaled(
         predict(batch.inputs)
         outputs.append(record.last(rows_of(batch.inputs)))
         targets.append(batch.targets)
+        shares += [] if batch.weights is None else [batch.weights]
     draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
-    labels = torch.cat(targets)
+    labels, weights = torch.cat(targets), torch.cat(shares) if shares else None
 
     mislabelled = 1 / (len(labels) + 2) if smoothed else 0.0
 
     def score(temperature: float) -> float:
         prediction = tempered(settings, temperature).predictive(draws)
-        loss = mean_nll(prediction, labels)
+        loss = mean_nll(prediction, labels, weights)
         return (
             loss if not mislabelled else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction)
         )
@@ -112,13 +114,13 @@ def _real_scores(
     posterior: Posterior, validation: Any, options: PredictionOptions
 ) -> Callable[[float], float]:
     """The mean negative log-likelihood as a function of the noise's factor."""
-    whole, values = posterior.predicted(validation, options, "validation")
+    whole, values, weights = posterior.predicted(validation, options, "validation")
     assert isinstance(whole, RealPrediction)
 
     def score(factor: float) -> float:
         full = None if whole.covariances is None else whole.covariances * factor**2
         scaled = dataclasses.replace(whole, variances=whole.variances * factor**2, covariances=full)
-        return mean_nll(scaled, values)
+        return mean_nll(scaled, values, weights)
 
     return score
 
@@ -126,14 +128,14 @@ def _real_scores(
 def tempered(settings: Categorical | Bernoulli, temperature: float) -> BuiltLikelihood:
     """The likelihood of classes at a temperature."""
     if isinstance(settings, Categorical):
-        tempered_settings = TemperedCategorical(class_axis=settings.class_axis, temperature=temperature)
-        return TemperedCategoricalLikelihood(tempered_settings)
+        plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Categorical)}
+        return TemperedCategoricalLikelihood(TemperedCategorical(**plain, temperature=temperature))
     return TemperedBernoulliLikelihood(TemperedBernoulli(temperature=temperature))
 
 
-def mean_nll(prediction: Prediction, targets: Tensor) -> float:
-    """Mean negative log-likelihood in nats."""
-    return -float(prediction.log_prob(targets).double().mean())
+def mean_nll(prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> float:
+    """Mean negative log-likelihood in nats, of rows with weights or without."""
+    return -weighted_mean(prediction.log_prob(targets), weights)
 
 
 def mean_nll_of_any(prediction: Prediction) -> float:

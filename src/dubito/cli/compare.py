@@ -43,6 +43,11 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
         choices=("classification", "binary", "regression"),
         help="of a file of your own: what the target is (default: detected)",
     )
+    parser.add_argument(
+        "--likelihood",
+        choices=("gaussian", "student-t", "poisson", "negative-binomial", "heteroscedastic", "categorical"),
+        help="what fits the target (default: chosen by its numbers and a pilot's residuals)",
+    )
     methods = parser.add_argument("--methods", help="names, separated by commas (default: all)")
     completed(methods, method_names)
     parser.add_argument("--out", type=Path, help="folder for everything (default: runs/<data>)")
@@ -105,6 +110,7 @@ def run(options: argparse.Namespace) -> int:
         data=options.data,
         target=options.target,
         task=options.task,
+        likelihood=options.likelihood,
         splits=tuple(numbers(options.splits)),
         rows=options.rows,
         held_out=options.hold_out,
@@ -123,6 +129,7 @@ def run(options: argparse.Namespace) -> int:
         rows = f"{len(task.train.targets):,} training and {len(task.test.targets):,} test rows"
         console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}")
         console.print(f"network: {task.network.title}")
+        console.print(f"likelihood: {task.likelihood_reason}", soft_wrap=True)
         left_out = offered(task)[1] if options.methods is None else None
         for note in (*task.data.notes, *filter(None, [left_out])):
             console.print(note, style="yellow")

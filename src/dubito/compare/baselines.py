@@ -5,7 +5,7 @@ They see the rows that the methods see and are judged alike. The folder keeps nu
 
 import warnings
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from ..calibration.conformal import conformal_quantile
 from ..data import Part
 from ..errors import DataError
-from ..prediction import Prediction, RealPrediction
+from ..likelihoods import NegativeBinomial, Poisson
+from ..prediction import CountPrediction, Prediction, RealPrediction
+from ..prediction.mixtures import count_log_prob
 from .folder import BASELINES
 from .task import MOST_WATCHED, Task
 
@@ -25,6 +27,8 @@ from .task import MOST_WATCHED, Task
 MOST_COLUMNS = 1000
 #: Penalties of the linear model on the sum of losses over rows: 1/C for classes, alpha for reals.
 PENALTIES = tuple(10.0**power for power in range(-2, 5))
+#: The least rate of counts that a model answers: 0 would make a count of 1 impossible.
+LEAST_RATE = 1e-3
 #: Steps of logistic regression; trees of boosting, for each class; trees without a better validation loss that end it.
 MOST_STEPS, MOST_TREES, PATIENCE = 500, 1000, 20
 
@@ -67,10 +71,21 @@ class Baseline:
         std = errors.square().mean(0).sqrt().maximum(least)
         return std, errors.abs() / std
 
+    @cached_property
+    def total_count(self) -> Tensor | None:
+        """R of the negative binomial [T] under which validation counts are likeliest; None is Poisson."""
+        if not isinstance(self.task.likelihood, NegativeBinomial):
+            return None
+        rates, counts = self.outputs(self.watched.inputs).unsqueeze(0), self.watched.targets.double()
+        grid = torch.logspace(-2, 4, 121, dtype=torch.float64).reshape(-1, 1, 1)
+        best = count_log_prob(counts, rates.log(), grid).sum(1).argmax(0)
+        return grid[best, 0, 0].reshape(1, 1, -1)
+
     def outputs(self, inputs: Tensor) -> Tensor:
         """What a network would answer: means [B, T] of reals, the logit [B, 1] of yes, or logits [B, C]."""
         if self.task.data.task == "regression":
-            return torch.from_numpy(np.column_stack([model.predict(_rows(inputs)) for model in self.models]))
+            means = np.column_stack([model.predict(_rows(inputs)) for model in self.models])
+            return torch.from_numpy(means.clip(LEAST_RATE) if counted(self.task) else means)
         scores = torch.from_numpy(self.models[0].decision_function(_rows(inputs)))
         if self.task.data.task == "binary":
             return scores.unsqueeze(1)
@@ -86,13 +101,17 @@ class Baseline:
         draws = self.outputs(inputs).unsqueeze(0)
         if self.task.data.task != "regression":
             return self.task.likelihood.build(None).predictive(draws)
+        if counted(self.task):
+            spread = 0.0 if self.total_count is None else draws.square() / self.total_count
+            return CountPrediction(draws, draws + spread, total_count=self.total_count)
         std, scores = self.noise
         return ConformalPrediction(draws, std.square().reshape(1, 1, -1), scores=scores)
 
 
 def offered(task: Task) -> tuple[tuple[str, ...], str | None]:
     """Names of the models for a task, or why there are none, in one line."""
-    names = (BASELINES[task.data.task == "regression"], BASELINES[-1])
+    linear = "poisson-regression" if counted(task) else BASELINES[task.data.task == "regression"]
+    names = (linear, BASELINES[-1])
     inputs, reason = task.train.inputs, None
     if find_spec("sklearn") is None:
         reason = "they need scikit-learn: pip install 'dubito[cli]'"
@@ -119,7 +138,18 @@ def _linear(task: Task, watched: Part) -> Baseline:
     models = [linear.LogisticRegression(C=1 / penalty, max_iter=MOST_STEPS) for penalty in PENALTIES]
     if task.data.task == "regression":
         models = [linear.Ridge(alpha=penalty) for penalty in PENALTIES]
-    fitted = [Baseline(task, (model.fit(rows, task.train.targets.numpy()),), watched) for model in models]
+    truth = task.train.targets.numpy()
+    if counted(task):  # penalties on the mean over rows, and one model for each target
+        parts = [
+            [
+                linear.PoissonRegressor(alpha=penalty / len(rows), max_iter=MOST_STEPS).fit(rows, counts)
+                for counts in truth.T
+            ]
+            for penalty in PENALTIES
+        ]
+        fitted = [Baseline(task, tuple(part), watched) for part in parts]
+    else:
+        fitted = [Baseline(task, (model.fit(rows, truth),), watched) for model in models]
     gains = [float(model.predict(watched.inputs).log_prob(watched.targets).mean()) for model in fitted]
     return fitted[int(np.argmax(gains))]
 
@@ -128,6 +158,7 @@ def _boosted(task: Task, watched: Part) -> Baseline:
     """As many trees as have the least validation loss, fitted once more."""
     kind = "Regressor" if task.data.task == "regression" else "Classifier"
     make = getattr(import_module("sklearn.ensemble"), f"HistGradientBoosting{kind}")
+    make = partial(make, loss="poisson") if counted(task) else make
     rows, models = _rows(task.train.inputs), []
     truths = [part.targets.reshape(len(part.targets), -1).T.numpy() for part in (task.train, watched)]
     for truth, seen in zip(*truths, strict=True):
@@ -138,6 +169,11 @@ def _boosted(task: Task, watched: Part) -> Baseline:
         trees = max(1, int(np.argmax(stopped.validation_score_)))  # the first score is that of no tree
         models.append(make(max_iter=trees, early_stopping=False, random_state=0).fit(rows, truth))
     return Baseline(task, tuple(models), watched)
+
+
+def counted(task: Task) -> bool:
+    """Whether the targets are counts."""
+    return isinstance(task.likelihood, Poisson | NegativeBinomial)
 
 
 def _rows(inputs: Tensor) -> np.ndarray:

@@ -14,7 +14,7 @@ from ..storage.schema import Recorded, conform
 #: Of the files; those of the one before have no checksum.
 FORMAT, UNSIGNED = 4, 3
 #: Rows that are no methods of the library and leave no posterior.
-BASELINES = ("logistic-regression", "ridge-regression", "gradient-boosting")
+BASELINES = ("logistic-regression", "ridge-regression", "poisson-regression", "gradient-boosting")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,13 @@ from torch import Tensor
 from ..data.frames import form_of
 from ..errors import ConfigError, DataError, StorageError, unknown_name
 from ..loading import load
-from ..prediction import BernoulliPrediction, CategoricalPrediction, Prediction, RealPrediction
+from ..prediction import (
+    BernoulliPrediction,
+    CategoricalPrediction,
+    CountPrediction,
+    Prediction,
+    RealPrediction,
+)
 from ..storage.schema import Positive, Within, conform
 from .evidence import unlike
 from .evidence_real import target_names
@@ -162,7 +168,11 @@ def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
         classes, scaling = len(facts["class_names"]), facts["target_scaling"]
         if classes and network.num_outputs not in (classes, classes - 1):
             raise StorageError(f"{classes} names of classes do not fit {network.num_outputs} outputs")
-        if scaling is not None and len(torch.tensor(scaling["shift"])) != network.num_outputs:
+        outputs = len(scaling["shift"]) if scaling is not None else network.num_outputs
+        if network.num_outputs not in (
+            outputs,
+            2 * outputs,
+        ):  # of each target a mean, or a mean and its noise
             raise StorageError("the scaling of targets does not fit the network's outputs")
     except Exception as error:  # a file may hold anything
         raise StorageError(f"{path} is altered: {error}; compare anew") from error
@@ -196,6 +206,8 @@ def columns_of(
     """Mean or label, both parts of its uncertainty, interval or set, a list per column; for each of several targets."""
     if isinstance(prediction, RealPrediction):
         lower, upper = prediction.interval(level)
+        if isinstance(prediction, CountPrediction):
+            lower, upper = lower.long(), upper.long()
         share = f"{100 * level:g}"
         values = {
             "mean": prediction.mean,

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from .. import metrics, seeds
-from ..prediction import BernoulliPrediction, ClassPrediction, RealPrediction, aligned, per_row
+from ..prediction import (
+    BernoulliPrediction,
+    ClassPrediction,
+    MixturePrediction,
+    RealPrediction,
+    aligned,
+    per_row,
+)
 
 #: Replicates of every metric, the most counts held at once, and the share of rows that are the surest.
 NUM_REPLICATES, MOST_COUNTS, SUREST = 1000, 2**21, 0.8
@@ -87,7 +94,11 @@ def rows_of_metrics(seen: Any) -> dict[str, Tensor]:
         truth = aligned(targets, test.mean)
         lower, upper = test.interval(0.9)
         values["squares"] = per_row((test.mean - truth).square())
-        values["crps"] = metrics.crps_mixture_per_example(truth, test.means, test.component_variances.sqrt())
+        if isinstance(test, MixturePrediction):  # no Gaussians
+            values["crps"] = test.crps(truth)
+        else:
+            stds = test.component_variances.sqrt()
+            values["crps"] = metrics.crps_mixture_per_example(truth, test.means, stds)
         values["coverage_90"] = per_row(((lower <= truth) & (truth <= upper)).double())
         values["width_90"] = per_row(upper - lower)
     else:

@@ -317,6 +317,7 @@ def facts(task: Task, settings: Settings) -> dict[str, Any]:
         "data": settings.data,
         "task": data.task,
         "reason": data.task_reason,
+        "likelihood": task.likelihood_reason,
         "target": data.target_name,
         "class_names": task.class_names,
         "held_out": task.held_out,

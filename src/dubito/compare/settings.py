@@ -14,13 +14,14 @@ from ..method import Method
 from ..node_factors.laws import NearOne
 from ..storage import encode, json_checksum
 from ..training import AutoTraining, Training
+from .likelihood import LikelihoodName
 
 #: What a comparison trains with where nothing else is asked for.
 DEFAULT_TRAINING = Training.auto()
 #: The part of a budget for the whole command that training may take; judging and loading have the rest.
 TRAINING_SHARE = 0.8
 #: Raised when a change of the code changes the numbers, so that old rows no longer count.
-REVISION = 4
+REVISION = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,7 @@ class Settings(Checked):
         data: a data set's name, or the path of a table of one's own.
         target: of a table of one's own, the column to predict.
         task: of a table of one's own, what the target is; None detects it.
+        likelihood: what fits the target; None chooses by the training targets and the residuals of a pilot.
         splits: which of the data's splits; metrics are means over them.
         rows: train on so many rows at most, drawn by seed; None takes all.
         held_out: classes kept from training, as out-of-distribution rows; None chooses.
@@ -50,6 +52,7 @@ class Settings(Checked):
     data: str
     target: str | None = None
     task: TaskKind | None = None
+    likelihood: LikelihoodName | None = None
     splits: tuple[int, ...] = (0,)
     rows: int | None = None
     held_out: int | None = None

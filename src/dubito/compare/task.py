@@ -1,7 +1,7 @@
 """What is compared on: data, some of it held out of training as out of distribution, and a network for it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,22 +10,17 @@ from torch import Tensor
 from ..data import Data, Part, load
 from ..data.loading import is_table
 from ..errors import ConfigError, DataError, UnknownNameError
-from ..likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
+from ..likelihoods import Likelihood
 from ..shifts import far_range, feature_shuffled
 from ..shifts.corruptions import chosen_rows
 from ..shifts.svhn import svhn_test
+from .likelihood import COUNTS, chosen, likelihood_of, original, task_for
 from .network import Network, suited
 from .new_rows import RowReader
 from .settings import Settings
 
 #: Rows of an out-of-distribution set that are judged, and of the validation part that watch over training.
 MOST_OOD, MOST_WATCHED = 2000, 1000
-#: What fits the targets of each task.
-LIKELIHOODS: dict[str, type[Likelihood]] = {
-    "classification": Categorical,
-    "binary": Bernoulli,
-    "regression": Gaussian,
-}
 
 
 @dataclass(frozen=True)
@@ -41,6 +36,7 @@ class Task:
         held_out: the names of the classes kept from training.
         class_names: of the classes that are left.
         likelihood: what fits the targets.
+        likelihood_reason: its name, and why it does.
         network: how the network is made.
     """
 
@@ -52,6 +48,7 @@ class Task:
     held_out: tuple[str, ...]
     class_names: tuple[str, ...]
     likelihood: Likelihood
+    likelihood_reason: str
     network: Network
 
 
@@ -79,8 +76,23 @@ def make_task(settings: Settings) -> Task:
         train = Part(*(tensor[rows] for tensor in train))
     for name in settings.ood or (() if ood else usual_ood(test.inputs)):
         ood[name] = ood_rows(name, data, test.inputs, settings.seed)[:MOST_OOD]
-    network, likelihood = suited(data, outputs, settings.model), LIKELIHOODS[data.task]()
-    return Task(data, train, validation, test, ood, held_out, classes, likelihood, network)
+    name, reason = chosen(
+        data,
+        train,
+        validation,
+        lambda count: suited(data, count, settings.model),
+        settings.likelihood,
+        settings.seed,
+    )
+    if name in COUNTS:  # in their own units, which are whole numbers
+        train, validation, test = (
+            Part(part.inputs, original(data, part.targets).to(part.targets))
+            for part in (train, validation, test)
+        )
+        data = replace(data, target_scaling=None)
+    network = suited(data, outputs * (1 + (name == "heteroscedastic")), settings.model)
+    likelihood = likelihood_of(name, data.task)
+    return Task(data, train, validation, test, ood, held_out, classes, likelihood, reason, network)
 
 
 def _without_classes(parts: list[Part], num_classes: int) -> tuple[list[Part], Tensor]:
@@ -94,7 +106,7 @@ def loaded(settings: Settings) -> Data:
     """The data with a validation part: the customary one, else a tenth of the training rows."""
     options: dict[str, Any] = {}
     if is_table(settings.data):
-        options = {"target": settings.target, "task": settings.task}
+        options = {"target": settings.target, "task": settings.task or task_for(settings.likelihood)}
     elif settings.target is not None or settings.task is not None:
         raise ConfigError(f"target and task are for tables of your own; {settings.data!r} has its own")
     split = settings.splits[0]

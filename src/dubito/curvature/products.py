@@ -8,7 +8,7 @@ from torch import Tensor
 from ..devices import moved
 from ..layers.form import PIECE, Product
 from ..layers.grams import add_gram, mirrored
-from ..layers.layout import Layout, rows_first
+from ..layers.layout import Layout, per_row, rows_first
 from ..layers.record import BlockPart, Call, by_row, count
 from .sums import BLOCK, Sums, Wanted, add_squares, row_blocks
 
@@ -25,12 +25,14 @@ class Waiting:
         gradients: [G, B, m], the first ones of these rows.
         squares: Σ g^∘2 over the further gradients of the same rows, with their weights; None if there are none.
         turned: the same of (U_Gᵀ g)^∘2.
+        roots: of the rows' weights, [B]; None where all rows count once.
     """
 
     inputs: Tensor
     gradients: Tensor
     squares: Tensor | None = None
     turned: Tensor | None = None
+    roots: Tensor | None = None
 
 
 class ProductSums(Sums):
@@ -57,6 +59,8 @@ class ProductSums(Sums):
         self.dtype = like.dtype
         self.waiting: list[Waiting] = []
         self.share = (1.0, self.biased)
+        #: Of the weights of the next rows, by which A counts them; their gradients have them as a factor already.
+        self.roots: Tensor | None = None
         order = None if product.order is None else moved(product.order, like.device)
         if order is not None and self.biased:
             order = torch.cat([order, order.new_full((1,), n - 1)])
@@ -100,14 +104,21 @@ class ProductSums(Sums):
     def _add_inputs(self, call: Call) -> None:
         """A += Σ_t a_t a_tᵀ, in any order of positions."""
         assert self.inputs is not None and isinstance(call.form, Product)
-        x = call.inputs.to(self.dtype)
-        if call.active is not None:
-            x = x * call.active.unsqueeze(-1)
+        x, active, roots = call.inputs.to(self.dtype), call.active, self.roots
+        positions = _positions(call)
+        if active is not None:
+            x = x * active.unsqueeze(-1)
+        if roots is not None:
+            x = x * per_row(roots, call.layout, x)
+            active = None if active is None else active * per_row(roots.square(), call.layout, active)
+            positions = roots.square().sum() * (positions // len(roots))
         width = self.product.columns
         call.form.add_moment(self.inputs[:, :width, :width], x)
         if self._with_bias(call):
-            ones = _positions(call) if call.active is None else call.active.sum()
-            self.inputs[:, :width, width] += call.form.total(x)
+            ones = positions if active is None else active.sum()
+            self.inputs[:, :width, width] += call.form.total(
+                x if roots is None else x * per_row(roots, call.layout, x)
+            )
             self.inputs[:, width, width] += ones
 
     def _add_gradients(self, calls: list[Call], rows: int, weight: float) -> None:
@@ -138,7 +149,7 @@ class ProductSums(Sums):
                 self.share = (weight, self._with_bias(call))
             x, _ = call.rows(rows, slice(None))
             a = call.form.inputs(x.to(self.dtype))[:, :, 0].transpose(0, 1)
-            self.waiting.append(Waiting(a, g))
+            self.waiting.append(Waiting(a, g, roots=self.roots))
         else:
             self._add_further(self.waiting[-1], g, weight)
         if last:
@@ -166,10 +177,13 @@ class ProductSums(Sums):
         width = self.product.columns
         a, g = _joined([batch.inputs for batch in waiting]), _joined([batch.gradients for batch in waiting])
         if self.inputs is not None and self.gradients is not None:
-            add_gram(self.inputs[:, :width, :width], a)
+            roots = [batch.roots for batch in waiting if batch.roots is not None]
+            ones = torch.cat(roots)[:, None] if roots else a.new_ones(1, 1).expand(a.shape[1], 1)
+            counted = a * ones if roots else a
+            add_gram(self.inputs[:, :width, :width], counted)
             if biased:
-                self.inputs[:, :width, width] += a.sum(1)
-                self.inputs[:, width, width] += a.shape[1]
+                self.inputs[:, :width, width] += (counted * ones if roots else a).sum(1)
+                self.inputs[:, width, width] += ones.square().sum() if roots else a.shape[1]
             add_gram(self.gradients, g, weight)
         # (g aᵀ)^∘2 = g^∘2 (a^∘2)ᵀ, so the sum over rows is one product.
         if self.diagonal is not None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..distributions.linalg import eigh
 from ..errors import ConfigError, DataError
-from ..inputs import Batch, call, map_tensors, rows_of, take
+from ..inputs import Batch, call, map_tensors, rows_of, weighted
 from ..layers.record import Call, Part, recorded
 from ..likelihoods import BuiltLikelihood
 from ..sources import OrderedSource, Source
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: The sums of the parts of every block, by block name.
 BlockSums = dict[str, list[DiagonalSums | ProductSums]]
+#: Told outputs, targets and weights of a batch.
+Watcher = Callable[[Tensor, Tensor, Tensor | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ def statistics(
     seed: int,
     processes: "Processes | None" = None,
     basis: Mapping[str, Statistics] | None = None,
-    watch: Callable[[Tensor, Tensor], None] | None = None,
+    watch: Watcher | None = None,
 ) -> dict[str, Statistics]:
     """Means over the rows of what each block saw, by block name.
 
@@ -93,8 +95,8 @@ def statistics(
         seed: of drawn labels.
         processes: share the rows and the eigendecompositions; each gets all results.
         basis: eigenvectors for Λ, by block name: all of them, or those along which Λ is wanted.
-        watch: told the outputs and targets of every batch of this process once, so that who wants to judge the
-            network's answers needs no pass of their own.
+        watch: told the outputs, targets and weights of every batch of this process once, so that who wants to judge
+            the network's answers needs no pass of their own.
     """
     over = Pass(
         network=network,
@@ -145,7 +147,7 @@ def _once(
     over: Pass,
     results: dict[str, Statistics],
     wanted: Mapping[str, Wanted],
-    watch: Callable[[Tensor, Tensor], None] | None,
+    watch: Watcher | None,
 ) -> None:
     """One pass over the data, whose means join the results."""
     sums = _sums(over, wanted)
@@ -224,7 +226,7 @@ def _with(means: Statistics, block: Block, sums: list[DiagonalSums | ProductSums
 # -- one pass over the data -----------------------------------------------------------------------------------------
 
 
-def _fill(over: Pass, sums: BlockSums, watch: Callable[[Tensor, Tensor], None] | None) -> None:
+def _fill(over: Pass, sums: BlockSums, watch: Watcher | None) -> None:
     """Fill the sums with means over all rows of all processes."""
     flat = [part for block in sums.values() for part in block]
     if not flat:
@@ -244,10 +246,8 @@ def _fill(over: Pass, sums: BlockSums, watch: Callable[[Tensor, Tensor], None] |
         part.finish()
 
 
-def _add_batches(
-    over: Pass, sums: list[DiagonalSums | ProductSums], watch: Callable[[Tensor, Tensor], None] | None
-) -> int:
-    """Add all batches of this process to the sums; returns the number of rows."""
+def _add_batches(over: Pass, sums: list[DiagonalSums | ProductSums], watch: Watcher | None) -> int:
+    """Add all batches of this process to the sums; returns the number of rows, over which weights have mean 1."""
     step, noise, count = _SumsOfPass(over.cover, sums), LabelNoise(over.seed), 0
     with torch.enable_grad(), recorded(over.network, step.names, step.record) as shell:
         for first_row, batch in _batches(over.source, over.batch_size, over.processes):
@@ -256,12 +256,16 @@ def _add_batches(
             outputs = call(shell, map_tensors(Tensor.detach, batch.inputs))
             answers = outputs.detach()
             if watch is not None:
-                watch(answers, batch.targets)
+                watch(answers, batch.targets, batch.weights)
+            roots = None if batch.weights is None else batch.weights.to(over.like).sqrt()
+            for part in sums:
+                if isinstance(part, ProductSums):
+                    part.roots = roots
             gradients = over.kind.seeds(over.likelihood, answers, batch.targets, noise.at(first_row, answers))
             for number, last, (weight, gradient) in _numbered(gradients):
                 step.weight, step.first, step.last = weight, number == 0, last
-                if outputs.requires_grad:
-                    outputs.backward(gradient, retain_graph=not last)
+                if outputs.requires_grad:  # δ √w: its squares count w times
+                    outputs.backward(weighted(gradient, roots), retain_graph=not last)
                 step.finish()
             del outputs
             step.record.clear()
@@ -345,6 +349,5 @@ def _batches(source: Source, batch_size: int, processes: "Processes | None") -> 
         for batch in source.batches(batch_size):
             start, end = processes.share(len(batch.targets))
             if end > start:
-                part = slice(start, end)
-                yield first + start, Batch(take(batch.inputs, part), batch.targets[part])
+                yield first + start, batch.rows(slice(start, end))
             first += len(batch.targets)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from .. import jobs, seeds
 from ..errors import ConfigError, DataError, require_count, require_positive
 from ..fitting import Prepared, prepare
-from ..inputs import TensorOptions
+from ..inputs import TensorOptions, weighted
 from ..likelihoods import BuiltLikelihood, Gaussian, GaussianLikelihood, Likelihood, settings_of
 from ..likelihoods.moments import per_output
 from ..method import Method
@@ -227,12 +227,14 @@ def _noise(members: Sequence[nn.Module], settings: Likelihood, data: Any) -> Bui
     stds = []
     for member in members:
         point = PointPosterior(member, built, method=MAP(), trainable=())
-        prediction, targets = point.predicted(
+        prediction, targets, weights = point.predicted(
             data, PredictionOptions(num_samples=1, seed=0, max_rows=MAX_ROWS)
         )
         assert isinstance(prediction, RealPrediction)
-        errors = per_output(targets - prediction.mean)
-        stds.append(errors.square().mean(1).sqrt().reshape(built.std().shape))
+        squares = weighted(
+            (targets - prediction.mean).square(), None if weights is None else weights / weights.mean()
+        )
+        stds.append(per_output(squares).mean(1).sqrt().reshape(built.std().shape))
     if not all((std > 0).all() for std in stds):
         raise DataError(
             "the networks answer these rows without any error; give other rows, or Gaussian(std=...)"

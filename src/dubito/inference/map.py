@@ -33,7 +33,7 @@ class MAPObjective(PlainObjective):
     """Negative log-likelihood and the prior's penalty."""
 
     def __init__(
-        self, draft: Posterior, prior_std: float | None, *, num_data: int, modes: Mapping[str, bool]
+        self, draft: Posterior, prior_std: float | None, *, num_data: float, modes: Mapping[str, bool]
     ):
         super().__init__(draft, num_data=num_data, modes=modes)
         self.prior_std = prior_std

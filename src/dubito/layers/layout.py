@@ -59,6 +59,15 @@ def rows_first(tensor: Tensor, layout: Layout, rows: int, part: slice = slice(No
     return tensor if part == slice(None) else tensor[part]
 
 
+def per_row(values: Tensor, layout: Layout, like: Tensor) -> Tensor:
+    """Values of the rows, [B], to be multiplied with a tensor `like` of this layout."""
+    if layout is Layout.SECOND:
+        return values.reshape(1, -1, *[1] * (like.ndim - 2))
+    cases = len(like) // len(values)
+    values = values.repeat(cases) if layout is Layout.FLAT_SECOND else values.repeat_interleave(cases)
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
 def _same(part: Tensor, single: Tensor) -> bool:
     if part.shape != single.shape or not single.is_floating_point():
         return torch.equal(part, single)

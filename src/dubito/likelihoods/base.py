@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from ..errors import ConfigError, NetworkError
 from ..hints import Checked
-from ..inputs import RowNumbers
+from ..inputs import RowNumbers, weighted
 from ..prediction import Prediction
+from .moments import Targets
 
 #: Numbers of outputs that are judged together, over draws: they stay in cache.
 STACKED = 16_384
@@ -21,7 +22,7 @@ class Likelihood(Checked, ABC):
 
     @abstractmethod
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
+        self, example_outputs: Tensor | None, example_targets: Targets | None = None
     ) -> "BuiltLikelihood":
         """The module for outputs of this shape; targets, where given, tell a good start for learned noise."""
 
@@ -62,9 +63,13 @@ class BuiltLikelihood(nn.Module, ABC):
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         """Log-density of each row's target, summed over event axes, [B]."""
 
-    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The mean over rows of the negative log-density: what training minimises."""
-        return -self.log_prob(outputs, targets).mean()
+    def mean_nll(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The mean over rows of the negative log-density, each times its weight: what training minimises."""
+        return -weighted(self.log_prob(outputs, targets), weights).mean()
+
+    def row_weights(self, targets: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Weights of training rows that follow from their targets, [B] in this dtype, or None."""
+        return None
 
     def sample(self, outputs: Tensor, generator: torch.Generator | None = None, draw: int = 0) -> Tensor:
         """Targets drawn from the likelihood, one per row."""

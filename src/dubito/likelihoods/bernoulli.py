@@ -19,6 +19,7 @@ from ..prediction import (
     sum_events,
 )
 from .base import BuiltLikelihood, Likelihood, at_least_float, real_outputs, stacks
+from .moments import Targets
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Bernoulli(Likelihood):
     """Yes or no from logits, one or many per row; targets are 0 and 1."""
 
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
+        self, example_outputs: Tensor | None, example_targets: Targets | None = None
     ) -> "BuiltLikelihood":
         return BernoulliLikelihood(self)
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..devices import on_host
-from ..errors import ConfigError, DataError, NetworkError, warn
+from ..errors import ConfigError, DataError, NetworkError, require_positive, warn
 from ..inputs import RowNumbers, row_number
 from ..prediction import (
     CategoricalPrediction,
@@ -18,6 +18,7 @@ from ..prediction import (
     sum_events,
 )
 from .base import BuiltLikelihood, Likelihood, at_least_float, stacks
+from .moments import Targets
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,25 @@ class Categorical(Likelihood):
     Args:
         class_axis: the axis of the outputs that holds the classes: 1 as in PyTorch's own losses, so that
             outputs [B, C, H, W] with targets [B, H, W] are one label per pixel.
+        class_weights: how often a training row of each class counts, one number per class; None for once. They are
+            weights of rows: predictions and evaluations know nothing of them.
     """
 
     class_axis: int = 1
+    class_weights: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.class_axis == 0:
             raise ConfigError("class_axis must be a whole number other than 0, the axis of rows, got 0")
+        if self.class_weights is not None:
+            weights = {f"class_weights[{number}]": value for number, value in enumerate(self.class_weights)}
+            require_positive(zero=True, **weights)
+            if not sum(self.class_weights) > 0:
+                raise ConfigError(f"class_weights must have a sum above 0, got {self.class_weights}")
+            object.__setattr__(self, "class_weights", tuple(map(float, self.class_weights)))
 
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
+        self, example_outputs: Tensor | None, example_targets: Targets | None = None
     ) -> "BuiltLikelihood":
         return CategoricalLikelihood(self)
 
@@ -53,6 +63,12 @@ class CategoricalLikelihood(BuiltLikelihood):
             raise NetworkError(
                 f"Categorical needs real outputs [B, C, ...] with at least 2 classes on axis {axis}, "
                 f"got {outputs.dtype}, {tuple(outputs.shape)}; for one logit use Bernoulli()"
+            )
+        weights = self.settings.class_weights
+        if weights is not None and (outputs.ndim != 2 or len(weights) != outputs.shape[axis]):
+            raise NetworkError(
+                f"class_weights weigh rows with one label each, and need as many numbers as the network has outputs, "
+                f"got {len(weights)} for outputs {tuple(outputs.shape)}"
             )
 
     def check_targets(self, outputs: Tensor, targets: Tensor, rows: RowNumbers = 0) -> Tensor:
@@ -86,10 +102,15 @@ class CategoricalLikelihood(BuiltLikelihood):
                 "own softmax would flatten them; leave the last layer out, or take LogSoftmax"
             )
 
-    def mean_nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        if outputs.ndim != 2 or type(self).log_prob is not CategoricalLikelihood.log_prob:
-            return super().mean_nll(outputs, targets)
+    def mean_nll(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        plain = weights is None and outputs.ndim == 2
+        if not plain or type(self).log_prob is not CategoricalLikelihood.log_prob:
+            return super().mean_nll(outputs, targets, weights)
         return F.cross_entropy(outputs, targets)
+
+    def row_weights(self, targets: Tensor, dtype: torch.dtype) -> Tensor | None:
+        weights = self.settings.class_weights
+        return None if weights is None else torch.tensor(weights, dtype=dtype, device=targets.device)[targets]
 
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
         return sum_events(-F.cross_entropy(self._classes_second(outputs), targets, reduction="none"), 1)

@@ -18,8 +18,8 @@ from ..prediction import (
     sum_events,
 )
 from .base import BuiltLikelihood, Likelihood, real_outputs, stacked
-from .moments import per_output, warn_if_far
-from .noise import RealLikelihood, checked_numbers, inverse_softplus, noise_shape, units_of
+from .moments import Targets, WeightedTargets, warn_if_far
+from .noise import RealLikelihood, checked_numbers, inverse_softplus, noise_shape, spread_of, units_of
 
 #: What targets may be at most in float32, whose squares end at 3e38.
 LARGEST = 1e16
@@ -48,11 +48,11 @@ class Gaussian(Likelihood):
             object.__setattr__(self, "covariance", checked_covariance(self.covariance))
 
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
+        self, example_outputs: Tensor | None, example_targets: Targets | None = None
     ) -> "GaussianLikelihood":
         """As in the base; `standardise` asks for all training targets, whole or batch by batch."""
         if not self.standardise:
-            assert example_targets is None or isinstance(example_targets, Tensor)
+            assert example_targets is None or isinstance(example_targets, Tensor | WeightedTargets)
             return self._plain(example_outputs, example_targets)
         if example_outputs is None:
             raise ConfigError(
@@ -76,7 +76,9 @@ class Gaussian(Likelihood):
             )
         return built
 
-    def _plain(self, example_outputs: Tensor | None, example_targets: Tensor | None) -> "GaussianLikelihood":
+    def _plain(
+        self, example_outputs: Tensor | None, example_targets: Tensor | WeightedTargets | None
+    ) -> "GaussianLikelihood":
         # Without outputs the noise keeps all its digits, until it is moved to where the network lives.
         like = torch.empty(0, dtype=torch.float64) if example_outputs is None else example_outputs
         if self.covariance is not None:
@@ -86,11 +88,7 @@ class Gaussian(Likelihood):
             return GaussianLikelihood(self, noise_std=torch.tensor(self.std, dtype=torch.float64).to(like))
         if example_outputs is None:
             return GaussianLikelihood(self, raw_std=nn.UninitializedParameter())
-        start = torch.ones(noise_shape(example_outputs)).to(like)
-        if example_targets is not None and len(example_targets) > 1:
-            flat = aligned(example_targets, example_outputs.new_empty(len(example_targets), *like.shape[1:]))
-            spread = per_output(flat.detach()).std(1)
-            start = torch.where(spread > 0, spread, 1.0).reshape(start.shape).to(like)
+        start = spread_of(example_targets, like, aligned)
         return GaussianLikelihood(self, raw_std=nn.Parameter(inverse_softplus(start)))
 
 

@@ -1,7 +1,7 @@
 """What likelihoods with noise share: the units of real targets, and positive numbers per output, learned or fixed."""
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..errors import ConfigError, require_positive
 from .base import BuiltLikelihood, Likelihood
-from .moments import moments
+from .moments import Targets, WeightedTargets, moments, per_output
 
 
 class RealLikelihood(BuiltLikelihood):
@@ -124,7 +124,27 @@ def noise_shape(outputs: Tensor) -> torch.Size:
     return torch.Size([n if axis == 0 else 1 for axis, n in enumerate(outputs.shape[1:])])
 
 
-def units_of(targets: Tensor | Iterable[Tensor], like: Tensor, align: Any) -> dict[str, Any]:
+def spread_of(targets: Tensor | WeightedTargets | None, like: Tensor, align: Any) -> Tensor:
+    """Standard deviations of targets per output, for noise to start from; 1 where they do not vary, or are not known.
+
+    Args:
+        targets: of the rows at hand.
+        like: as in `units_of`.
+        align: as in `units_of`.
+    """
+    start = like.new_ones(noise_shape(like))
+    values = targets.targets if isinstance(targets, WeightedTargets) else targets
+    if values is None or len(values) < 2:
+        return start
+    flat = align(values, like.new_empty(len(values), *like.shape[1:])).detach()
+    if isinstance(targets, WeightedTargets):
+        spread = moments([WeightedTargets(flat, targets.weights)])[1]
+    else:
+        spread = per_output(flat).std(1)
+    return torch.where(spread > 0, spread, 1.0).reshape(start.shape).to(like)
+
+
+def units_of(targets: Targets, like: Tensor, align: Any) -> dict[str, Any]:
     """Location and scale of all training targets, per output.
 
     Args:
@@ -132,8 +152,16 @@ def units_of(targets: Tensor | Iterable[Tensor], like: Tensor, align: Any) -> di
         like: outputs that targets are aligned with, [B, ...].
         align: brings a batch of targets into the form of the outputs.
     """
-    batches = [targets] if isinstance(targets, Tensor) else targets
-    values = moments(align(part, like.new_empty(len(part), *like.shape[1:])) for part in batches)
+    batches = [targets] if isinstance(targets, Tensor | WeightedTargets) else targets
+
+    def aligned(part: Tensor | WeightedTargets) -> Tensor | WeightedTargets:
+        if isinstance(part, WeightedTargets):
+            return part._replace(
+                targets=align(part.targets, like.new_empty(len(part.targets), *like.shape[1:]))
+            )
+        return align(part, like.new_empty(len(part), *like.shape[1:]))
+
+    values = moments(map(aligned, batches))
     location, scale = (value.reshape(noise_shape(like)).to(like) for value in values)
     return {"location": location, "scale": scale}
 

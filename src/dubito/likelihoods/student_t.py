@@ -18,8 +18,17 @@ from ..prediction import (
     sum_events,
 )
 from .base import Likelihood, at_least_float, real_outputs, stacked
-from .moments import per_output, warn_if_far
-from .noise import NoiseNumbers, RealLikelihood, checked_numbers, noise_shape, started, tails_of, units_of
+from .moments import Targets, WeightedTargets, warn_if_far
+from .noise import (
+    NoiseNumbers,
+    RealLikelihood,
+    checked_numbers,
+    noise_shape,
+    spread_of,
+    started,
+    tails_of,
+    units_of,
+)
 
 #: Degrees of freedom at which learned ones start, and below which no variance exists.
 FIRST_DF, LEAST_DF = 10.0, 2.0
@@ -49,7 +58,7 @@ class StudentT(Likelihood):
             )
 
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
+        self, example_outputs: Tensor | None, example_targets: Targets | None = None
     ) -> "StudentTLikelihood":
         if example_outputs is None:
             raise ConfigError("StudentT learns numbers per output; build it with a few outputs")
@@ -57,10 +66,8 @@ class StudentT(Likelihood):
         start, units = like.new_ones(noise_shape(like)), {}
         if self.standardise and example_targets is not None:
             units = units_of(example_targets, like, aligned)
-        elif isinstance(example_targets, Tensor) and len(example_targets) > 1:
-            flat = aligned(example_targets, like.new_empty(len(example_targets), *like.shape[1:]))
-            std = per_output(flat.detach()).std(1).reshape(start.shape).to(like)
-            start = torch.where(std > 0, std, 1.0)
+        elif isinstance(example_targets, Tensor | WeightedTargets):
+            start = spread_of(example_targets, like, aligned)
         excess = (
             None
             if self.df is None
@@ -158,7 +165,7 @@ class HeteroscedasticGaussian(Likelihood):
     standardise: bool = False
 
     def build(
-        self, example_outputs: Tensor | None, example_targets: Tensor | Iterable[Tensor] | None = None
+        self, example_outputs: Tensor | None, example_targets: Targets | None = None
     ) -> "HeteroscedasticGaussianLikelihood":
         if not self.standardise or example_outputs is None or example_targets is None:
             return HeteroscedasticGaussianLikelihood(self)

@@ -10,7 +10,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from ..devices import on_host
-from ..inputs import Batch, rows_of
+from ..inputs import Batch, rows_of, weighted
 from ..layers.factors import Factors, NodeFactors
 from ..layers.passes import asked
 
@@ -54,7 +54,7 @@ def accumulated(objective: "NodeObjective", batch: Batch, drawn: "Drawn", checke
     sums: list[Tensor | None] = []
     for index in range(objective.passes):
         outputs = objective.one_pass(index, batch, apart)
-        log_prob = objective.log_prob(outputs, batch, index, checked)
+        log_prob = weighted(*objective.log_prob(outputs, batch, index, checked))
         if not parts:  # not before: a likelihood may take its shape from the first outputs
             learned = [p for p in objective.draft.parameters() if p.requires_grad]
             sums = [None] * (len(learned) + len(leaves))

@@ -67,7 +67,7 @@ class NodeObjective(Objective):
         arrangement: Arrangement = "auto",
         log_mixture: bool = False,
         factor_rate: float = 1.0,
-        num_data: int,
+        num_data: float,
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
@@ -204,21 +204,27 @@ class NodeObjective(Objective):
         # L / N of [rank-1, Eq. 2], whose −log p(W) is the weight decay
         return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)
 
-    def log_prob(self, outputs: Tensor, batch: Batch, index: int, checked: bool) -> Tensor:
-        """Log-likelihood of each row in one pass."""
-        outputs, likelihood, targets = at_least_float(outputs), self.draft.likelihood, batch.targets
-        if not checked:
-            likelihood.check_outputs(outputs)
-            targets = likelihood.check_targets(outputs, targets)
-        return likelihood.log_prob(outputs, targets, index)
+    def log_prob(
+        self, outputs: Tensor, batch: Batch, index: int, checked: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-likelihood of each row in one pass, and what the rows weigh."""
+        outputs = at_least_float(outputs)
+        targets, weights = self.judged(outputs, batch, checked)
+        return self.draft.likelihood.log_prob(outputs, targets, index), weights
 
     def _nll(self, passes: Iterable[Tensor], batch: Batch, checked: bool) -> Tensor:
         """Negative log-likelihood of the passes' outputs, mean over the rows   [rank-1, Section 3.4]."""
-        stacked = torch.stack([self.log_prob(out, batch, p, checked) for p, out in enumerate(passes)])
+        rows, (weights, *_) = zip(
+            *(self.log_prob(out, batch, p, checked) for p, out in enumerate(passes)), strict=True
+        )
+        stacked = torch.stack(rows)
         if not self.log_mixture:
-            return -stacked.mean()
+            return -(stacked if weights is None else stacked * weights).mean()
         # −log 1/K Σ_k p(y | x, θ_k)
-        return torch.tensor(float(self.passes)).log().to(stacked) - stacked.logsumexp(0).mean()
+        log_passes, mixture = torch.tensor(float(self.passes)).log().to(stacked), stacked.logsumexp(0)
+        if weights is not None:
+            return -((mixture - log_passes) * weights).mean()
+        return log_passes - mixture.mean()
 
     def kl(self) -> Tensor:
         return self.divergence(self.draft.stds())

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from .. import seeds
-from ..errors import ConfigError, require_count, require_flag, require_fraction, require_positive
+from ..errors import ConfigError, require_flag, require_fraction, require_positive
 from ..hints import Checked, checked
 from .watch import Watch
 
@@ -36,7 +36,7 @@ class NoisyOptimizer(Checked, Optimizer, ABC):
     recommended_lr: ClassVar[float]
 
     def __init__(self, params: Iterable[Any], **settings: Any) -> None:
-        require_count(num_data=settings["num_data"])
+        require_positive(num_data=settings["num_data"])
         seeds.derived(settings["seed"])
         try:
             super().__init__(params, {**settings, "draws": 0, "passes": 0, "rows": 0})
@@ -124,16 +124,16 @@ class NoisyOptimizer(Checked, Optimizer, ABC):
     # -- steps ---------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def step(self, closure: Any = None, *, rows: int | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Any = None, *, rows: float | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Move the means by the gradients of all passes since the last step.
 
         Args:
             closure: computes the loss and its gradients, and is called with a draw in the parameters.
-            rows: B, of all passes and processes; None takes those that layers were seen to read, where the rule
-                watches them.
+            rows: B, of all passes and processes, or the sum of their weights; None takes those that layers were seen
+                to read, where the rule watches them.
         """
         if rows is not None:
-            require_count(rows=rows)
+            require_positive(rows=rows)
         loss, first = None, self.param_groups[0]
         if closure is not None:
             with torch.enable_grad(), self.sampled():
@@ -162,7 +162,7 @@ class NoisyOptimizer(Checked, Optimizer, ABC):
         return self.parameters()
 
     @abstractmethod
-    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: float) -> None:
         """Move one mean; the draw, or the mean of several, is in its state.
 
         Args:

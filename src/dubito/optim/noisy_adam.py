@@ -14,7 +14,7 @@ class NoisyAdam(NoisyOptimizer):
 
     Args:
         params: parameters, or groups of them.
-        num_data: N, the number of training rows.
+        num_data: N, the number of training rows, or the sum of their weights.
         lr: α.
         betas: decay rates of the momentum and of the Fisher information's diagonal f.
         prior_std: √η, of the Normal prior around 0.
@@ -31,7 +31,7 @@ class NoisyAdam(NoisyOptimizer):
         self,
         params: Iterable[Any],
         *,
-        num_data: int,
+        num_data: float,
         lr: float = recommended_lr,
         betas: tuple[float, float] = (0.9, 0.999),
         prior_std: float = 1.0,
@@ -51,7 +51,7 @@ class NoisyAdam(NoisyOptimizer):
         more = {"betas": tuple(betas), "kl_weight": kl_weight, "extrinsic_damping": extrinsic_damping}
         super().__init__(params, **settings, **more, count_rows=count_rows)
 
-    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: float) -> None:
         state, (beta1, beta2), gamma = self.state[p], group["betas"], damping(group)
         fisher = self.fisher(p, group)
         momentum = state.setdefault("momentum", torch.zeros_like(p))

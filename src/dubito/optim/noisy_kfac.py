@@ -25,7 +25,7 @@ class NoisyKFAC(NoisyOptimizer):
 
     Args:
         params: parameters, or groups of them; a layer's weight and bias belong in one group.
-        num_data: N, the number of training rows.
+        num_data: N, the number of training rows, or the sum of their weights.
         lr: α.
         beta: rate of the factors' moving averages.
         prior_std: √η, of the Normal prior around 0.
@@ -42,7 +42,7 @@ class NoisyKFAC(NoisyOptimizer):
         self,
         params: Iterable[Any],
         *,
-        num_data: int,
+        num_data: float,
         lr: float = recommended_lr,
         beta: float = 0.05,
         prior_std: float = 1.0,
@@ -171,7 +171,7 @@ class NoisyKFAC(NoisyOptimizer):
         if bias is not None:
             bias.add_(last.reshape(bias.shape))
 
-    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: float) -> None:
         if "seen_rows" in self.state[p]:
             self._move_block(p, group)
             return

@@ -18,7 +18,7 @@ class Vadam(NoisyOptimizer):
 
     Args:
         params: parameters, or groups of them.
-        num_data: N, the number of training rows.
+        num_data: N, the number of training rows, or the sum of their weights.
         lr: α.
         betas: decay rates of the momentum and of the mean squared gradient f.
         prior_std: of the Normal prior around 0.
@@ -35,7 +35,7 @@ class Vadam(NoisyOptimizer):
         self,
         params: Iterable[Any],
         *,
-        num_data: int,
+        num_data: float,
         lr: float = recommended_lr,
         betas: tuple[float, float] = (0.9, 0.999),
         prior_std: float = 1.0,
@@ -61,7 +61,7 @@ class Vadam(NoisyOptimizer):
         start = max(0.0, self.initial_fisher(group)) * group["betas"][1] ** state.get("step", 0)
         return state["squares"] + start if "squares" in state else torch.full_like(p, start)
 
-    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: float) -> None:
         state, (beta1, beta2), gamma = self.state[p], group["betas"], damping(group)
         momentum = state.setdefault("momentum", torch.zeros_like(p))
         squares = state.setdefault("squares", torch.zeros_like(p))

@@ -19,7 +19,7 @@ class VOGN(NoisyOptimizer):
 
     Args:
         params: parameters, or groups of them.
-        num_data: N, the number of training rows.
+        num_data: N, the number of training rows, or the sum of their weights.
         lr: α.
         betas: β_1 of the momentum, and β_2, the rate at which new squares are taken in.
         prior_std: √η, of the Normal prior around 0.
@@ -39,7 +39,7 @@ class VOGN(NoisyOptimizer):
         self,
         params: Iterable[Any],
         *,
-        num_data: int,
+        num_data: float,
         lr: float = recommended_lr,
         betas: tuple[float, float] = (0.9, 0.001),
         prior_std: float = 1.0,
@@ -86,7 +86,7 @@ class VOGN(NoisyOptimizer):
             if squares is not None:
                 self.add(p, squares=squares, rows=squares.new_full((), float(self.watch.rows)))
 
-    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: int) -> None:
+    def move(self, p: Tensor, slope: Tensor, group: dict[str, Any], rows: float) -> None:
         state, (beta1, beta2) = self.state[p], group["betas"]
         fisher = self.fisher(p, group)
         momentum = state.setdefault("momentum", torch.zeros_like(p))

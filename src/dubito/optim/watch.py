@@ -13,6 +13,7 @@ from ..curvature.sums import DiagonalSums, Wanted
 from ..layers import Dense, Form, Layout, Product
 from ..layers.context import Context, name_of
 from ..layers.kinds import READERS, NoRule, Standin, plain
+from ..layers.layout import per_row
 from ..layers.record import BlockPart, Call
 
 
@@ -92,6 +93,7 @@ class Watch:
         #: The bias of a weight, where one function adds it and both are of interest.
         self.biases: dict[int, Tensor] = {}
         self.rows = 0
+        self.roots: Tensor | None = None
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -99,14 +101,17 @@ class Watch:
         with _Mode(self):
             yield
 
-    def context(self, layouts: Mapping[str, Layout], rows: int) -> Context:
+    def context(self, layouts: Mapping[str, Layout], rows: int, weights: Tensor | None = None) -> Context:
         """What watches a pass of the library's own, whose parameters ask it.
 
         Args:
             layouts: where the inputs of their uses hold the rows, by their names.
             rows: of the batch.
+            weights: of the rows, which the loss has as factors: squares of their gradients would have them twice.
         """
         self.rows = rows
+        if weights is not None:
+            self.roots = weights.clamp(min=torch.finfo(weights.dtype).tiny).sqrt()
         return _UseRecorder(self, layouts)
 
     def seen(
@@ -117,7 +122,9 @@ class Watch:
         call = Call(form, names[0], names[1], 0, 1, 0, 1, 0, "", x.detach(), layout=layout)
 
         def caught(gradient: Tensor) -> None:
-            call.gradient = gradient
+            call.gradient = (
+                gradient if self.roots is None else gradient / per_row(self.roots, layout, gradient)
+            )
 
         output.register_hook(caught)
         if layout is Layout.ROWS:
@@ -131,7 +138,7 @@ class Watch:
     def clear(self) -> None:
         """Forget what was seen."""
         self.calls.clear()
-        self.rows = 0
+        self.rows, self.roots = 0, None
 
     def _of(self, parameter: Tensor) -> list[Call]:
         """The uses of a parameter that a backward pass reached; none where they disagree about the rows."""
@@ -179,6 +186,8 @@ class Watch:
         return isinstance(form, Dense) and form.turned
 
     def _fill(self, sums: DiagonalSums | ProductSums, calls: list[Call]) -> None:
+        if isinstance(sums, ProductSums):
+            sums.roots = self.roots
         sums.add(calls, self.rows, 1.0, True, True)
         sums.flush()
         sums.finish()

@@ -320,10 +320,10 @@ class Posterior(nn.Module, ABC):
         per_example: bool = False,
         precision: Precision = "full",
     ) -> dict[str, float]:
-        """Metrics on data with known targets, by name.
+        """Metrics on data with known targets, by name; where rows have weights, weighted means.
 
         Args:
-            data: a pair, a `Dataset` or a `DataLoader`.
+            data: a pair, a triple with weights of rows, a `Dataset` or a `DataLoader`.
             num_samples: as in `predict`.
             seed: as in `predict`.
             max_rows: as in `predict`; datasets are read in batches of this size.
@@ -337,20 +337,25 @@ class Posterior(nn.Module, ABC):
 
     def predicted(
         self, data: Any, options: PredictionOptions, name: str = "data"
-    ) -> tuple[Prediction, Tensor]:
-        """The prediction of all rows of data, and their targets in the likelihood's form.
+    ) -> tuple[Prediction, Tensor, Tensor | None]:
+        """The prediction of all rows of data, their targets in the likelihood's form, and their weights.
 
         Args:
             data: a pair, a `Dataset` or a `DataLoader`.
             options: of the prediction.
             name: of the data, for messages.
         """
-        predict, predictions, targets = self.predictor(options), [], []
+        predict, predictions, targets, weights = self.predictor(options), [], [], []
         judged = self.network, self.likelihood, data
         for batch in checked_rows(*judged, seed=options.seed, max_rows=options.max_rows, name=name):
             predictions.append(predict(batch.inputs))
             targets.append(batch.targets)
-        return type(predictions[0]).cat(predictions), torch.cat(targets)
+            weights += [] if batch.weights is None else [batch.weights]
+        return (
+            type(predictions[0]).cat(predictions),
+            torch.cat(targets),
+            torch.cat(weights) if weights else None,
+        )
 
     def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""

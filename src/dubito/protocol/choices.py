@@ -11,6 +11,7 @@ from ..calibration.scale import SCALES, preferred_scale
 from ..errors import DubitoWarning
 from ..fitting import Prepared
 from ..inference.laplace import LaplacePosterior
+from ..inputs import weighted
 from ..likelihoods import BernoulliLikelihood, CategoricalLikelihood, RealLikelihood
 from ..metrics.paired import NEGLIGIBLE, wins
 from ..posterior import MAX_ROWS, Posterior
@@ -88,5 +89,5 @@ def calibrated(posterior: Posterior, rows: Source, seed: int) -> Posterior:
 def row_losses(posterior: Posterior, rows: Source, seed: int) -> Tensor:
     """The negative log-likelihood of every row, [B]."""
     options = PredictionOptions(num_samples=NUM_SAMPLES, seed=seed, max_rows=MAX_ROWS)
-    prediction, targets = posterior.predicted(rows, options, "validation")
-    return -prediction.log_prob(targets)
+    prediction, targets, weights = posterior.predicted(rows, options, "validation")
+    return -weighted(prediction.log_prob(targets), weights)

@@ -116,10 +116,12 @@ def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:
         f"no validation rows were given: {count:,} of {rows:,} training rows are kept back to steer the fit; pass "
         "validation= to choose them"
     )
+    trained = RowsSource(source, rest)
+    share = prepared.num_data * len(rest) * trained.mean_weight / (rows * source.mean_weight)
     return replace(
         prepared,
-        source=RowsSource(source, rest),
-        num_data=max(1, round(prepared.num_data * len(rest) / rows)),
+        source=trained,
+        num_data=share if trained.total_weight is not None else max(1, round(share)),
         run=replace(prepared.run, validation=RowsSource(source, held)),
     )
 
@@ -132,12 +134,12 @@ def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
         for number, prior in enumerate(priors):
             start = _from(prepared, auto, f"pilot-{number}")
             with part(auto.pilot / (1 + auto.pilot * (len(priors) - number))):  # of a limited time
-                trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.num_data))
+                trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.rows))
             losses[prior] = trained.history[-1]["best_nll"]
     method = MAP(prior_std=min(losses, key=lambda prior: losses[prior]) if losses else priors[0])
-    training = auto.training(auto.steps(prepared.num_data))
+    training = auto.training(auto.steps(prepared.rows))
     point = method.fit_prepared(_from(prepared, auto, "map"), training)
-    facts = {"pilots": [[prior, loss] for prior, loss in losses.items()], "rows": prepared.num_data}
+    facts = {"pilots": [[prior, loss] for prior, loss in losses.items()], "rows": prepared.rows}
     return settled(point, prepared, facts)
 
 
@@ -147,7 +149,7 @@ def _fitted(method: Method, prepared: Prepared, point: Posterior, auto: AutoTrai
     if steps.training is None:
         start = replace(start, run=replace(start.run, validation=prepared.run.validation))
     posterior = steps.method.fit_prepared(start, steps.training)
-    facts = {"rows": prepared.num_data, "prior_std": point.method.prior_std, "warm": steps.warm}
+    facts = {"rows": prepared.rows, "prior_std": point.method.prior_std, "warm": steps.warm}
     return settled(posterior, prepared, facts)
 
 

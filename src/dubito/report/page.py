@@ -117,6 +117,8 @@ def _lead(task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
         f"<code>{escape(task['network_title'])}</code>",
     ]
     text = " · ".join(parts)
+    if likelihood := task.get("likelihood"):
+        text += f"<br>Likelihood: {escape(likelihood)}."
     if outside := task.get("ood"):
         others = ", ".join(f"{escape(name)} ({count:,} rows)" for name, count in outside.items())
         text += f"<br>Out-of-distribution rows: {explained(others)}."

@@ -98,7 +98,7 @@ class Stepper(ABC):
 class ObjectiveLike(Protocol):
     """What the loop needs of an objective; `dubito.objective.Objective` says what each part is."""
 
-    num_data: int
+    num_data: float
     modes: dict[str, bool]
 
     @property

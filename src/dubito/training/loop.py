@@ -15,7 +15,7 @@ from .. import seeds
 from ..devices import HostCopy
 from ..errors import ConfigError, DataError, Interrupted, NetworkError, TrainingError, warn
 from ..fitting import Run
-from ..inputs import Batch, TensorOptions, map_tensors
+from ..inputs import Batch, TensorOptions
 from ..layers.shell import seeded
 from ..metrics.paired import NEGLIGIBLE, wins
 from ..processes import current
@@ -168,15 +168,14 @@ class Loop:
         groups = [order[rows.start + a : rows.start + b] for rows, (a, b) in zip(slices, shares, strict=True)]
         for batch, rows, (first, _) in zip(self.source.read(groups), slices, shares, strict=True):
             total = rows.stop - rows.start
-            yield batch and Batch(batch.inputs, batch.targets, first, total), total
+            yield batch and batch._replace(first=first, total=total), total
 
     def _part(self, batch: Batch) -> Batch | None:
         """This process's rows of a batch that every process has read."""
         first, end = self.processes.share(len(batch.targets))
         if first == end:
             return None
-        inputs = map_tensors(lambda tensor: tensor[first:end], batch.inputs)
-        return Batch(inputs, batch.targets[first:end], first, len(batch.targets))
+        return batch.rows(slice(first, end))._replace(first=first, total=len(batch.targets))
 
     def _slices(self) -> Sequence[slice]:
         assert self.source.num_data is not None
@@ -304,7 +303,7 @@ class Loop:
             for batch in self.run.validation.batches(1024) if self.processes.first else ():
                 try:
                     prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)
-                    losses.append(-prediction.log_prob(batch.targets))
+                    losses.append(-batch.weighted(prediction.log_prob(batch.targets)))
                 except (NetworkError, DataError):  # no numbers: all processes hear of it by the score
                     losses.append(batch.targets.new_full((1,), math.nan, dtype=torch.float32))
                 rows += len(batch.targets)
@@ -434,7 +433,7 @@ class Loop:
         try:
             passes = len(source.loader)  # pyright: ignore[reportAttributeAccessIssue]
         except TypeError:  # a stream: schedules go by the number of rows it was said to have
-            passes = math.ceil(self.objective.num_data / batch_size)
+            passes = math.ceil(self.objective.num_data / source.mean_weight / batch_size)
         return plan_run(training, source.num_data, passes, batch_size)
 
 

@@ -88,6 +88,8 @@ class MemberStepper(JointStepper):
         for parts in zip(*passes, strict=True):
             batches = [batch for batch in parts if batch is not None]
             batch = Batch(joined([b.inputs for b in batches]), torch.cat([b.targets for b in batches]))
+            if batches[0].weights is not None:
+                batch = batch._replace(weights=joined([b.weights for b in batches]))
             with autocast(self.training.precision, self.descent.device):
                 loss = self.loss(batch, weight)
             count = len(batches[0].targets)
@@ -112,12 +114,16 @@ class MemberStepper(JointStepper):
         """The terms of each run's loss, [K], for rows run by run."""
         outputs = at_least_float(self.outputs(batch.inputs))
         if self.shared:
-            log_probs = self.likelihoods[0].log_prob(outputs, batch.targets)
+            log_probs = batch.weighted(self.likelihoods[0].log_prob(outputs, batch.targets))
             nll = -log_probs.unflatten(0, (self.count, -1)).mean(1)
         else:
-            rows = zip(outputs.chunk(self.count), batch.targets.chunk(self.count), strict=True)
-            parts = zip(self.likelihoods, rows, strict=True)
-            nll = torch.stack([likelihood.mean_nll(*part) for likelihood, part in parts])
+            rows = [
+                tensor.chunk(self.count)
+                for tensor in (outputs, batch.targets, batch.weights)
+                if tensor is not None
+            ]
+            parts = zip(self.likelihoods, *rows, strict=True)
+            nll = torch.stack([likelihood.mean_nll(*part) for likelihood, *part in parts])
         if self.first.prior_std is None:
             return Loss(nll, nll, self.zeros)
         kl = vmap(self.first.penalty)(self.weights)

@@ -45,7 +45,7 @@ class NormalObjective(Objective):
         estimator: Estimator,
         max_std: float | None,
         factor_rate: float = 1.0,
-        num_data: int,
+        num_data: float,
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)

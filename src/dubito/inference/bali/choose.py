@@ -60,7 +60,7 @@ class WithheldRows(RowsSource):
         return f"{len(self.judging)} rows late of {self.source.digest()}"
 
 
-def started(method: "BALI", num_data: int) -> "BALI":
+def started(method: "BALI", num_data: float) -> "BALI":
     """The method with numbers to start from where it has none."""
     return replace(
         method,

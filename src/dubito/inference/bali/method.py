@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...errors import require_count, require_fraction, require_positive
+from ...errors import ConfigError, require_count, require_fraction, require_positive
 from ...fitting import Prepared
 from ...likelihoods import BuiltLikelihood, GaussianLikelihood
 from ...method import Method
@@ -83,6 +83,11 @@ class BALI(Method):
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> BALIPosterior:
         training = training or Training()
         check_training(training)
+        if prepared.source.total_weight is not None:
+            raise ConfigError(
+                "BALI normalises the gradients of a batch over its rows, so that its pseudo-targets know no weights of "
+                "rows or classes; repeat rows with whole weights, or take another method"
+            )
         topology = find_layers(prepared.network, prepared.example.inputs, self.subset)
         objective, source = self.begun(prepared, topology)
         posterior = fitted(objective, train(objective, source, training, prepared.run))

@@ -45,7 +45,7 @@ class BALIObjective(Objective):
         *,
         target_std: Tensor | None,
         inferred_noise: bool,
-        num_data: int,
+        num_data: float,
         modes: Mapping[str, bool] | None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ...errors import ConfigError
 from ...fitting import Prepared
-from ...inputs import Inputs, TensorOptions, map_tensors, take
+from ...inputs import Inputs, TensorOptions, map_tensors, take, weighted
 from ...likelihoods import BuiltLikelihood, CategoricalLikelihood
 from ...networks import resolve, run, trainable
 from ...priors import PriorStd, prior_std_of
@@ -40,6 +40,8 @@ class Target:
         batches = list(prepared.source.batches(1024))
         self.inputs = _joined([batch.inputs for batch in batches])
         self.targets = torch.cat([batch.targets for batch in batches])
+        weights = [batch.weights for batch in batches if batch.weights is not None]
+        self.weights = torch.cat(weights) * prepared.source.mean_weight if weights else None
 
     def start(self, generator: torch.Generator) -> Tensor:
         """A draw from the prior."""
@@ -62,7 +64,9 @@ class Target:
 
     def energy(self, weights: Tensor) -> Tensor:
         """−log p(D | w) − log p(w), without its constant."""
-        fit = self.likelihood.log_prob(self.outputs(weights, self.inputs), self.targets).sum()
+        fit = weighted(
+            self.likelihood.log_prob(self.outputs(weights, self.inputs), self.targets), self.weights
+        ).sum()
         return 0.5 * (weights / self.prior_std).square().sum() - fit
 
     @torch.no_grad()

@@ -72,7 +72,7 @@ class ImplicitObjective(NodeObjective):
         noise_samples: int,
         mixture_mean: bool,
         arrangement: Arrangement,
-        num_data: int,
+        num_data: float,
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         self.noise_samples, self.mixture_mean = noise_samples, mixture_mean

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...distributions.linalg import float64_device
 from ...errors import warn
+from ...inputs import weighted
 from ...likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from ...likelihoods.moments import per_output
 from ...networks import run
@@ -79,16 +80,16 @@ class DataFitSums:
         return isinstance(self.likelihood, GaussianLikelihood)
 
     @torch.no_grad()
-    def add(self, outputs: Tensor, targets: Tensor) -> None:
-        """Add a batch of rows."""
-        for name, value in self._terms(outputs, targets).items():
+    def add(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> None:
+        """Add a batch of rows, with weights whose mean over all of them is 1."""
+        for name, value in self._terms(outputs, targets, weights).items():
             self.sums[name] += value
 
     def read(self, network: nn.Module, source: Source, batch_size: int) -> None:
         """Add all rows, in a pass of their own."""
         with torch.no_grad():
             for batch in source.batches(batch_size):
-                self.add(run(network, {}, batch.inputs), batch.targets)
+                self.add(run(network, {}, batch.inputs), batch.targets, batch.weights)
 
     def join(self, processes: Processes, device: torch.device) -> None:
         """Add up the sums of all processes, in one message."""
@@ -97,19 +98,22 @@ class DataFitSums:
             processes.sum(list(moved.values()))
             self.sums = {name: value.cpu() for name, value in moved.items()}
 
-    def _terms(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    def _terms(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> dict[str, Tensor]:
         """What one batch adds."""
         terms = {
             "rows": torch.full((), len(outputs), device=outputs.device),
-            "log_likelihood": wide(self.likelihood.log_prob(outputs, targets)).sum(),
+            "log_likelihood": weighted(wide(self.likelihood.log_prob(outputs, targets)), weights).sum(),
         }
         if isinstance(self.likelihood, CategoricalLikelihood | BernoulliLikelihood):
-            terms["counts"] = _counts(self.likelihood, outputs, targets)
+            terms["counts"] = _counts(self.likelihood, outputs, targets, weights)
         elif self.shift is not None:  # per output: positions after the output axis count as more rows
             truth = per_output(targets)
-            terms["errors"] = (truth - per_output(self.likelihood.restored(outputs))).square().sum(1)
-            terms["sums"] = (truth - self.shift).sum(1)
-            terms["squares"] = (truth - self.shift).square().sum(1)
+            shares = 1.0 if weights is None else weights.repeat_interleave(truth.shape[1] // len(targets))
+            terms["errors"] = ((truth - per_output(self.likelihood.restored(outputs))).square() * shares).sum(
+                1
+            )
+            terms["sums"] = ((truth - self.shift) * shares).sum(1)
+            terms["squares"] = ((truth - self.shift).square() * shares).sum(1)
             terms["count"] = torch.full((), truth.shape[1], device=outputs.device)
         return {name: wide(value) for name, value in terms.items()}
 
@@ -172,21 +176,23 @@ def with_fitted_numbers(
         source: of the rows, of which at most `FITTED_ROWS` are read.
         batch_size: of rows that are read.
     """
-    outputs, targets, rows = [], [], 0
+    outputs, targets, weights, rows = [], [], [], 0
     with torch.no_grad():
         for batch in source.batches(batch_size):
             outputs.append(run(network, {}, batch.inputs))
             targets.append(batch.targets)
+            weights += [] if batch.weights is None else [batch.weights]
             rows += len(batch.targets)
             if rows >= FITTED_ROWS:
                 break
     fitted, answers, truth = copy.deepcopy(likelihood), torch.cat(outputs), torch.cat(targets)
+    shares = torch.cat(weights) if weights else None
     parameters = [parameter.requires_grad_() for parameter in fitted.parameters()]
     optimizer = torch.optim.LBFGS(parameters, max_iter=100, line_search_fn="strong_wolfe")
 
     def loss() -> float:
         optimizer.zero_grad()
-        value = fitted.mean_nll(answers, truth)
+        value = fitted.mean_nll(answers, truth, shares)
         value.backward()
         return float(value.detach())
 
@@ -195,17 +201,16 @@ def with_fitted_numbers(
     return fitted
 
 
-def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Tensor:
+def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
     """How often each class came: [C], or [..., 2] for each output that is yes or no."""
     if isinstance(likelihood, CategoricalLikelihood):
         counts = wide(outputs.new_zeros(outputs.shape[likelihood.settings.class_axis]))
         labels = targets.flatten().to(counts.device)
-        return counts.index_add_(
-            0, labels, counts.new_ones(1).expand(len(labels))
-        )  # `bincount` asks the device
+        ones = counts.new_ones(1).expand(len(targets), targets[0].numel())
+        return counts.index_add_(0, labels, weighted(ones, weights).flatten())  # `bincount` asks the device
     assert isinstance(likelihood, BernoulliLikelihood)
-    yes = targets.sum(0)
-    return torch.stack([len(targets) - yes, yes], -1)
+    yes, rows = (weighted(values, weights).sum(0) for values in (targets, torch.ones_like(targets)))
+    return torch.stack([rows - yes, yes], -1)
 
 
 def wide(values: Tensor) -> Tensor:

@@ -101,9 +101,12 @@ def row_losses(
         judged: list[Any] = [
             predictive(posterior.likelihood, outputs, part) for part in (*covariances, centre)
         ]
-        rows = [-p.log_prob(batch.targets).detach().cpu().double() for p in judged]
+        rows = [-batch.weighted(p.log_prob(batch.targets).detach()).cpu().double() for p in judged]
         losses.append(torch.stack([values.reshape(len(values), -1).mean(1) for values in rows]))
-        uncertainty = [torch.stack([p.epistemic.sum(0), p.aleatoric.sum(0)]) for p in judged[:-1]]
+        uncertainty = [
+            torch.stack([batch.weighted(part).sum(0) for part in (p.epistemic, p.aleatoric)])
+            for p in judged[:-1]
+        ]
         parts.append(torch.stack(uncertainty).detach().cpu().double())
     values = torch.cat(losses, 1)
     if values.shape[1] < 2 or not values[-1].isfinite().all():
@@ -155,9 +158,11 @@ def best_scale(
     nll, rows = [0.0 for _ in judges], 0
     posteriors = [*candidates, before.normals]
     for batch, outputs, covariances in linearised_outputs(posterior, batches, posteriors, max_rows):
-        rows += len(batch.targets)
+        rows += len(batch.targets) if batch.weights is None else float(batch.weights.sum())
         for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):
-            nll[index] -= float(total(predictive(judge, outputs, covariance).log_prob(batch.targets)))
+            nll[index] -= float(
+                total(batch.weighted(predictive(judge, outputs, covariance).log_prob(batch.targets)))
+            )
     *scores, present = nll
     if present < min(scores):
         warn(

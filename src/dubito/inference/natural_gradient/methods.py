@@ -43,7 +43,7 @@ class NaturalGradient(Method):
         return type(self).optimizer_type.recommended_lr
 
     @checked
-    def optimizer(self, params: Sequence[Tensor], num_data: int) -> optim.NoisyOptimizer:
+    def optimizer(self, params: Sequence[Tensor], num_data: float) -> optim.NoisyOptimizer:
         """The optimiser with the method's settings."""
         return type(self).optimizer_type(params, num_data=num_data, **self._settings())
 
@@ -70,6 +70,7 @@ class NaturalGradient(Method):
             row_layouts(surveyed, trainable(network)),
             num_data=prepared.num_data,
             modes=prepared.modes,
+            mean_weight=prepared.source.mean_weight,
         )
         noise = logarithms(draft)
         history = train(objective, prepared.source, training or Training(), prepared.run)

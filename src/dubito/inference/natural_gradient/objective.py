@@ -42,8 +42,9 @@ class NaturalObjective(PlainObjective):
         draft: the posterior under training.
         make: the optimiser for given parameters and rows.
         layouts: where the uses of parameters hold the rows, by name, of those whose rows tell their gradients.
-        num_data: the number of training rows.
+        num_data: the number of training rows, or the sum of their weights.
         modes: modules by name that stay in evaluation mode while training.
+        mean_weight: of the rows.
     """
 
     draft: NaturalPosterior
@@ -51,13 +52,15 @@ class NaturalObjective(PlainObjective):
     def __init__(
         self,
         draft: NaturalPosterior,
-        make: Callable[[list[Tensor], int], NoisyOptimizer],
+        make: Callable[[list[Tensor], float], NoisyOptimizer],
         layouts: Mapping[str, Layout],
         *,
-        num_data: int,
+        num_data: float,
         modes: Mapping[str, bool],
+        mean_weight: float = 1.0,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
+        self.mean_weight = mean_weight
         draft.tensors.requires_grad_(False)
         self.names, self.layouts = list(trainable(draft.network)), layouts
         self.optimizer = make([draft.network.get_parameter(name) for name in self.names], num_data)
@@ -69,7 +72,7 @@ class NaturalObjective(PlainObjective):
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
         if not self.optimizer.watches:
             return super().outputs(batch, generator)
-        context = self.optimizer.watch.context(self.layouts, rows_of(batch.inputs))
+        context = self.optimizer.watch.context(self.layouts, rows_of(batch.inputs), batch.weights)
         return asked(self.draft.network, context, self.layouts, training=self.modes).outputs(batch.inputs)
 
     def parameter_groups(
@@ -146,7 +149,7 @@ class NaturalStepper(Stepper):
         if self.training.clip_norm is not None:
             norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.training.clip_norm)
         lr = self._set_rates(number)
-        self.optimizer.step(rows=rows)
+        self.optimizer.step(rows=rows * self.objective.mean_weight)
         if self.beside is not None:
             self.beside.descend(number)
         return StepRecord(number, torch.stack([total, total, torch.zeros_like(total)]), rows, lr, norm, stop)

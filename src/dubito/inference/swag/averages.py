@@ -113,7 +113,7 @@ class AveragedObjective(MAPObjective):
         prior_std: float | None,
         gathering: Gathering,
         *,
-        num_data: int,
+        num_data: float,
         modes: Mapping[str, bool],
     ) -> None:
         super().__init__(draft, prior_std, num_data=num_data, modes=modes)
