@@ -13,23 +13,25 @@ from .prediction import (
 
 
 def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
-    """Metrics by name: for classes accuracy, nll, brier, ece; for reals rmse, mae, nll, crps, coverage."""
+    """Metrics by name: for classes accuracy, nll, brier, ece, where rows have several labels nll_per_label; for reals rmse, mae, nll, crps, coverage."""
     from . import metrics  # a dozen modules that fits and predictions do without
 
-    nll = -float(prediction.log_prob(targets).cpu().double().mean())
+    log_probs = prediction.log_prob(targets).cpu().double()
+    nll = -float(log_probs.mean())
     if isinstance(prediction, RealPrediction):
         return {"nll": nll, **real_metrics(prediction, targets)}
     if isinstance(prediction, OutputPrediction):
         return {"nll": nll}
     if isinstance(prediction, CategoricalPrediction):
-        probs = prediction.probs.movedim(prediction.class_axis, -1).flatten(0, -2)
-        labels = targets.flatten()
+        probs, labels = prediction.flat(targets)
     else:
         assert isinstance(prediction, BernoulliPrediction)
         probs = prediction.probs.flatten()
         labels = aligned(targets, prediction.probs).long().flatten()
+    several = isinstance(prediction, CategoricalPrediction) and targets.ndim > 1
     return {
         "nll": nll,
+        **({"nll_per_label": -float(log_probs.sum()) / len(labels)} if several else {}),
         "accuracy": metrics.accuracy(probs, labels),
         "brier": metrics.brier(probs, labels),
         "ece": metrics.ece(probs, labels),

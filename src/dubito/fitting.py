@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from typing import Any
@@ -31,10 +31,21 @@ from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .networks import copied, frozen_modes
 from .processes import Processes, current
-from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading
+from .sources import (
+    LoaderSource,
+    Source,
+    TensorSource,
+    as_inputs_source,
+    as_source,
+    holds_rows,
+    labelled_rows,
+    reading,
+)
 
 #: Rows that are read at once for their targets, and seconds to wait for processes that read theirs.
 TARGET_ROWS, PATIENCE = 1024, 600.0
+#: Labels of the first rows that must repeat their inputs to be taken for those of a causal language model.
+LEAST_COPIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +182,12 @@ def _prepared(
     for rows in (source, run.validation):
         if rows is not None:
             rows.check_targets(lambda _, targets, numbers: plain.check_targets(outputs, targets, numbers))
+    checked = example._replace(targets=plain.check_targets(outputs, example.targets))
+    if plain.ignores:
+        _require_shift(example, plain)
+        source, run = _labelled(source, run, plain, counts_all=num_data is None)
+        with reading(source, run.seed, "example"):
+            checked = source.example()
     known = num_data or source.num_data
     if known is None:
         raise DataError("the number of rows must be known, but these data do not tell it; pass num_data=")
@@ -178,11 +195,41 @@ def _prepared(
         network=network,
         modes=modes,
         source=source,
-        example=example._replace(targets=plain.check_targets(outputs, example.targets)),
+        example=checked,
         likelihood=plain if fitted else _built(likelihood, source, outputs, raw, run.seed),
         num_data=known,
         run=run,
     )
+
+
+def _labelled(
+    source: Source, run: Run, likelihood: BuiltLikelihood, *, counts_all: bool
+) -> tuple[Source, Run]:
+    """Sources without rows whose labels are all ignored: they are no observations, and counted nowhere."""
+    watched = run.validation
+    with reading(source, run.seed, "labels"):
+        source = source.with_labels(likelihood.observed)
+    if isinstance(source, LoaderSource):
+        source.counts_all = counts_all and source.num_data is not None
+    if watched is not None:
+        with reading(watched, run.seed, "labels"):
+            run = replace(run, validation=watched.with_labels(likelihood.observed))
+    return source, run
+
+
+def _require_shift(example: Batch, likelihood: BuiltLikelihood) -> None:
+    """Refuse labels that repeat the inputs position by position, which a causal language model would learn to copy."""
+    named = example.inputs if isinstance(example.inputs, Mapping) else {}
+    tokens, targets = named.get("input_ids"), example.targets
+    if tokens is None or "decoder_input_ids" in named or tokens.shape != targets.shape:
+        return
+    seen = likelihood.observed(targets)
+    repeated = seen is not None and int(seen.sum()) >= LEAST_COPIES and bool((tokens == targets)[seen].all())
+    if repeated and not getattr(likelihood.settings, "shift", True):
+        raise DataError(
+            "the labels repeat input_ids position by position, as causal language models of Transformers take them, "
+            "which shift them inside of their loss: use Categorical(ignore_index=-100, shift=True), or shift them"
+        )
 
 
 def _check_dependence(network: nn.Module, row: Inputs, outputs: Tensor) -> None:
@@ -293,7 +340,14 @@ def checked_rows(
         return likelihood.check_targets(answered(network, take(inputs, slice(1))), targets, rows)
 
     source.check_targets(check)
-    yield from read_batches(source, seed, max_rows, whole, name)
+    some = False
+    for batch in read_batches(source, seed, max_rows, whole, name):
+        batch = labelled_rows(batch, likelihood.observed) if likelihood.ignores else batch
+        if len(batch.targets):
+            some = True
+            yield batch
+    if not some:
+        raise DataError(f"{name} must hold at least one row with a label, got none")
 
 
 def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -> Iterator[Inputs]:

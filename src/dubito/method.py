@@ -19,6 +19,7 @@ from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
 from .posterior import Posterior, described
+from .sources import named_target
 from .training import AutoTraining, Training, train
 
 
@@ -48,12 +49,14 @@ class Method(Checked, ABC):
         checkpoint: str | os.PathLike[str] | None = None,
         seed: int = 0,
         progress: bool | None = None,
+        target: str | None = None,
     ) -> Posterior:
         """Fit a posterior to data, starting from the network's weights; the network is not modified.
 
         Args:
             net: any module; it is copied.
-            data: a pair (inputs, targets) of tensors or arrays, a `Dataset` or a `DataLoader`.
+            data: a pair (inputs, targets) of tensors or arrays, a `Dataset` or a `DataLoader`; batches, or all rows,
+                may also be a mapping whose entry `labels` holds the targets.
             likelihood: `Categorical()`, `Bernoulli()` or `Gaussian()`.
             training: how to train; post-hoc methods take the network as given without it. "auto", or
                 `Training.auto(...)`, is the protocol of `dubito compare`: see `dubito.protocol`.
@@ -62,14 +65,16 @@ class Method(Checked, ABC):
             checkpoint: a file that lets an interrupted run go on; one of another run is refused.
             seed: of everything random.
             progress: show a progress bar; None shows it on terminals only.
+            target: the name of the targets in data and validation that are mappings; None is `labels`, or `label`.
         """
         given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
-        given |= {"seed": seed, "progress": progress}
+        given |= {"seed": seed, "progress": progress, "target": target}
         return self._fit(net, data, likelihood, training, given)
 
     def _fit(self, net: nn.Module, data: Any, likelihood: Likelihood, training: Any, given: Any) -> Posterior:
         """What `fit` does with its arguments, and with those that a method has beside them."""
         training = Training.auto() if training == "auto" else training
+        data, given["validation"] = named_target(given.pop("target", None), data, given.get("validation"))
         if isinstance(training, AutoTraining):
             return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off

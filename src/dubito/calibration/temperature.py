@@ -101,7 +101,9 @@ def temperature_scaled(
         prediction = tempered(settings, temperature).predictive(draws)
         loss = mean_nll(prediction, labels)
         return (
-            loss if not mislabelled else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction)
+            loss
+            if not mislabelled
+            else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction, labels)
         )
 
     result.likelihood = tempered(settings, best(score))
@@ -126,8 +128,8 @@ def _real_scores(
 def tempered(settings: Categorical | Bernoulli, temperature: float) -> BuiltLikelihood:
     """The likelihood of classes at a temperature."""
     if isinstance(settings, Categorical):
-        tempered_settings = TemperedCategorical(class_axis=settings.class_axis, temperature=temperature)
-        return TemperedCategoricalLikelihood(tempered_settings)
+        axis, ignored, shift = settings.class_axis, settings.ignore_index, settings.shift
+        return TemperedCategoricalLikelihood(TemperedCategorical(axis, ignored, shift, temperature))
     return TemperedBernoulliLikelihood(TemperedBernoulli(temperature=temperature))
 
 
@@ -136,13 +138,15 @@ def mean_nll(prediction: Prediction, targets: Tensor) -> float:
     return -float(prediction.log_prob(targets).double().mean())
 
 
-def mean_nll_of_any(prediction: Prediction) -> float:
+def mean_nll_of_any(prediction: Prediction, targets: Tensor) -> float:
     """Mean negative log-likelihood of labels drawn evenly from all classes, in nats."""
     if isinstance(prediction, BernoulliPrediction):
         logs = (prediction.log_probs + prediction.log_complements) / 2
     else:
         assert isinstance(prediction, CategoricalPrediction)
         logs = prediction.log_probs.mean(prediction.class_axis)
+        if prediction.ignore_index is not None:
+            logs = logs * (targets != prediction.ignore_index)
     return -float(sum_events(logs, 1).double().mean())
 
 

@@ -24,6 +24,8 @@ class TemperedCategorical(Categorical):
 
     Args:
         class_axis: as in `Categorical`.
+        ignore_index: as in `Categorical`.
+        shift: as in `Categorical`.
         temperature: T; above 1 makes predictions less sure, below 1 surer.
     """
 
@@ -34,7 +36,7 @@ class TemperedCategorical(Categorical):
         require_positive(temperature=self.temperature)
 
     def build(self, example_outputs: Any, example_targets: Any = None) -> BuiltLikelihood:
-        return TemperedCategoricalLikelihood(self)
+        return TemperedCategoricalLikelihood(self.resolved(example_outputs))
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Tempered(BuiltLikelihood):
     def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
         # ∂²/∂f² of ℓ(f/T) is ℓ''(f/T) / T², so its root is over T
         temperature = self.settings.temperature
-        return super().hessian_root(outputs / temperature, draw) / temperature
+        return super().hessian_root(outputs / temperature, draw, targets) / temperature
 
     def predictive(self, draws: Iterable[Tensor]) -> Any:
         return super().predictive(over(draws, self.settings.temperature))
@@ -117,5 +119,9 @@ def recording(likelihood: BuiltLikelihood) -> tuple[BuiltLikelihood, Recording]:
             record.calls.append(list(draws))
             return super().predictive(record.calls[-1])
 
-    plain = Categorical(class_axis=settings.class_axis) if categorical else Bernoulli()
+    plain = (
+        Categorical(settings.class_axis, settings.ignore_index, settings.shift)
+        if categorical
+        else Bernoulli()
+    )
     return RecordingLikelihood(plain), record

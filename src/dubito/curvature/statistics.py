@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..devices import on_host
 from ..distributions.linalg import eigh
 from ..errors import ConfigError, DataError
 from ..inputs import Batch, call, map_tensors, rows_of, take
+from ..layers.linear import Dense
 from ..layers.record import Call, Part, recorded
 from ..likelihoods import BuiltLikelihood
 from ..sources import OrderedSource, Source
@@ -257,6 +259,8 @@ def _add_batches(
             answers = outputs.detach()
             if watch is not None:
                 watch(answers, batch.targets)
+            seen = over.likelihood.observed(batch.targets)
+            step.some = seen is not None and not (on_host(seen) and bool(seen.all()))
             gradients = over.kind.seeds(over.likelihood, answers, batch.targets, noise.at(first_row, answers))
             for number, last, (weight, gradient) in _numbered(gradients):
                 step.weight, step.first, step.last = weight, number == 0, last
@@ -278,6 +282,8 @@ class _SumsOfPass:
 
     def __init__(self, cover: Cover, sums: list[DiagonalSums | ProductSums]) -> None:
         self.rows, self.weight, self.first, self.last = 0, 1.0, True, True
+        #: Whether some positions have no label: those that none of the others depends on do not count.
+        self.some = False
         self.sums = sums
         self.record = cover.record(ready=self.ready)
         self.by_part: dict[Part, DiagonalSums | ProductSums] = {}
@@ -312,6 +318,10 @@ class _SumsOfPass:
 
     def _add(self, part_sums: DiagonalSums | ProductSums) -> None:
         calls = self.record.of(part_sums.part.key)
+        for call in calls if self.some else ():
+            if call.active is None and call.gradient is not None and isinstance(call.form, Dense):
+                active = (call.gradient != 0).any(-1)
+                call.active = active if active.numel() > self.rows else None
         with torch.no_grad():
             part_sums.add(calls, self.rows, self.weight, self.first, self.last)
         self.done.add(part_sums)

@@ -198,11 +198,13 @@ def with_fitted_numbers(
 def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor) -> Tensor:
     """How often each class came: [C], or [..., 2] for each output that is yes or no."""
     if isinstance(likelihood, CategoricalLikelihood):
-        counts = wide(outputs.new_zeros(outputs.shape[likelihood.settings.class_axis]))
-        labels = targets.flatten().to(counts.device)
-        return counts.index_add_(
-            0, labels, counts.new_ones(1).expand(len(labels))
-        )  # `bincount` asks the device
+        counts = wide(outputs.new_zeros(outputs.shape[likelihood.settings.axis(outputs)]))
+        seen, labels = likelihood.observed(targets), targets.flatten().to(counts.device)
+        once = counts.new_ones(1).expand(len(labels))
+        if seen is not None:
+            once = seen.flatten().to(once)
+            labels = labels.where(once > 0, 0)
+        return counts.index_add_(0, labels, once)  # `bincount` asks the device
     assert isinstance(likelihood, BernoulliLikelihood)
     yes = targets.sum(0)
     return torch.stack([len(targets) - yes, yes], -1)
