@@ -13,7 +13,10 @@ from .prediction import (
 
 
 def evaluate(prediction: Prediction, targets: Tensor) -> dict[str, float]:
-    """Metrics by name: for classes accuracy, nll, brier, ece, where rows have several labels nll_per_label; for reals rmse, mae, nll, crps, coverage."""
+    """Metrics by name: for classes accuracy, nll, brier, ece; for reals rmse, mae, nll, crps, coverage.
+
+    `nll` is the mean over rows; where rows have several labels, `nll_per_label` is that over labels.
+    """
     from . import metrics  # a dozen modules that fits and predictions do without
 
     log_probs = prediction.log_prob(targets).cpu().double()

@@ -39,7 +39,7 @@ from .inputs import (
 
 #: Rows that are read at once for a digest, and rows that are read twice to see which tensors are drawn anew.
 DIGEST_ROWS, TWICE = 128, 64
-#: Names of the targets in batches that are mappings, where no other is given: those of Transformers and of its datasets.
+#: Names of the targets in batches that are mappings, where no other is given: those of Transformers and its data.
 TARGETS = "labels", "label"
 #: From targets to where they say something; None where all of them do.
 Observed: TypeAlias = Callable[[Tensor], Tensor | None]
@@ -367,8 +367,8 @@ def stacked_rows(batches: Iterator[Any]) -> Any:
         if "equal size" not in str(error):
             raise
         raise DataError(
-            "rows of different lengths must be padded to be a batch: give a DataLoader whose collate_fn does so, such as "
-            f"Transformers' DataCollatorWithPadding(tokenizer); {error}"
+            "rows of different lengths must be padded to be a batch: give a DataLoader whose collate_fn does so, such "
+            f"as Transformers' DataCollatorWithPadding(tokenizer); {error}"
         ) from error
 
 

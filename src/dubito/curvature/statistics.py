@@ -318,10 +318,10 @@ class _SumsOfPass:
 
     def _add(self, part_sums: DiagonalSums | ProductSums) -> None:
         calls = self.record.of(part_sums.part.key)
-        for call in calls if self.some else ():
-            if call.active is None and call.gradient is not None and isinstance(call.form, Dense):
-                active = (call.gradient != 0).any(-1)
-                call.active = active if active.numel() > self.rows else None
+        for seen in calls if self.some else ():
+            if seen.active is None and seen.gradient is not None and isinstance(seen.form, Dense):
+                active = (seen.gradient != 0).any(-1)
+                seen.active = active if active.numel() > self.rows else None
         with torch.no_grad():
             part_sums.add(calls, self.rows, self.weight, self.first, self.last)
         self.done.add(part_sums)

@@ -96,7 +96,7 @@ class CategoricalLikelihood(BuiltLikelihood):
                 f"targets must have shape [B{''.join(f', {n}' for n in expected[1:])}], "
                 f"got {tuple(targets.shape)}; {remedy}"
             )
-        if self.settings.shift:
+        if self.settings.shift and ignored is not None:
             targets = torch.cat([targets[:, 1:], torch.full_like(targets[:, :1], ignored)], 1)
         seen = self.observed(targets)
         if not on_host(targets) or not (targets if seen is None else targets[seen]).numel():

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import dataclass, field, replace
 from math import log
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -118,10 +118,8 @@ class CategoricalPrediction(ClassPrediction):
         return (probs, labels) if self.ignore_index is None else (probs[seen.to(probs.device)], labels[seen])
 
     @classmethod
-    def cat(cls, parts: list[Self]) -> Self:
-        if len({part.aleatoric.shape[1:] for part in parts if isinstance(part, cls)}) > 1:
-            parts = _as_long(parts)
-        return super().cat(parts)
+    def of_one_form(cls, parts: list[Any]) -> list[Any]:
+        return parts if len({part.aleatoric.shape[1:] for part in parts}) == 1 else _as_long(parts)
 
 
 @dataclass(frozen=True, eq=False)
