@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from .priors import He as He
     from .registry import methods as methods
     from .sources import Labelled as Labelled
+    from .training import Callback as Callback
     from .training import Training as Training
     from .version import __version__ as __version__
     from .weight_normals import Flipout as Flipout
@@ -116,7 +117,7 @@ _NAMES = {
     "loading": ("load",),
     "registry": ("methods",),
     "sources": ("Labelled",),
-    "training": ("Training",),
+    "training": ("Callback", "Training"),
     "version": ("__version__",),
     "weight_normals": ("Flipout", "LocalReparameterised", "Reparameterised"),
 }

@@ -55,6 +55,8 @@ class Run(Checked):
     Attributes:
         seed: of starts, data order and noise.
         progress: show a bar; None on terminals only.
+        callbacks: those who watch the run.
+        member: its number in an ensemble, for callbacks.
         checkpoint: a file to go on from.
         validation: rows that watch over training.
         processes: the processes that share the run; None asks `torchrun`.
@@ -63,6 +65,8 @@ class Run(Checked):
 
     seed: int = 0
     progress: bool | None = None
+    callbacks: tuple[Any, ...] = ()
+    member: int | None = None
     checkpoint: str | os.PathLike[str] | None = None
     validation: Source | None = None
     processes: Processes | None = None
@@ -127,6 +131,7 @@ def prepare(
     checkpoint: str | os.PathLike[str] | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    callbacks: tuple[Any, ...] = (),
     start: Callable[..., nn.Module] | None = None,
 ) -> Prepared:
     """Check everything a fit is given and bring it into one form; the arguments are those of `fit`."""
@@ -134,7 +139,8 @@ def prepare(
     settings = settings_of(likelihood)
     network = copied(net).eval()
     watched = None if validation is None else as_source(validation, TensorOptions.of(network), "validation")
-    run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched, start=start)
+    told = {"progress": progress, "callbacks": callbacks}
+    run = Run(seed=seed, checkpoint=checkpoint, validation=watched, start=start, **told)
     return _prepared(network, frozen_modes(net), data, settings, num_data, run)
 
 

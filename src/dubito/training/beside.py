@@ -94,6 +94,8 @@ class _Beside:
                 while self.waiting:
                     self._step()
         finally:
+            for course in self.courses:
+                course.close()
             if self.joint is not None:
                 self.joint.part()
         return [self.histories[number] for number in range(len(self.loops))]
