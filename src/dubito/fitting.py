@@ -190,6 +190,7 @@ def _prepared(
             rows.check_targets(lambda _, targets, numbers: plain.check_targets(outputs, targets, numbers))
     checked = example._replace(targets=plain.check_targets(outputs, example.targets))
     if plain.ignores:
+        plain.log_prob(outputs, checked.targets)  # lengths are compared where both are known
         _require_shift(example, plain)
         source, run = _labelled(source, run, plain, counts_all=num_data is None)
         with reading(source, run.seed, "example"):

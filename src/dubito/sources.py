@@ -217,6 +217,7 @@ class RowsSource(OrderedSource):
 
     def __init__(self, source: OrderedSource, rows: Tensor) -> None:
         self.source, self.rows, self.num_data = source, rows, len(rows)
+        self.options = getattr(source, "options", {})
         self.batch_size, self.drop_last = source.batch_size, source.drop_last
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
@@ -413,6 +414,8 @@ def holds_rows(data: Any) -> bool:
         return holds_rows(data.data)
     if isinstance(data, DataLoader | Dataset):
         return True
+    if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
+        return True
     numbered = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     return numbered and not (
         hasattr(data, "__array__") or isinstance(data, Mapping | tuple | list | str | bytes)
@@ -480,7 +483,7 @@ def _source(data: Any, like: TensorOptions, name: str) -> Source:
         return DatasetSource(data.dataset, like, data) if reads_all_rows(data) else LoaderSource(data, like)
     if type(data) is TensorDataset and len(data.tensors) == 2:  # a subclass may change what an item is
         data = tuple(data.tensors)
-    if isinstance(data, tuple | list):
+    if isinstance(data, tuple | list) and not (data and all(isinstance(row, Mapping) for row in data)):
         if len(data) != 2:
             raise DataError(
                 f"{name} must be a pair (inputs, targets), got {len(data)} values; "
