@@ -34,6 +34,7 @@ NEEDS = {
     "ray": "with dubito.jobs.cluster('ray', None): pass",
     "scipy": "dubito.shifts.svhn.read(Path('test_32x32.mat'))",
     "sklearn": "dubito.data.load('digits')",
+    "tensorboard": "dubito.integrations.TensorBoard('runs')",
 }
 
 #: In a process of its own, one child per hidden package, so that PyTorch is imported once.

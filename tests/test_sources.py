@@ -265,7 +265,7 @@ def test_other_targets_are_checked_as_they_come(data):
         (TensorDataset(X, X, Y, Y), "must be a pair"),
         (X, "a pair .*, a Dataset or a DataLoader, got Tensor"),
         (X.numpy(), "got ndarray"),
-        ({"x": X}, "got dict"),
+        ({"x": X}, "must hold its targets as .labels., got"),
         ("digits", "got str"),
         (None, "got NoneType"),
         (iter([(X, Y)]), "got list_iterator"),

@@ -17,10 +17,9 @@ from torch import Tensor, nn
 from dubito import methods
 from dubito.calibration import temperature_scaled
 from dubito.compare.network import suited
-from dubito.compare.task import LIKELIHOODS
 from dubito.data import Data, Part
 from dubito.inference.map import MAP
-from dubito.likelihoods import Likelihood
+from dubito.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubito.method import Method
 from dubito.metrics import auroc
 from dubito.posterior import Posterior
@@ -37,6 +36,7 @@ from ..runner.experiment import Cell, Outcome
 #: Methods by name; the last stands around the MAP fit without validation rows.
 POST_HOC = "laplace-post-hoc"
 METHODS = (*methods(), POST_HOC)
+LIKELIHOODS = {"classification": Categorical, "binary": Bernoulli, "regression": Gaussian}
 
 
 class Ground(NamedTuple):

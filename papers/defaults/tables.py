@@ -12,14 +12,13 @@ import torch
 
 from dubito import seeds
 from dubito.compare.network import suited
-from dubito.compare.task import LIKELIHOODS
 from dubito.data import Part, load
 from dubito.models import mlp
 from dubito.training import AutoTraining
 
 from ..runner.experiment import Cell, Experiment, Metric, Scale, Table, Variant
 from ..settings import explicit
-from .fits import METHODS, Ground, ground_of, run_cells, settings_of
+from .fits import LIKELIHOODS, METHODS, Ground, ground_of, run_cells, settings_of
 from .gap import GAP_SPLITS, gap_split
 
 #: Tables by the splits that are run: ten where there are fewer than 2,000 rows, else three.

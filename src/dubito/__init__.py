@@ -66,6 +66,8 @@ if TYPE_CHECKING:
     from .loading import load as load
     from .priors import He as He
     from .registry import methods as methods
+    from .sources import Labelled as Labelled
+    from .training import Callback as Callback
     from .training import Training as Training
     from .version import __version__ as __version__
     from .weight_normals import Flipout as Flipout
@@ -114,7 +116,8 @@ _NAMES = {
     "priors": ("He",),
     "loading": ("load",),
     "registry": ("methods",),
-    "training": ("Training",),
+    "sources": ("Labelled",),
+    "training": ("Callback", "Training"),
     "version": ("__version__",),
     "weight_normals": ("Flipout", "LocalReparameterised", "Reparameterised"),
 }

@@ -21,6 +21,8 @@ BINS = 15
 def evaluate(prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
     """Metrics by name: for classes accuracy, nll, brier, ece; for reals rmse, mae, nll, crps, coverage.
 
+    `nll` is the mean over rows; where rows have several labels, `nll_per_label` is that over labels.
+
     Args:
         prediction: of some rows.
         targets: of the same rows.
@@ -34,17 +36,22 @@ def evaluate(prediction: Prediction, targets: Tensor, weights: Tensor | None = N
     if isinstance(prediction, OutputPrediction):
         return {"nll": nll}
     if isinstance(prediction, CategoricalPrediction):
-        probs = prediction.probs.movedim(prediction.class_axis, -1).flatten(0, -2)
-        labels = targets.flatten()
+        probs, labels = prediction.flat(targets)
     else:
         assert isinstance(prediction, BernoulliPrediction)
         probs = prediction.probs.flatten()
         labels = aligned(targets, prediction.probs).long().flatten()
+    ignored = getattr(prediction, "ignore_index", None)
+    seen = torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
+    counts = seen.reshape(len(seen), -1).sum(1).cpu()  # of labels in each row
+    losses = {"nll": nll}
+    if isinstance(prediction, CategoricalPrediction) and targets.ndim > 1:
+        losses["nll_per_label"] = nll / weighted_mean(counts, weights)
     if weights is not None:
-        spread = weights.repeat_interleave(len(labels) // len(weights))
-        return {"nll": nll, **_weighted_metrics(probs, labels, spread)}
+        spread = weights.repeat_interleave(counts.to(weights.device))
+        return {**losses, **_weighted_metrics(probs, labels, spread)}
     return {
-        "nll": nll,
+        **losses,
         "accuracy": metrics.accuracy(probs, labels),
         "brier": metrics.brier(probs, labels),
         "ece": metrics.ece(probs, labels),

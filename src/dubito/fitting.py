@@ -32,10 +32,22 @@ from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .likelihoods.moments import WeightedTargets
 from .networks import copied, frozen_modes
 from .processes import Processes, current
-from .sources import Source, TensorSource, as_inputs_source, as_source, holds_rows, reading, weighed
+from .sources import (
+    LoaderSource,
+    Source,
+    TensorSource,
+    as_inputs_source,
+    as_source,
+    holds_rows,
+    labelled_rows,
+    reading,
+    weighed,
+)
 
 #: Rows that are read at once for their targets, and seconds to wait for processes that read theirs.
 TARGET_ROWS, PATIENCE = 1024, 600.0
+#: Labels of the first rows that must repeat their inputs to be taken for those of a causal language model.
+LEAST_COPIES = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +57,8 @@ class Run(Checked):
     Attributes:
         seed: of starts, data order and noise.
         progress: show a bar; None on terminals only.
+        callbacks: those who watch the run.
+        member: its number in an ensemble, for callbacks.
         checkpoint: a file to go on from.
         validation: rows that watch over training.
         processes: the processes that share the run; None asks `torchrun`.
@@ -53,6 +67,8 @@ class Run(Checked):
 
     seed: int = 0
     progress: bool | None = None
+    callbacks: tuple[Any, ...] = ()
+    member: int | None = None
     checkpoint: str | os.PathLike[str] | None = None
     validation: Source | None = None
     processes: Processes | None = None
@@ -122,6 +138,7 @@ def prepare(
     checkpoint: str | os.PathLike[str] | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    callbacks: tuple[Any, ...] = (),
     start: Callable[..., nn.Module] | None = None,
 ) -> Prepared:
     """Check everything a fit is given and bring it into one form; the arguments are those of `fit`."""
@@ -129,7 +146,8 @@ def prepare(
     settings = settings_of(likelihood)
     network = copied(net).eval()
     watched = None if validation is None else as_source(validation, TensorOptions.of(network), "validation")
-    run = Run(seed=seed, progress=progress, checkpoint=checkpoint, validation=watched, start=start)
+    told = {"progress": progress, "callbacks": callbacks}
+    run = Run(seed=seed, checkpoint=checkpoint, validation=watched, start=start, **told)
     return _prepared(network, frozen_modes(net), data, settings, num_data, run)
 
 
@@ -177,13 +195,19 @@ def _prepared(
     for rows in (source, run.validation):
         if rows is not None:
             rows.check_targets(lambda _, targets, numbers: plain.check_targets(outputs, targets, numbers))
-    example = example._replace(targets=plain.check_targets(outputs, example.targets))
+    checked = example._replace(targets=plain.check_targets(outputs, example.targets))
+    if plain.ignores:
+        plain.log_prob(outputs, checked.targets)  # lengths are compared where both are known
+        _require_shift(example, plain)
+        source, run = _labelled(source, run, plain, counts_all=num_data is None)
+        with reading(source, run.seed, "example"):
+            checked = source.example()
     like, given = TensorOptions.of(network), source
     with reading(source, run.seed, "weights"):
-        source = weighed(source, example, like, plain.row_weights)
+        source = weighed(source, checked, like, plain.row_weights)
         if source is not given:
-            example = source.example()
-            raw = source.batch.targets if isinstance(source, TensorSource) else example.targets
+            checked = source.example()
+            raw = source.batch.targets if isinstance(source, TensorSource) else checked.targets
     if run.validation is not None and watched is not None:
         with reading(run.validation, run.seed, "weights"):
             run = replace(run, validation=weighed(run.validation, watched, like))
@@ -194,7 +218,7 @@ def _prepared(
         network=network,
         modes=modes,
         source=source,
-        example=example,
+        example=checked,
         likelihood=plain if fitted else _built(likelihood, source, outputs, raw, run.seed),
         num_data=known,
         run=run,
@@ -204,6 +228,36 @@ def _prepared(
 def _whole(total: float | None) -> float | None:
     """A sum of weights, as a whole number where it is one."""
     return total if total is None or total % 1 else int(total)
+
+
+def _labelled(
+    source: Source, run: Run, likelihood: BuiltLikelihood, *, counts_all: bool
+) -> tuple[Source, Run]:
+    """Sources without rows whose labels are all ignored: they are no observations, and counted nowhere."""
+    watched = run.validation
+    with reading(source, run.seed, "labels"):
+        source = source.with_labels(likelihood.observed)
+    if isinstance(source, LoaderSource):
+        source.counts_all = counts_all and source.num_data is not None
+    if watched is not None:
+        with reading(watched, run.seed, "labels"):
+            run = replace(run, validation=watched.with_labels(likelihood.observed))
+    return source, run
+
+
+def _require_shift(example: Batch, likelihood: BuiltLikelihood) -> None:
+    """Refuse labels that repeat the inputs position by position, which a causal language model would learn to copy."""
+    named = example.inputs if isinstance(example.inputs, Mapping) else {}
+    tokens, targets = named.get("input_ids"), example.targets
+    if tokens is None or "decoder_input_ids" in named or tokens.shape != targets.shape:
+        return
+    seen = likelihood.observed(targets)
+    repeated = seen is not None and int(seen.sum()) >= LEAST_COPIES and bool((tokens == targets)[seen].all())
+    if repeated and not getattr(likelihood.settings, "shift", True):
+        raise DataError(
+            "the labels repeat input_ids position by position, as causal language models of Transformers take them, "
+            "which shift them inside of their loss: use Categorical(ignore_index=-100, shift=True), or shift them"
+        )
 
 
 def _check_dependence(network: nn.Module, row: Inputs, outputs: Tensor) -> None:
@@ -324,7 +378,14 @@ def checked_rows(
         return likelihood.check_targets(answered(network, take(inputs, slice(1))), targets, rows)
 
     source.check_targets(check)
-    yield from read_batches(source, seed, max_rows, whole, name)
+    some = False
+    for batch in read_batches(source, seed, max_rows, whole, name):
+        batch = labelled_rows(batch, likelihood.observed) if likelihood.ignores else batch
+        if len(batch.targets):
+            some = True
+            yield batch
+    if not some:
+        raise DataError(f"{name} must hold at least one row with a label, got none")
 
 
 def checked_pieces(network: nn.Module, data: Any, *, seed: int, max_rows: int) -> Iterator[Inputs]:

@@ -331,8 +331,14 @@ def checked_weights(
     return moved(values, like.device)
 
 
+def plain(raw: Any) -> Any:
+    """A mapping of another library, such as Transformers' `BatchEncoding`, as a dict; all else as it is."""
+    return {**raw} if isinstance(raw, Mapping) else raw
+
+
 def cut(inputs: Inputs, max_rows: int) -> Iterator[Inputs]:
     """Inputs as a user gave them, in pieces of at most `max_rows` rows."""
+    inputs = plain(inputs)
     leaves, tree = tree_flatten(inputs)
     arrays = [leaf for leaf in leaves if isinstance(leaf, Tensor | np.ndarray)]
     for array in arrays:

@@ -2,8 +2,8 @@
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar, Literal
@@ -19,7 +19,8 @@ from .likelihoods import Likelihood
 from .noise_check import check_noise, logarithms
 from .objective import Objective
 from .posterior import Posterior, described
-from .training import AutoTraining, Training, train
+from .sources import named_target
+from .training import AutoTraining, RunFacts, Training, require_callbacks, told, train
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,12 +49,15 @@ class Method(Checked, ABC):
         checkpoint: str | os.PathLike[str] | None = None,
         seed: int = 0,
         progress: bool | None = None,
+        callbacks: Iterable[Any] = (),
+        target: str | None = None,
     ) -> Posterior:
         """Fit a posterior to data, starting from the network's weights; the network is not modified.
 
         Args:
             net: any module; it is copied.
-            data: a pair (inputs, targets) of tensors or arrays, a `Dataset` or a `DataLoader`.
+            data: a pair (inputs, targets) of tensors or arrays, a `Dataset` or a `DataLoader`; batches, or all rows,
+                may also be a mapping whose entry `labels` holds the targets.
             likelihood: `Categorical()`, `Bernoulli()` or `Gaussian()`.
             training: how to train; post-hoc methods take the network as given without it. "auto", or
                 `Training.auto(...)`, is the protocol of `dubito compare`: see `dubito.protocol`.
@@ -62,14 +66,18 @@ class Method(Checked, ABC):
             checkpoint: a file that lets an interrupted run go on; one of another run is refused.
             seed: of everything random.
             progress: show a progress bar; None shows it on terminals only.
+            callbacks: objects that are told of steps, epochs and validations, as `dubito.Callback` has them.
+            target: the name of the targets in data and validation that are mappings; None is `labels`, or `label`.
         """
         given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
-        given |= {"seed": seed, "progress": progress}
+        given |= {"seed": seed, "progress": progress, "callbacks": callbacks, "target": target}
         return self._fit(net, data, likelihood, training, given)
 
     def _fit(self, net: nn.Module, data: Any, likelihood: Likelihood, training: Any, given: Any) -> Posterior:
         """What `fit` does with its arguments, and with those that a method has beside them."""
         training = Training.auto() if training == "auto" else training
+        given["callbacks"] = require_callbacks(given.get("callbacks", ()))
+        data, given["validation"] = named_target(given.pop("target", None), data, given.get("validation"))
         if isinstance(training, AutoTraining):
             return import_module("dubito.protocol").fit(self, net, data, likelihood, training, **given)
         with torch.inference_mode(False):  # gradients are needed, also where the caller turned them off
@@ -82,9 +90,16 @@ class Method(Checked, ABC):
             prepared = prepare(net, data, likelihood, **given)
             with undisturbed(prepared, "fit"), single_rows():
                 require_agreement(prepared, (training or Training()).timeout)
-                posterior = self.fit_prepared(prepared, training)
+                with self._watched(prepared, training):
+                    posterior = self.fit_prepared(prepared, training)
             check_answers(posterior.network, prepared.example.inputs)
             return with_inputs(posterior, prepared)
+
+    def _watched(self, prepared: Prepared, training: Training | None) -> AbstractContextManager[Any]:
+        """Callbacks hear of the start and the end of a fit that makes no run, which would tell them itself."""
+        if training is not None or self.resumable:
+            return nullcontext()
+        return told(RunFacts(title=type(self).__name__), False, prepared.run.callbacks)
 
     @abstractmethod
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:

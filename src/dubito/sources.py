@@ -5,6 +5,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     TensorDataset,
+    default_collate,
 )
 
 from . import seeds, storage
@@ -38,6 +40,28 @@ from .inputs import (
 
 #: Rows that are read at once for a digest, and rows that are read twice to see which tensors are drawn anew.
 DIGEST_ROWS, TWICE = 128, 64
+#: Names of the targets in batches that are mappings, where no other is given: those of Transformers and its data.
+TARGETS = "labels", "label"
+#: From targets to where they say something; None where all of them do.
+Observed: TypeAlias = Callable[[Tensor], Tensor | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """Data whose batches or rows are mappings, with the name of their targets, wherever data are taken.
+
+    Args:
+        data: a mapping of tensors, a `Dataset` or a `DataLoader`.
+        target: the entry that holds the targets; all others are what the network reads.
+    """
+
+    data: Any
+    target: str
+
+
+def named_target(target: str | None, *data: Any) -> list[Any]:
+    """Data with the name of their targets, where one is given."""
+    return [some if target is None or some is None else Labelled(some, target) for some in data]
 
 
 #: From targets and a dtype to weights of their rows, or None.
@@ -58,6 +82,8 @@ class Source(ABC):
     drop_last: bool = False
     #: Whether batches are pairs with targets; if not, targets that come along are not looked at.
     labelled: bool = True
+    #: The name of the targets in batches that are mappings.
+    target: str | None = None
     #: Brings targets into the likelihood's form or refuses them; set by `check_targets`.
     _check: TargetCheck | None = None
     _digest: str | None = None
@@ -83,8 +109,12 @@ class Source(ABC):
         """Pass all targets through `check`: at once where they are in memory, else batch by batch."""
         self._check = check
 
+    def with_labels(self, observed: Observed) -> "Source":
+        """The same without rows that hold no label at all, which are no observations."""
+        return self
+
     def _checked(self, raw: Any, like: TensorOptions, rows: RowNumbers) -> Batch:
-        raw = raw if self.labelled else unlabelled(raw)
+        raw = parted(raw, self.target) if self.labelled else unlabelled(raw, self.target)
         return without_graph(checked_batch(raw, like, rows, check=self._check))
 
     def example(self, rows: int = 8) -> Batch:
@@ -108,6 +138,17 @@ class OrderedSource(Source):
         self.mean_weight = self.total_weight / self.num_data
         return (raw.double() / self.mean_weight).to(raw.dtype)
 
+    def with_labels(self, observed: Observed) -> Source:
+        parts = [_some_label(batch.targets, observed).cpu() for batch in self.batches(1024)]
+        labelled = torch.cat(parts).nonzero().flatten()
+        if not len(labelled):
+            raise DataError("data must hold at least one label that is not ignored, got none")
+        return self if len(labelled) == self.num_data else self.only(labelled)
+
+    def only(self, rows: Tensor) -> "OrderedSource":
+        """Some rows, by their numbers."""
+        return RowsSource(self, rows)
+
     @abstractmethod
     def read(self, groups: Sequence[Tensor]) -> Iterator[Batch | None]:
         """One batch for each group of row numbers; None for an empty group."""
@@ -117,12 +158,18 @@ class TensorSource(OrderedSource):
     """Rows held whole as tensors; checked once, up front."""
 
     def __init__(self, batch: Batch) -> None:
-        self.batch = batch
+        self.batch, self.raw = batch, batch.targets
         self.num_data = len(batch.targets)
 
     def check_targets(self, check: TargetCheck) -> None:
-        inputs, targets = self.batch.inputs, self.batch.targets
+        inputs, targets = self.batch.inputs, self.raw  # a second check starts from what the user gave
         self.batch = self.batch._replace(targets=check(inputs, targets.cpu(), 0).to(targets.device))
+
+    def only(self, rows: Tensor) -> "TensorSource":
+        rows = rows.to(self.batch.targets.device)
+        part = TensorSource(self.batch.rows(rows))
+        part.raw = self.raw[rows]
+        return part
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         for rows in split(self.num_data, batch_size):
@@ -149,7 +196,8 @@ class DatasetSource(OrderedSource):
     """A map-style dataset, read by our order through a loader; checked batch by batch."""
 
     def __init__(self, dataset: Dataset, like: TensorOptions, loader: DataLoader | None = None) -> None:
-        self.dataset, self.like = dataset, like
+        padded = loader is not None and loader.collate_fn is not default_collate
+        self.dataset, self.like = dataset if padded else with_tensors(dataset), like
         self.num_data = len(dataset)  # pyright: ignore[reportArgumentType]
         self.options: dict[str, Any] = {}
         if loader:
@@ -179,7 +227,7 @@ class DatasetSource(OrderedSource):
         generator = seeds.generator(filled[0][0] if filled else 0, "workers", self.num_data)
         loader = iter(DataLoader(self.dataset, batch_sampler=filled, generator=generator, **self.options))
         for group in numbers:
-            yield self._checked(next(loader), self.like, group) if group else None
+            yield self._checked(stacked_rows(loader), self.like, group) if group else None
 
     def _rows_digest(self) -> str:
         return read_again(lambda: self.example(TWICE), lambda: self.batches(DIGEST_ROWS))
@@ -196,6 +244,7 @@ class RowsSource(OrderedSource):
 
     def __init__(self, source: OrderedSource, rows: Tensor, raw_weights: Tensor | None = None) -> None:
         self.source, self.rows, self.num_data = source, rows, len(rows)
+        self.options = getattr(source, "options", {})
         self.batch_size, self.drop_last = source.batch_size, source.drop_last
         if raw_weights is None and source.raw_weights is not None:
             raw_weights = source.raw_weights[rows]
@@ -230,6 +279,9 @@ class LoaderSource(Source):
         self.num_data = None
         #: From targets to weights that belong to them.
         self.of_targets: TargetWeights | None = None
+        #: Where targets say something, and whether `num_data` counts rows whether they do or not.
+        self.observed: Observed | None = None
+        self.counts_all = False
         if loader.batch_size is not None and hasattr(loader.sampler, "__len__"):
             self.num_data = len(loader.sampler)  # pyright: ignore[reportArgumentType]
 
@@ -238,12 +290,25 @@ class LoaderSource(Source):
         for raw in self.loader:
             batch = self._checked(raw, self.like, first_row)
             first_row += len(batch.targets)
+            if self.observed is not None:
+                rows = len(batch.targets)
+                batch = labelled_rows(batch, self.observed)
+                if self.counts_all and len(batch.targets) < rows:
+                    raise DataError(
+                        "some rows of this loader hold no label, and its sampler counts them too; pass num_data=, the "
+                        "number of rows with a label"
+                    )
             if self.total_weight is not None:
                 weights = raw_weights(batch, self.like.dtype, self.of_targets) / self.mean_weight
                 batch = batch._replace(weights=weights)
-            yield batch
+            if len(batch.targets):
+                yield batch
         if first_row == 0:
             raise DataError("data must hold at least one row, got a loader without batches")
+
+    def with_labels(self, observed: Observed) -> Source:
+        self.observed = observed
+        return self
 
     def _rows_digest(self) -> str:
         loader, dataset = self.loader, self.loader.dataset
@@ -260,7 +325,7 @@ class LoaderSource(Source):
             )
             options |= {"generator": seeds.generator(0, "workers"), **reading_options(loader)}
             rows = LoaderSource(DataLoader(dataset, **options), self.like)
-            rows.labelled = self.labelled
+            rows.labelled, rows.target = self.labelled, self.target
             return f"{read_again(rows.example, lambda: rows.batches(0))}; order {order}"
         except Exception as error:  # whatever stands in rows that the sampler leaves out
             reason = f"its rows cannot be read by number, {type(error).__name__}"
@@ -316,8 +381,66 @@ def _tensors(batch: Batch) -> Iterator[tuple[str, Tensor]]:
         yield "weights", batch.weights
 
 
-def unlabelled(raw: Any) -> tuple[Inputs, Tensor]:
+def _some_label(targets: Tensor, observed: Observed) -> Tensor:
+    """Which rows have a label that says something, [B]."""
+    seen = observed(targets)
+    whole = targets.new_ones(len(targets), dtype=torch.bool)
+    return whole if seen is None else seen.reshape(len(seen), -1).any(1)
+
+
+def labelled_rows(batch: Batch, observed: Observed) -> Batch:
+    """The rows of a batch that have a label."""
+    rows = _some_label(batch.targets, observed)
+    if bool(rows.all()):
+        return batch
+    return batch.rows(rows)
+
+
+def with_tensors(dataset: Any) -> Any:
+    """A data set of Hugging Face with rows of tensors in place of lists, and without its text; others as they are."""
+    form = getattr(dataset, "format", None)
+    if not (isinstance(form, Mapping) and form.get("type") is None and hasattr(dataset, "with_format")):
+        return dataset
+    text = [name for name, feature in dataset.features.items() if "string" in str(feature)]
+    return dataset.remove_columns(text).with_format("torch")
+
+
+def stacked_rows(batches: Iterator[Any]) -> Any:
+    """The next batch; where its rows are of different lengths, an error that says what pads them."""
+    try:
+        return next(batches)
+    except RuntimeError as error:
+        if "equal size" not in str(error):
+            raise
+        raise DataError(
+            "rows of different lengths must be padded to be a batch: give a DataLoader whose collate_fn does so, such "
+            f"as Transformers' DataCollatorWithPadding(tokenizer); {error}"
+        ) from error
+
+
+def parted(raw: Any, target: str | None) -> Any:
+    """A batch that is a mapping as a pair of inputs and targets; others as they are.
+
+    Args:
+        raw: what a user's loader gives.
+        target: the name of the targets; None looks for those of `TARGETS`.
+    """
+    if not isinstance(raw, Mapping):
+        if target is not None:
+            raise DataError(
+                f"target={target!r} names an entry of batches that are mappings, got {type(raw).__name__}; leave it out"
+            )
+        return raw
+    name = target or next((name for name in TARGETS if name in raw), TARGETS[0])
+    if name not in raw:
+        raise DataError(f"a mapping must hold its targets as {name!r}, got {list(raw)}; name them by target=")
+    return {key: value for key, value in raw.items() if key != name}, raw[name]
+
+
+def unlabelled(raw: Any, target: str | None = None) -> tuple[Inputs, Tensor]:
     """A batch of inputs, with or without targets, as a pair whose targets say nothing."""
+    if isinstance(raw, Mapping):
+        raw = {key: value for key, value in raw.items() if key not in ((target,) if target else TARGETS)}
     if isinstance(raw, tuple | list):
         if len(raw) not in (1, 2, 3):
             raise DataError(
@@ -332,7 +455,11 @@ def unlabelled(raw: Any) -> tuple[Inputs, Tensor]:
 
 def holds_rows(data: Any) -> bool:
     """Whether rows are to be read from these data, one after the other, so that they are no inputs themselves."""
+    if isinstance(data, Labelled):
+        return holds_rows(data.data)
     if isinstance(data, DataLoader | Dataset):
+        return True
+    if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
         return True
     numbered = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     return numbered and not (
@@ -392,11 +519,8 @@ def weighed(
         )
     rows = raw.nonzero().flatten()
     if held:
-        some = (
-            source.batch if len(rows) == len(raw) else source.batch.rows(rows.to(source.batch.targets.device))
-        )
-        result = TensorSource(some)
-        result.batch = some._replace(weights=moved(result.weigh(raw[rows]), like.device))
+        result = source.only(rows)
+        result.batch = result.batch._replace(weights=moved(result.weigh(raw[rows]), like.device))
         return result
     if isinstance(source, OrderedSource):
         return RowsSource(source, rows, raw[rows])
@@ -436,14 +560,23 @@ def as_inputs_source(data: Any, like: TensorOptions) -> Source:
 
 
 def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
-    """The source for (inputs, targets), with weights or not, a `Dataset` or a `DataLoader`; a source is one already."""
+    """The source for (inputs, targets), with weights or not, a mapping, a `Dataset` or a `DataLoader`, or a source."""
+    target = None
+    if isinstance(data, Labelled):
+        data, target = data.data, data.target
+    source = _source(parted(data, target) if isinstance(data, Mapping) else data, like, name)
+    source.target = source.target or target
+    return source
+
+
+def _source(data: Any, like: TensorOptions, name: str) -> Source:
     if isinstance(data, Source):
         return data
     if isinstance(data, DataLoader):
         return DatasetSource(data.dataset, like, data) if reads_all_rows(data) else LoaderSource(data, like)
     if type(data) is TensorDataset and len(data.tensors) in (2, 3):  # a subclass may change what an item is
         data = tuple(data.tensors)
-    if isinstance(data, tuple | list):
+    if isinstance(data, tuple | list) and not (data and all(isinstance(row, Mapping) for row in data)):
         if len(data) not in (2, 3):
             raise DataError(
                 f"{name} must be a pair (inputs, targets), got {len(data)} values; weights of rows come third, "
@@ -454,7 +587,7 @@ def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
         return LoaderSource(DataLoader(data, batch_size=128), like)
     known = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if known and not isinstance(data, Mapping | Tensor | np.ndarray | str | bytes):
-        return DatasetSource(data, like)
+        return DatasetSource(data, like)  # pyright: ignore[reportArgumentType]
     raise DataError(
         f"{name} must be a pair (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}"
     )

@@ -1,6 +1,5 @@
 """The active-learning loop: fit, judge, ask for the labels that would teach most, and fit again."""
 
-import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -23,9 +22,8 @@ from ..posterior import MAX_ROWS, Posterior
 from ..prediction import PredictionOptions
 from ..sources import TensorSource, as_source
 from ..storage.schema import conform
-from ..training import Training
+from ..training import RunFacts, Training, told
 from ..training.checkpoint import REVISION, altered, require_same
-from ..training.progress import Bar
 from .acquisition import Acquisition, Selection
 from .curves import Curve, CurvePoint
 
@@ -120,8 +118,8 @@ class ActiveLearning(Checked):
                 },
                 source.num_data,
             )
-        bar = Bar(self.steps + 1, progress, "active learning", done=len(state.points))
-        with bar.open():
+        facts = RunFacts(title="active learning", total=self.steps + 1, done=len(state.points))
+        with told(facts, progress) as watching:
             while len(state.points) <= self.steps:
                 step_seed, began = seeds.derived(seed, "step", len(state.points)), time.process_time()
                 labelled = torch.tensor(state.labelled, device=like.device)
@@ -144,8 +142,7 @@ class ActiveLearning(Checked):
                     acquisition_seconds=acquired - fitted,
                 )
                 state.add(point)
-                shown = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-                bar.show(len(state.points), values.get("nll", math.nan), shown)
+                watching.step(len(state.points), values)
                 if on_point:
                     on_point(point)
         return Curve(points=tuple(state.points))

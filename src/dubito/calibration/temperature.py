@@ -29,6 +29,7 @@ from .tempered import (
     TemperedBernoulliLikelihood,
     TemperedCategorical,
     TemperedCategoricalLikelihood,
+    plain,
     recording,
 )
 
@@ -103,7 +104,9 @@ def temperature_scaled(
         prediction = tempered(settings, temperature).predictive(draws)
         loss = mean_nll(prediction, labels, weights)
         return (
-            loss if not mislabelled else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction)
+            loss
+            if not mislabelled
+            else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction, labels)
         )
 
     result.likelihood = tempered(settings, best(score))
@@ -128,8 +131,7 @@ def _real_scores(
 def tempered(settings: Categorical | Bernoulli, temperature: float) -> BuiltLikelihood:
     """The likelihood of classes at a temperature."""
     if isinstance(settings, Categorical):
-        plain = {field.name: getattr(settings, field.name) for field in dataclasses.fields(Categorical)}
-        return TemperedCategoricalLikelihood(TemperedCategorical(**plain, temperature=temperature))
+        return TemperedCategoricalLikelihood(TemperedCategorical(**plain(settings), temperature=temperature))
     return TemperedBernoulliLikelihood(TemperedBernoulli(temperature=temperature))
 
 
@@ -138,13 +140,15 @@ def mean_nll(prediction: Prediction, targets: Tensor, weights: Tensor | None = N
     return -weighted_mean(prediction.log_prob(targets), weights)
 
 
-def mean_nll_of_any(prediction: Prediction) -> float:
+def mean_nll_of_any(prediction: Prediction, targets: Tensor) -> float:
     """Mean negative log-likelihood of labels drawn evenly from all classes, in nats."""
     if isinstance(prediction, BernoulliPrediction):
         logs = (prediction.log_probs + prediction.log_complements) / 2
     else:
         assert isinstance(prediction, CategoricalPrediction)
         logs = prediction.log_probs.mean(prediction.class_axis)
+        if prediction.ignore_index is not None:
+            logs = logs * (targets != prediction.ignore_index)
     return -float(sum_events(logs, 1).double().mean())
 
 

@@ -1,7 +1,7 @@
 """Likelihoods of classes at a temperature: every logit is divided by T before it is judged."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ class TemperedCategorical(Categorical):
 
     Args:
         class_axis: as in `Categorical`.
+        ignore_index: as in `Categorical`.
+        shift: as in `Categorical`.
         temperature: T; above 1 makes predictions less sure, below 1 surer.
     """
 
@@ -34,7 +36,7 @@ class TemperedCategorical(Categorical):
         require_positive(temperature=self.temperature)
 
     def build(self, example_outputs: Any, example_targets: Any = None) -> BuiltLikelihood:
-        return TemperedCategoricalLikelihood(self)
+        return TemperedCategoricalLikelihood(self.resolved(example_outputs))
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class Tempered(BuiltLikelihood):
     def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
         # ∂²/∂f² of ℓ(f/T) is ℓ''(f/T) / T², so its root is over T
         temperature = self.settings.temperature
-        return super().hessian_root(outputs / temperature, draw) / temperature
+        return super().hessian_root(outputs / temperature, draw, targets) / temperature
 
     def predictive(self, draws: Iterable[Tensor]) -> Any:
         return super().predictive(over(draws, self.settings.temperature))
@@ -117,5 +119,9 @@ def recording(likelihood: BuiltLikelihood) -> tuple[BuiltLikelihood, Recording]:
             record.calls.append(list(draws))
             return super().predictive(record.calls[-1])
 
-    plain = Categorical(class_axis=settings.class_axis) if categorical else Bernoulli()
-    return RecordingLikelihood(plain), record
+    return RecordingLikelihood(Categorical(**plain(settings)) if categorical else Bernoulli()), record
+
+
+def plain(settings: Categorical) -> dict[str, Any]:
+    """The settings without a temperature, by name."""
+    return {item.name: getattr(settings, item.name) for item in fields(Categorical)}

@@ -147,7 +147,7 @@ def flat(prediction: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(prediction, BernoulliPrediction):
         yes = prediction.probs.flatten()
         return torch.stack([1 - yes, yes], 1), aligned(targets, prediction.probs).long().flatten()
-    return prediction.probs.movedim(prediction.class_axis, -1).flatten(0, -2), targets.flatten()
+    return prediction.flat(targets)
 
 
 def areas(inside: Tensor, outside: Tensor, seed: int, split: int, name: str) -> Tensor:

@@ -50,6 +50,8 @@ class Fisher(Curvature):
     ) -> Iterator[tuple[float, Tensor]]:
         for number in range(self.draws):
             drawn = likelihood.sample_with(outputs, noise(number))
+            seen = likelihood.observed(targets)
+            drawn = drawn if seen is None else drawn.where(seen, targets)
             yield 1 / self.draws, output_gradient(likelihood, outputs, drawn)
 
 

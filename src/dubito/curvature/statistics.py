@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from ..devices import on_host
 from ..distributions.linalg import eigh
 from ..errors import ConfigError, DataError
 from ..inputs import Batch, call, map_tensors, rows_of, weighted
+from ..layers.linear import Dense
 from ..layers.record import Call, Part, recorded
 from ..likelihoods import BuiltLikelihood
 from ..sources import OrderedSource, Source
@@ -261,6 +263,8 @@ def _add_batches(over: Pass, sums: list[DiagonalSums | ProductSums], watch: Watc
             for part in sums:
                 if isinstance(part, ProductSums):
                     part.roots = roots
+            seen = over.likelihood.observed(batch.targets)
+            step.some = seen is not None and not (on_host(seen) and bool(seen.all()))
             gradients = over.kind.seeds(over.likelihood, answers, batch.targets, noise.at(first_row, answers))
             for number, last, (weight, gradient) in _numbered(gradients):
                 step.weight, step.first, step.last = weight, number == 0, last
@@ -282,6 +286,8 @@ class _SumsOfPass:
 
     def __init__(self, cover: Cover, sums: list[DiagonalSums | ProductSums]) -> None:
         self.rows, self.weight, self.first, self.last = 0, 1.0, True, True
+        #: Whether some positions have no label: those that none of the others depends on do not count.
+        self.some = False
         self.sums = sums
         self.record = cover.record(ready=self.ready)
         self.by_part: dict[Part, DiagonalSums | ProductSums] = {}
@@ -316,6 +322,10 @@ class _SumsOfPass:
 
     def _add(self, part_sums: DiagonalSums | ProductSums) -> None:
         calls = self.record.of(part_sums.part.key)
+        for seen in calls if self.some else ():
+            if seen.active is None and seen.gradient is not None and isinstance(seen.form, Dense):
+                active = (seen.gradient != 0).any(-1)
+                seen.active = active if active.numel() > self.rows else None
         with torch.no_grad():
             part_sums.add(calls, self.rows, self.weight, self.first, self.last)
         self.done.add(part_sums)

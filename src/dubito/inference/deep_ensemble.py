@@ -19,7 +19,7 @@ from ..method import Method
 from ..networks import copied, made, renewed, require_alike
 from ..posterior import MAX_ROWS, Details, Drawer, Posterior, ShapeRule, stored_tensors
 from ..prediction import PredictionOptions, RealPrediction
-from ..training import AutoTraining, Processes, Run, Training, current
+from ..training import AutoTraining, Processes, Run, RunFacts, Training, current, told
 from ..training.beside import Join, train_many
 from ..training.checkpoint import put
 from ..training.members import joined_descent
@@ -156,6 +156,8 @@ class DeepEnsemble(Method):
             point = next(fitted) if local else PointPosterior(start.network, start.likelihood, method=self)
             processes.broadcast(list(point.stored().values()), owner)
             point.history = processes.broadcast_json(point.history, device, owner)
+            if processes.first and not local:
+                self._tell(prepared.run, member, point)
             points.append(point)
         history = [{**entry, "member": m} for m, point in enumerate(points) for entry in point.history]
         return self._joined(points, history)
@@ -166,14 +168,21 @@ class DeepEnsemble(Method):
         if workers is None:
             return fit_members(self, starts, training)
         points = [MAP(prior_std=self.prior_std).objective(start).draft for start in starts]
-        shares = [
-            (self, share, [starts[n] for n in share], training) for share in workers.shares(len(starts))
-        ]
+        alone = [replace(start, run=replace(start.run, callbacks=())) for start in starts]
+        shares = [(self, share, [alone[n] for n in share], training) for share in workers.shares(len(starts))]
         for share, members in workers.each(fit_share, shares):
             for number, (tensors, history) in zip(share, members, strict=True):
                 put(points[number].stored(), tensors)
                 points[number].history = history
+                self._tell(starts[number].run, starts[number].run.member, points[number])
         return [point.finished() for point in points]
+
+    def _tell(self, run: Run, member: int | None, point: Posterior) -> None:
+        """Callbacks hear of a member that was trained in another process: of its epochs alone."""
+        facts = RunFacts(title="MAP", member=member, validates=run.validation is not None)
+        with told(facts, False, run.callbacks) as watching:
+            for record in point.history:
+                watching.epoch(record)
 
     def _start(self, prepared: Prepared, member: int) -> nn.Module:
         if member == 0:
@@ -189,8 +198,9 @@ class DeepEnsemble(Method):
         if path is not None:
             path = Path(path).with_name(f"{Path(path).name}.member-{member}")
         seed = seeds.derived(run.seed, "member", member)
-        progress = run.progress if shown else False
-        return replace(run, seed=seed, progress=progress, checkpoint=path, processes=Processes(), start=None)
+        watching = {"progress": run.progress if shown else False, "callbacks": run.callbacks if shown else ()}
+        run = replace(run, seed=seed, checkpoint=path, processes=Processes(), start=None)
+        return replace(run, member=member, **watching)
 
     def _joined(self, points: list[Posterior], history: list[dict[str, float]]) -> DeepEnsemblePosterior:
         first, *others = points

@@ -51,6 +51,13 @@ class BuiltLikelihood(nn.Module, ABC):
     def warn(self, outputs: Tensor, targets: Tensor) -> None:
         """Warn of outputs and targets before a fit that are allowed, and hardly meant."""
 
+    #: Whether some targets may say nothing: `observed` then tells which do.
+    ignores: bool = False
+
+    def observed(self, targets: Tensor) -> Tensor | None:
+        """Where checked targets say something, in their shape; None where all of them do."""
+        return None
+
     def standardised(self, targets: Tensor) -> Tensor:
         """Targets in the units of the outputs."""
         return targets

@@ -1,7 +1,8 @@
 """One of several classes."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -26,14 +27,21 @@ class Categorical(Likelihood):
     """One of C classes from logits; targets are whole numbers.
 
     Args:
-        class_axis: the axis of the outputs that holds the classes: 1 as in PyTorch's own losses, so that
-            outputs [B, C, H, W] with targets [B, H, W] are one label per pixel.
+        class_axis: the axis of the outputs that holds the classes. None is 1, as in PyTorch's own losses, so that
+            outputs [B, C, H, W] with targets [B, H, W] are one label per pixel; with `ignore_index` and outputs of
+            three axes, [B, T, C], as language models have them, it is the last.
         class_weights: how often a training row of each class counts, one number per class; None for once. They are
             weights of rows: predictions and evaluations know nothing of them.
+        ignore_index: a label that says nothing, such as Transformers' -100: such positions count nowhere, neither do
+            rows that hold no other label, and rows may differ in length from batch to batch.
+        shift: whether position t is judged by the label of position t + 1, as causal language models of Transformers
+            shift their labels inside of their loss.
     """
 
-    class_axis: int = 1
+    class_axis: int | None = None
     class_weights: tuple[float, ...] | None = None
+    ignore_index: int | None = None
+    shift: bool = False
 
     def __post_init__(self) -> None:
         if self.class_axis == 0:
@@ -44,11 +52,27 @@ class Categorical(Likelihood):
             if not sum(self.class_weights) > 0:
                 raise ConfigError(f"class_weights must have a sum above 0, got {self.class_weights}")
             object.__setattr__(self, "class_weights", tuple(map(float, self.class_weights)))
+        if self.shift and self.ignore_index is None:
+            raise ConfigError(
+                "shift=True leaves the last position without a label: give ignore_index=-100 too"
+            )
 
     def build(
         self, example_outputs: Tensor | None, example_targets: Targets | None = None
     ) -> "BuiltLikelihood":
-        return CategoricalLikelihood(self)
+        return CategoricalLikelihood(self.resolved(example_outputs))
+
+    def resolved(self, outputs: Tensor | None) -> Self:
+        """The settings with the axis of classes that outputs like these have."""
+        if self.class_axis is not None or outputs is None:
+            return self
+        return replace(self, class_axis=self.axis(outputs))
+
+    def axis(self, outputs: Tensor) -> int:
+        """The axis of the classes in these outputs."""
+        if self.class_axis is None:
+            return 1 if self.ignore_index is None or outputs.ndim != 3 else 2
+        return self.class_axis % outputs.ndim
 
 
 class CategoricalLikelihood(BuiltLikelihood):
@@ -56,8 +80,12 @@ class CategoricalLikelihood(BuiltLikelihood):
 
     settings: Categorical
 
+    @property
+    def ignores(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.settings.ignore_index is not None
+
     def check_outputs(self, outputs: Tensor) -> None:
-        axis = self.settings.class_axis
+        axis = self.settings.class_axis or self.settings.axis(outputs)
         exists = -outputs.ndim < axis < outputs.ndim  # neither beyond the last axis nor that of the rows
         if not exists or outputs.shape[axis] < 2 or not outputs.is_floating_point():
             raise NetworkError(
@@ -76,16 +104,21 @@ class CategoricalLikelihood(BuiltLikelihood):
             raise DataError(f"Categorical targets must be whole numbers, got {targets.dtype}; use y.long()")
         axis = self._axis(outputs)
         expected = outputs.shape[:axis] + outputs.shape[axis + 1 :]
-        if targets.shape[1:] != expected[1:]:
+        ignored = self.settings.ignore_index
+        same = targets.shape[1:] == expected[1:]
+        if not (same if ignored is None else targets.ndim == len(expected)):  # rows of other lengths may come
             remedy = "y.squeeze(-1)" if targets.shape[-1] == 1 else f"one-hot targets: y.argmax({axis})"
             raise DataError(
                 f"targets must have shape [B{''.join(f', {n}' for n in expected[1:])}], "
                 f"got {tuple(targets.shape)}; {remedy}"
             )
-        if not on_host(targets):
+        if self.settings.shift and ignored is not None:
+            targets = torch.cat([targets[:, 1:], torch.full_like(targets[:, :1], ignored)], 1)
+        seen = self.observed(targets)
+        if not on_host(targets) or not (targets if seen is None else targets[seen]).numel():
             return targets.long()
         classes = outputs.shape[axis]
-        low, high = int(targets.min()), int(targets.max())
+        low, high = (int(end) for end in (targets if seen is None else targets[seen]).aminmax())
         if low < 0 or high >= classes:
             wrong = high if high >= classes else low
             row = row_number(int((targets == wrong).nonzero()[0][0]), rows)
@@ -102,18 +135,32 @@ class CategoricalLikelihood(BuiltLikelihood):
                 "own softmax would flatten them; leave the last layer out, or take LogSoftmax"
             )
 
+    def observed(self, targets: Tensor) -> Tensor | None:
+        return None if self.settings.ignore_index is None else targets != self.settings.ignore_index
+
     def mean_nll(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        plain = weights is None and outputs.ndim == 2
+        plain = weights is None and outputs.ndim == 2 and self.settings.ignore_index is None
         if not plain or type(self).log_prob is not CategoricalLikelihood.log_prob:
             return super().mean_nll(outputs, targets, weights)
         return F.cross_entropy(outputs, targets)
 
     def row_weights(self, targets: Tensor, dtype: torch.dtype) -> Tensor | None:
         weights = self.settings.class_weights
-        return None if weights is None else torch.tensor(weights, dtype=dtype, device=targets.device)[targets]
+        if weights is None:
+            return None
+        labels = targets.clamp(0, len(weights) - 1)  # those that are ignored weigh nothing anyway
+        return torch.tensor(weights, dtype=dtype, device=targets.device)[labels]
 
     def log_prob(self, outputs: Tensor, targets: Tensor, draw: int = 0) -> Tensor:
-        return sum_events(-F.cross_entropy(self._classes_second(outputs), targets, reduction="none"), 1)
+        classes, ignored = self._classes_second(outputs), self.settings.ignore_index
+        if ignored is None:
+            return sum_events(-F.cross_entropy(classes, targets, reduction="none"), 1)
+        if targets.shape != classes[:, 0].shape:  # lengths that were not known when the data came in
+            raise DataError(
+                f"targets must have shape {tuple(classes[:, 0].shape)}, one label per position, got "
+                f"{tuple(targets.shape)}; classes are read on axis {self._axis(outputs)}, which class_axis= sets"
+            )
+        return sum_events(-F.cross_entropy(classes, targets, ignore_index=ignored, reduction="none"), 1)
 
     def sample_with(self, outputs: Tensor, noise: Tensor, draw: int = 0) -> Tensor:
         # Gumbel-max: argmax(logits + G), with -log U ~ Exp(1) from the upper tail, which keeps its digits.
@@ -124,7 +171,9 @@ class CategoricalLikelihood(BuiltLikelihood):
         probs = outputs.detach().movedim(self._axis(outputs), -1).softmax(-1)
         root = probs.sqrt()
         # (diag(√p) − p √pᵀ)(diag(√p) − p √pᵀ)ᵀ = diag(p) − p pᵀ, because √pᵀ√p = 1
-        return root.diag_embed() - probs.unsqueeze(-1) * root.unsqueeze(-2)
+        root = root.diag_embed() - probs.unsqueeze(-1) * root.unsqueeze(-2)
+        seen = None if targets is None else self.observed(targets)
+        return root if seen is None else root * seen[..., None, None]
 
     def predictive(self, draws: Iterable[Tensor]) -> CategoricalPrediction:
         log_probs = aleatoric = torch.empty(())
@@ -144,11 +193,16 @@ class CategoricalLikelihood(BuiltLikelihood):
         if count > 1:
             log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
         return CategoricalPrediction(
-            log_probs, aleatoric / count, axis, samples, function_variance=variance.value()
+            log_probs,
+            aleatoric / count,
+            axis,
+            samples,
+            function_variance=variance.value(),
+            ignore_index=self.settings.ignore_index,
         )
 
     def _axis(self, outputs: Tensor) -> int:
-        return self.settings.class_axis % outputs.ndim
+        return self.settings.axis(outputs)
 
     def _classes_second(self, outputs: Tensor) -> Tensor:
         axis = self._axis(outputs)

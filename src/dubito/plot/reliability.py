@@ -55,5 +55,5 @@ def flattened(prediction: ClassPrediction, targets: Tensor) -> tuple[Tensor, Ten
         yes = prediction.probs.flatten()
         return torch.stack([1 - yes, yes], 1), aligned(targets, prediction.probs).long().flatten()
     if isinstance(prediction, CategoricalPrediction):
-        return prediction.probs.movedim(prediction.class_axis, -1).flatten(0, -2), targets.flatten()
+        return prediction.flat(targets)
     raise DataError(f"reliability is of predictions of classes, got {type(prediction).__name__}")

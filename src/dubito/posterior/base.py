@@ -27,7 +27,8 @@ from ..likelihoods import BuiltLikelihood
 from ..networks import duplicate, extra_states, run, with_flags
 from ..precision import Precision, passes_in
 from ..prediction import Prediction, PredictionOptions, require_answers
-from ..sources import holds_rows
+from ..prediction.classes import targets_as_long
+from ..sources import holds_rows, named_target
 from ..summary import Summary, SummaryRow
 from .fingerprint import fingerprint
 from .stored import ShapeRule
@@ -319,11 +320,12 @@ class Posterior(nn.Module, ABC):
         marginal: bool = False,
         per_example: bool = False,
         precision: Precision = "full",
+        target: str | None = None,
     ) -> dict[str, float]:
         """Metrics on data with known targets, by name; where rows have weights, weighted means.
 
         Args:
-            data: a pair, a triple with weights of rows, a `Dataset` or a `DataLoader`.
+            data: a pair, a triple with weights of rows, a mapping, a `Dataset` or a `DataLoader`, as in `Method.fit`.
             num_samples: as in `predict`.
             seed: as in `predict`.
             max_rows: as in `predict`; datasets are read in batches of this size.
@@ -331,8 +333,10 @@ class Posterior(nn.Module, ABC):
             marginal: as in `predict`.
             per_example: as in `predict`.
             precision: as in `predict`.
+            target: as in `Method.fit`.
         """
         options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example, precision)
+        (data,) = named_target(target, data)
         return evaluate(*self.predicted(data, options))
 
     def predicted(
@@ -351,11 +355,9 @@ class Posterior(nn.Module, ABC):
             predictions.append(predict(batch.inputs))
             targets.append(batch.targets)
             weights += [] if batch.weights is None else [batch.weights]
-        return (
-            type(predictions[0]).cat(predictions),
-            torch.cat(targets),
-            torch.cat(weights) if weights else None,
-        )
+        whole = type(predictions[0]).cat(predictions)
+        labels = targets_as_long(targets, getattr(whole, "ignore_index", None))
+        return whole, labels, torch.cat(weights) if weights else None
 
     def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
         """From inputs to predictions with these options; a form that the posterior lacks is refused here."""

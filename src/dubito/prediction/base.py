@@ -125,15 +125,20 @@ class Prediction(ABC):
             raise DataError(
                 f"{cls.__name__}.cat joins predictions of its kind, at least one, got {kinds or 'none'}"
             )
-        values = {}
+        values, alike = {}, cls.of_one_form(parts)
         for item in dataclasses.fields(cls):
-            pieces = [getattr(part, item.name) for part in parts]
+            pieces = [getattr(part, item.name) for part in alike]
             axis = item.metadata.get("rows")
             if axis is not None and isinstance(pieces[0], Tensor):
                 values[item.name] = torch.cat(pieces, dim=axis)
             else:
                 values[item.name] = pieces[0]
         return cls(**values)
+
+    @classmethod
+    def of_one_form(cls, parts: list[Any]) -> list[Any]:
+        """The parts in a form in which their rows can stand one after the other."""
+        return parts
 
     def _replaced(self, change: Any) -> Self:
         values = {}

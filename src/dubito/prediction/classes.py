@@ -1,12 +1,14 @@
 """Predictions of classes and of yes or no: mean probabilities, and the entropies behind them."""
 
 from abc import abstractmethod
-from dataclasses import dataclass, field
-from typing import ClassVar
+from dataclasses import dataclass, field, replace
+from math import log
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..errors import DataError, require_fraction
 from ..hints import checked
@@ -73,10 +75,12 @@ class CategoricalPrediction(ClassPrediction):
     Attributes:
         class_axis: where the classes lie.
         sample_log_probs: per draw, only kept where a row has several positions, whose joint density needs them.
+        ignore_index: the label of positions that do not count; None where all do.
     """
 
     class_axis: int = 1
     sample_log_probs: Tensor | None = field(default=None, metadata={"rows": 1})
+    ignore_index: int | None = None
 
     @property
     def labels(self) -> Tensor:
@@ -100,11 +104,22 @@ class CategoricalPrediction(ClassPrediction):
 
     @checked
     def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
-        labels = labels_for(self.log_probs, torch.as_tensor(targets), self.class_axis)
+        places = self.class_axis, self.ignore_index
+        labels = labels_for(self.log_probs, torch.as_tensor(targets), *places)
         if self.sample_log_probs is None:
-            return gathered(self.log_probs, labels, self.class_axis)
-        draws = torch.stack([gathered(draw, labels, self.class_axis) for draw in self.sample_log_probs])
+            return gathered(self.log_probs, labels, *places)
+        draws = torch.stack([gathered(draw, labels, *places) for draw in self.sample_log_probs])
         return log_mean_exp(draws)  # log 1/S Σ_s Π_positions p_s
+
+    def flat(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities [N, C] and labels [N] of all positions that count, one after the other."""
+        probs, labels = self.probs.movedim(self.class_axis, -1).flatten(0, -2), targets.flatten()
+        seen = labels != self.ignore_index
+        return (probs, labels) if self.ignore_index is None else (probs[seen.to(probs.device)], labels[seen])
+
+    @classmethod
+    def of_one_form(cls, parts: list[Any]) -> list[Any]:
+        return parts if len({part.aleatoric.shape[1:] for part in parts}) == 1 else _as_long(parts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +148,7 @@ class BernoulliPrediction(ClassPrediction):
 
     def sets(self, level: float = 0.95) -> Tensor:
         require_fraction(zero=False, one=True, level=level)
-        likeliest = torch.nn.functional.one_hot(self.labels, 2).bool()  # [..., (no, yes)]
+        likeliest = F.one_hot(self.labels, 2).bool()  # [..., (no, yes)]
         return likeliest | (self.confidence < level).unsqueeze(-1)
 
     @checked
@@ -146,4 +161,47 @@ class BernoulliPrediction(ClassPrediction):
         if self.sample_logits is None:
             return sum_events(torch.where(yes, self.log_probs, self.log_complements), 1)
         signed = torch.where(yes, self.sample_logits, -self.sample_logits)
-        return log_mean_exp(sum_events(torch.nn.functional.logsigmoid(signed), 2))
+        return log_mean_exp(sum_events(F.logsigmoid(signed), 2))
+
+
+def targets_as_long(targets: list[Tensor], ignored: int | None) -> Tensor:
+    """Targets of several batches as one; rows of different lengths end in labels that are ignored."""
+    if ignored is None or targets[0].ndim != 2:
+        return torch.cat(targets)
+    length = max(part.shape[1] for part in targets)
+    return torch.cat([F.pad(part, (0, length - part.shape[1]), value=ignored) for part in targets])
+
+
+def _as_long(parts: list[Any]) -> list[Any]:
+    """Predictions of rows of different lengths, all as long as the longest: added positions know nothing.
+
+    They hold the uniform distribution, with no doubt about it, and are for labels that are ignored.
+    """
+    first = parts[0]
+    if first.ignore_index is None or first.aleatoric.ndim != 2:
+        lengths = [tuple(part.aleatoric.shape[1:]) for part in parts]
+        raise DataError(
+            f"rows must have as many positions in one batch as in another, got {lengths}; give ignore_index= for "
+            "rows of different lengths, or predict batch by batch"
+        )
+    classes = first.log_probs.shape[first.class_axis]
+    length = max(part.aleatoric.shape[1] for part in parts)
+
+    def padded(values: Tensor | None, axis: int, value: float) -> Tensor | None:
+        if values is None:
+            return None
+        shape = list(values.shape)
+        shape[axis] = length - shape[axis]
+        return torch.cat([values, values.new_full(shape, value)], axis)
+
+    along = 3 - first.class_axis  # positions in [B, T, C] or [B, C, T]
+    return [
+        replace(
+            part,
+            log_probs=padded(part.log_probs, along, -log(classes)),
+            aleatoric=padded(part.aleatoric, 1, log(classes)),
+            function_variance=padded(part.function_variance, 1, 0.0),
+            sample_log_probs=padded(part.sample_log_probs, along + 1, -log(classes)),
+        )
+        for part in parts
+    ]

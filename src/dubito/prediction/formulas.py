@@ -101,23 +101,33 @@ def log_mean_exp(draws: Tensor) -> Tensor:
     return draws.logsumexp(0) - math.log(len(draws))
 
 
-def labels_for(log_probs: Tensor, targets: Tensor, class_axis: int) -> Tensor:
-    """Class numbers where the log-probabilities are; refused on the host where there is no such class."""
+def labels_for(log_probs: Tensor, targets: Tensor, class_axis: int, ignored: int | None = None) -> Tensor:
+    """Class numbers where the log-probabilities are; refused on the host where there is no such class.
+
+    Labels that are `ignored` stay as they are.
+    """
     expected = log_probs.shape[:class_axis] + log_probs.shape[class_axis:][1:]
     if targets.shape != expected:
         raise DataError(f"targets must have shape {tuple(expected)}, got {tuple(targets.shape)}")
     classes = log_probs.shape[class_axis]
-    if targets.is_floating_point() or (on_host(targets) and (targets.min() < 0 or targets.max() >= classes)):
+    judged = targets if ignored is None or not on_host(targets) else targets[targets != ignored]
+    if targets.is_floating_point() or (
+        on_host(judged) and judged.numel() and (judged.min() < 0 or judged.max() >= classes)
+    ):
         raise DataError(f"targets must be class numbers below {classes}")
     return moved(targets, log_probs.device, torch.long)
 
 
-def gathered(log_probs: Tensor, labels: Tensor, class_axis: int) -> Tensor:
+def gathered(log_probs: Tensor, labels: Tensor, class_axis: int, ignored: int | None = None) -> Tensor:
     """Log-probability of each row's labels, summed over positions, [B]; NaN where a device holds one that is none."""
-    index = labels if on_host(labels) else labels.clamp(0, log_probs.shape[class_axis] - 1)
+    index = (
+        labels if on_host(labels) and ignored is None else labels.clamp(0, log_probs.shape[class_axis] - 1)
+    )
     chosen = log_probs.gather(class_axis, index.unsqueeze(class_axis)).squeeze(class_axis)
     if index is not labels:
         chosen = chosen.masked_fill(index != labels, math.nan)
+    if ignored is not None:
+        chosen = chosen.masked_fill(labels == ignored, 0.0)
     return sum_events(chosen, 1)
 
 

@@ -41,6 +41,7 @@ def fit(
     checkpoint: str | os.PathLike[str] | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    callbacks: tuple[Any, ...] = (),
     start: Callable[..., nn.Module] | None = None,
     point: Posterior | None = None,
 ) -> Posterior:
@@ -57,14 +58,14 @@ def fit(
         checkpoint: as in `Method.fit`; each run has a file of its own beside it.
         seed: of everything random.
         progress: as in `Method.fit`.
+        callbacks: as in `Method.fit`; pilots are runs too.
         start: as in `DeepEnsemble.fit`.
         point: the MAP fit of this protocol on the same rows, where it was made before; None makes it.
     """
     with torch.inference_mode(False):
-        given = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint, "start": start}
-        prepared = _parted(
-            prepare(net, data, _standardised(likelihood), seed=seed, progress=progress, **given), auto
-        )
+        given: dict[str, Any] = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
+        given |= {"seed": seed, "progress": progress, "callbacks": callbacks, "start": start}
+        prepared = _parted(prepare(net, data, _standardised(likelihood), **given), auto)
         with undisturbed(prepared, "fit"):
             require_agreement(prepared, auto.training(1).timeout)
             if point is None:

@@ -15,7 +15,7 @@ from ..errors import ConfigError, DataError, unknown_name
 from ..hints import checked
 from ..posterior import MAX_ROWS, Posterior
 from ..prediction import CategoricalPrediction, PredictionOptions
-from ..training.progress import Bar
+from ..training import RunFacts, told
 from .constants import CORRUPTIONS, SEVERITIES
 from .corruptions import chosen_rows, corruptions
 
@@ -149,12 +149,12 @@ def evaluate_corruptions(
             "ece": metrics.ece(probs, targets),
         }
 
-    bar = Bar(len(names) * len(severities), progress, "corruptions")
+    facts = RunFacts(title="corruptions", total=len(names) * len(severities))
     clean, corrupted = measured(images), {}
-    with bar.open():
+    with told(facts, progress) as watching:
         for name, severity, pixels in sets:
             values = corrupted[name, severity] = measured(pixels)
-            bar.show(len(corrupted), values["nll"], f"{name} {severity}  nll {values['nll']:.4g}")
+            watching.step(len(corrupted), {name: severity, "nll": values["nll"]})
     return CorruptionResults(clean=clean, corrupted=corrupted, num_images=len(labels), constants=constants)
 
 

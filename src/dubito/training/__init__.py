@@ -8,6 +8,9 @@ from .account import accounted as accounted
 from .account import clock_of as clock_of
 from .account import cpu_seconds as cpu_seconds
 from .auto import AutoTraining as AutoTraining
+from .callbacks import Callback as Callback
+from .callbacks import RunFacts as RunFacts
+from .callbacks import require_callbacks as require_callbacks
 from .contract import Loss as Loss
 from .contract import ObjectiveLike as ObjectiveLike
 from .contract import Stepper as Stepper
@@ -20,6 +23,7 @@ from .plan import Plan as Plan
 from .plan import plan_run as plan_run
 from .progress import Reached as Reached
 from .progress import listened as listened
+from .progress import told as told
 from .schedules import Constant as Constant
 from .schedules import Cosine as Cosine
 from .schedules import Linear as Linear

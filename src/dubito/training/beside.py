@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+from torch.utils.data import default_collate
+
 from ..errors import Interrupted
 from ..fitting import Run
 from ..inputs import Batch
@@ -66,11 +68,18 @@ def train_many(
 
 
 def _joinable(sources: Sequence[Source], training: Training) -> bool:
-    """Whether runs can go in step: loaders of the user's have one order for all, and workers would multiply."""
+    """Whether runs can go in step: loaders of the user's have one order for all, and workers would multiply.
+
+    A collator of the user's may pad rows to the longest of their batch, and batches of two lengths are not one.
+    """
     ordered = all(isinstance(source, OrderedSource) for source in sources)
-    workers = any(getattr(source, "options", {}).get("num_workers") for source in sources)
+    options = [getattr(source, "options", {}) for source in sources]
+    workers = any(given.get("num_workers") for given in options)
+    padded = any(given.get("collate_fn", default_collate) is not default_collate for given in options)
     plain = not training.compile and not training.channels_last and training.precision != "fp16"
-    return ordered and plain and not workers and len({source.num_data for source in sources}) == 1
+    return (
+        ordered and plain and not workers and not padded and len({source.num_data for source in sources}) == 1
+    )
 
 
 class _Beside:
@@ -94,6 +103,8 @@ class _Beside:
                 while self.waiting:
                     self._step()
         finally:
+            for course in self.courses:
+                course.close()
             if self.joint is not None:
                 self.joint.part()
         return [self.histories[number] for number in range(len(self.loops))]

@@ -4,7 +4,7 @@ import math
 import statistics
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from typing import Any
 
@@ -22,10 +22,11 @@ from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
 from . import checkpoint
 from .account import account
+from .callbacks import RunFacts
 from .contract import ObjectiveLike, StepArguments, StepRecord
 from .interruption import interruptible
 from .plan import Plan, plan_run
-from .progress import Bar
+from .progress import told
 from .resume import RunProgress, check_checkpoint
 from .settings import Training
 
@@ -68,8 +69,7 @@ class Loop:
 
     def run_to_end(self) -> list[dict[str, float]]:
         """Go on from the checkpoint, if there is one, to the end."""
-        with interruptible(self):
-            course = self.course()
+        with interruptible(self), closing(self.course()) as course:
             try:
                 arguments = next(course)
                 while True:
@@ -100,13 +100,21 @@ class Loop:
         with prepared(network, self.training, compiled=self.training.compile and not self.objective.asks):
             if self.run.checkpoint is not None:
                 self._resume()
-            shown = self.run.progress if self.processes.first else False
-            self.bar = Bar(self.plan.total, shown, title, done=self.progress.step)
-            with self.bar.open():
+            first, validates = self.processes.first, self.run.validation is not None
+            facts = RunFacts(
+                title=title,
+                total=self.plan.total,
+                done=self.progress.step,
+                member=self.run.member,
+                validates=validates,
+            )
+            watching = (self.run.progress, self.run.callbacks) if first else (False, ())
+            with told(facts, *watching) as self.told:
                 if self._due(start=True):
                     self._judge()
                 while not self.progress.done:
                     yield from self._epoch()
+                self.told.ended = self.progress.ended
             if self.account:
                 self.account.endings.append(self.progress.ended)
         if self.best_state and not self._last_is_preferred():
@@ -210,7 +218,7 @@ class Loop:
         if norm is not None:
             self._watch(norm.read()[0], record.step)
         state.sums = [old + record.rows * new for old, new in zip(state.sums, values, strict=True)]
-        self.bar.update(record.step + 1, total, nll, kl, record.lr)
+        self.told.step(record.step + 1, {"loss": total, "nll": nll, "kl": kl, "lr": record.lr})
 
     def _close_epoch(self) -> None:
         state, stopping = self.progress, self.training.early_stopping
@@ -237,6 +245,7 @@ class Loop:
                 before = state.history[-1]["step"] if state.history else 0
                 state.waited = 0 if state.best_step > before else state.waited + 1
         state.history.append(entry)
+        self.told.epoch(entry)
         state.passes, state.sums, state.rows = 0, [0.0, 0.0, 0.0], 0
         state.done = over or self._patience_is_over()
         if state.done and not over:
@@ -269,6 +278,7 @@ class Loop:
             self.row_losses["best"] = self.row_losses.get("last", torch.empty(0))
             stored = self.objective.draft.stored()
             self.best_state = {name: tensor.detach().clone() for name, tensor in stored.items()}
+        self.told.validation(state.step, score)
 
     def _last_is_preferred(self) -> bool:
         """Whether the last state stays, since the best one is not better by more than chance."""

@@ -1,10 +1,13 @@
-"""The progress bar, shown on terminals or on request, and those who listen in its place."""
+"""The progress bar, shown on terminals or on request, and those who listen in its place: both are callbacks."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+from .callbacks import Callback, RunFacts, Told
 
 
 @dataclass(frozen=True)
@@ -37,47 +40,60 @@ def listened(listener: Callable[[Reached], None]) -> Iterator[None]:
         _listener.reset(token)
 
 
-class Bar:
-    """A bar over the steps of a run, with its loss, nll, kl and rate.
+def told(run: RunFacts, show: bool | None, callbacks: Iterable[Any] = ()) -> Told:
+    """Those who watch a run, to be opened around it: the listener or the bar, and the user's callbacks.
 
     Args:
-        total: steps of the run, None where unknown.
-        show: show it; None on terminals only.
-        title: what is being trained.
-        done: steps made before, which say nothing about the time that is left.
+        run: what they are told of.
+        show: show a bar; None on terminals only.
+        callbacks: the user's.
+    """
+    listener = _listener.get()
+    bar = _Listening(listener) if listener is not None else None if show is False else _bar(show)
+    return Told(run, callbacks if bar is None else (bar, *callbacks))
+
+
+class _Listening(Callback):
+    """Hands steps on."""
+
+    def __init__(self, listener: Callable[[Reached], None]) -> None:
+        self.listener = listener
+
+    def on_step(self, run: RunFacts, step: int, terms: Mapping[str, float]) -> None:
+        self.listener(Reached(run.title, step, run.total, terms.get("nll", math.nan)))
+
+
+def _bar(show: bool | None) -> "Bar | None":
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return Bar(console) if (console.is_terminal if show is None else show) else None
+
+
+class Bar(Callback):
+    """A bar over the steps of a run, with the terms of the last one.
+
+    Args:
+        console: of rich, where it is drawn.
     """
 
-    def __init__(self, total: int | None, show: bool | None, title: str, *, done: int = 0) -> None:
-        self._listener, self._title, self._total = _listener.get(), title, total
-        self.shown, self._progress = False, None
-        if show is False or self._listener is not None:
-            return
-        from rich.console import Console
+    def __init__(self, console: Any) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        console = Console(stderr=True)
-        if console.is_terminal if show is None else show:
-            self.shown = True
-            columns = (
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-                TextColumn("{task.fields[terms]}"),
-            )  # fmt: skip
-            self._progress = Progress(*columns, console=console, refresh_per_second=4)
-            self._task = self._progress.add_task(title, total=total, completed=done, terms="")
+        columns = (
+            TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+            TextColumn("{task.fields[terms]}"),
+        )  # fmt: skip
+        self._progress = Progress(*columns, console=console, refresh_per_second=4)
 
-    def open(self) -> AbstractContextManager[Any]:
-        """The context in which the bar is drawn."""
-        return self._progress or nullcontext()
+    def on_start(self, run: RunFacts) -> None:
+        # steps made before say nothing about the time that is left
+        self._task = self._progress.add_task(run.title, total=run.total, completed=run.done, terms="")
+        self._progress.start()
 
-    def update(self, step: int, total: float, nll: float, kl: float, lr: float) -> None:
-        """Show the state after `step` steps of training."""
-        if self._listener is None and self._progress is None:
-            return
-        self.show(step, nll, f"loss {total:.4g}  nll {nll:.4g}  kl {kl:.4g}  lr {lr:.2g}")
+    def on_step(self, run: RunFacts, step: int, terms: Mapping[str, float]) -> None:
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in terms.items())
+        self._progress.update(self._task, completed=step, terms=shown)
 
-    def show(self, step: int, nll: float, terms: str) -> None:
-        """Show how far a run has come, with what there is to say of it."""
-        if self._listener is not None:
-            self._listener(Reached(self._title, step, self._total, nll))
-        if self._progress is not None:
-            self._progress.update(self._task, completed=step, terms=terms)
+    def on_end(self, run: RunFacts, ended: str) -> None:
+        self._progress.stop()

@@ -12,8 +12,7 @@ from ...errors import StorageError, require_extra
 from ...fingerprints import modules_of, weights_of
 from ...fitting import Prepared
 from ...storage.schema import Count, conform
-from ...training import checkpoint
-from ...training.progress import Bar
+from ...training import RunFacts, checkpoint, told
 from .target import Target
 
 if TYPE_CHECKING:
@@ -67,15 +66,15 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
         divergent += content["divergent"]
         draws += [tensors[f"chain/{number}"].to(target.like.device) for number in numbers]
     length = method.warmup + method.num_samples
-    bar = Bar(method.chains * length, prepared.run.progress, "HMC", done=len(draws) * length)
-    with bar.open():
+    facts = RunFacts(title="HMC", total=method.chains * length, done=len(draws) * length)
+    with told(facts, prepared.run.progress, prepared.run.callbacks) as watching:
         while len(draws) < method.chains:
             number = len(draws)
 
-            def told(done: int, first: int = number * length, chain: int = number + 1) -> None:
-                bar.show(first + done, math.nan, f"chain {chain} of {method.chains}")
+            def made(done: int, first: int = number * length, chain: int = number + 1) -> None:
+                watching.step(first + done, {"chain": chain})
 
-            chain_draws, bad = run_chain(method, target, number, seed, told)
+            chain_draws, bad = run_chain(method, target, number, seed, made)
             draws.append(chain_draws)
             divergent.append(bad)
             keep()

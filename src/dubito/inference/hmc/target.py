@@ -78,7 +78,7 @@ class Target:
 
 def _comparable(likelihood: BuiltLikelihood, outputs: Tensor) -> Tensor:
     if isinstance(likelihood, CategoricalLikelihood):  # a constant on all logits changes nothing
-        outputs = outputs.log_softmax(likelihood.settings.class_axis)
+        outputs = outputs.log_softmax(likelihood.settings.axis(outputs))
     return outputs.reshape(-1)
 
 

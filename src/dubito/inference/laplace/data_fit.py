@@ -204,10 +204,13 @@ def with_fitted_numbers(
 def _counts(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
     """How often each class came: [C], or [..., 2] for each output that is yes or no."""
     if isinstance(likelihood, CategoricalLikelihood):
-        counts = wide(outputs.new_zeros(outputs.shape[likelihood.settings.class_axis]))
-        labels = targets.flatten().to(counts.device)
-        ones = counts.new_ones(1).expand(len(targets), targets[0].numel())
-        return counts.index_add_(0, labels, weighted(ones, weights).flatten())  # `bincount` asks the device
+        counts = wide(outputs.new_zeros(outputs.shape[likelihood.settings.axis(outputs)]))
+        seen, labels = likelihood.observed(targets), targets.flatten().to(counts.device)
+        once = counts.new_ones(1).expand(len(targets), targets[0].numel())
+        if seen is not None:
+            once = seen.reshape(once.shape).to(once)
+            labels = labels.where(once.flatten() > 0, 0)
+        return counts.index_add_(0, labels, weighted(once, weights).flatten())  # `bincount` asks the device
     assert isinstance(likelihood, BernoulliLikelihood)
     yes, rows = (weighted(values, weights).sum(0) for values in (targets, torch.ones_like(targets)))
     return torch.stack([rows - yes, yes], -1)
