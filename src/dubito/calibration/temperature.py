@@ -14,7 +14,7 @@ from ..hints import checked
 from ..inputs import rows_of
 from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, RealLikelihood
 from ..networks import duplicate
-from ..posterior import MAX_ROWS, Posterior
+from ..posterior import MAX_ROWS, MixturePosterior, Posterior
 from ..prediction import (
     BernoulliPrediction,
     CategoricalPrediction,
@@ -83,6 +83,11 @@ def temperature_scaled(
         raise ConfigError(
             f"temperatures are for classes and for reals, got {settings!r}, whose noise follows from its outputs"
         )
+    if isinstance(posterior, MixturePosterior):  # whose components predict from draws of their own
+        result.likelihood = tempered(
+            settings, best(_mixture_scores(result, settings, validation, options, smoothed))
+        )
+        return result.finished()
     result.likelihood, record = recording(posterior.likelihood)
     predict, outputs, targets = result.predictor(options), [], []
     rows = checked_rows(
@@ -95,17 +100,29 @@ def temperature_scaled(
     draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
     labels = torch.cat(targets)
 
-    mislabelled = 1 / (len(labels) + 2) if smoothed else 0.0
-
     def score(temperature: float) -> float:
-        prediction = tempered(settings, temperature).predictive(draws)
-        loss = mean_nll(prediction, labels)
-        return (
-            loss if not mislabelled else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction)
-        )
+        return _class_score(tempered(settings, temperature).predictive(draws), labels, smoothed)
 
     result.likelihood = tempered(settings, best(score))
     return result.finished()
+
+
+def _class_score(prediction: Prediction, labels: Tensor, smoothed: bool) -> float:
+    """The mean negative log-likelihood of labels, some of which are taken for wrong where it is smoothed."""
+    loss, mislabelled = mean_nll(prediction, labels), 1 / (len(labels) + 2) if smoothed else 0.0
+    return loss if not mislabelled else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction)
+
+
+def _mixture_scores(
+    mixture: Posterior, settings: Any, validation: Any, options: PredictionOptions, smoothed: bool
+) -> Callable[[float], float]:
+    """The same as a function of a mixture's temperature, from a prediction at each."""
+
+    def score(temperature: float) -> float:
+        mixture.likelihood = tempered(settings, temperature)
+        return _class_score(*mixture.predicted(validation, options, "validation"), smoothed)
+
+    return score
 
 
 def _real_scores(

@@ -122,9 +122,8 @@ class CategoricalLikelihood(BuiltLikelihood):
         samples = torch.cat(stored) if stored else None
         if count > 1:
             log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
-        return CategoricalPrediction(
-            log_probs, aleatoric / count, axis, samples, function_variance=variance.value()
-        )
+        moments = {"function_variance": variance.value(), "function_mean": variance.mean()}
+        return CategoricalPrediction(log_probs, aleatoric / count, axis, samples, **moments)
 
     def _axis(self, outputs: Tensor) -> int:
         return self.settings.class_axis % outputs.ndim

@@ -23,11 +23,13 @@ class ClassPrediction(Prediction):
         aleatoric: mean entropy of the single draws, in nats: uncertainty that more data would not remove.
         function_variance: variance over draws of the logits, centred over the classes of a position, their mean; of
             yes or no that of each logit. Far from the data, where all draws are sure, entropies vanish, and it grows.
+        function_mean: mean over draws of these logits, where a mixture of several predictions asks for it.
     """
 
     log_probs: Tensor = rows_on(0)
     aleatoric: Tensor = rows_on(0)
     function_variance: Tensor = field(kw_only=True, metadata={"rows": 0})
+    function_mean: Tensor | None = field(default=None, kw_only=True, metadata={"rows": 0})
 
     columns: ClassVar[tuple[str, ...]] = (
         "labels", "confidence", "total", "aleatoric", "epistemic", "function_variance", "probs",
@@ -104,7 +106,7 @@ class CategoricalPrediction(ClassPrediction):
         if self.sample_log_probs is None:
             return gathered(self.log_probs, labels, self.class_axis)
         draws = torch.stack([gathered(draw, labels, self.class_axis) for draw in self.sample_log_probs])
-        return log_mean_exp(draws)  # log 1/S Σ_s Π_positions p_s
+        return log_mean_exp(draws, self.weights)  # log Σ_s w_s Π_positions p_s
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,4 +148,4 @@ class BernoulliPrediction(ClassPrediction):
         if self.sample_logits is None:
             return sum_events(torch.where(yes, self.log_probs, self.log_complements), 1)
         signed = torch.where(yes, self.sample_logits, -self.sample_logits)
-        return log_mean_exp(sum_events(torch.nn.functional.logsigmoid(signed), 2))
+        return log_mean_exp(sum_events(torch.nn.functional.logsigmoid(signed), 2), self.weights)
