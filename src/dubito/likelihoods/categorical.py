@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,7 +123,7 @@ class CategoricalLikelihood(BuiltLikelihood):
         samples = torch.cat(stored) if stored else None
         if count > 1:
             log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
-        moments = {"function_variance": variance.value(), "function_mean": variance.mean()}
+        moments: Any = {"function_variance": variance.value(), "function_mean": variance.mean()}
         return CategoricalPrediction(log_probs, aleatoric / count, axis, samples, **moments)
 
     def _axis(self, outputs: Tensor) -> int:

@@ -100,16 +100,12 @@ class NoiseNumbers(BuiltLikelihood):
     def joined(self, members: Sequence[BuiltLikelihood]) -> BuiltLikelihood:
         """As in the base; numbers that were given to all members alike stay as they are."""
         count, (needed, _) = len(members), self.names_of(self.settings)
-        if count == 1 or not (needed and differ([[*m.parameters(), *m.buffers()] for m in members])):
+        parts = [member for member in members if isinstance(member, NoiseNumbers)]
+        if count == 1 or not (needed and differ([[*part.parameters(), *part.buffers()] for part in parts])):
             return self
-        draws = range(count * max(member.num_components for member in members))  # pyright: ignore
-        return self.with_numbers(
-            len(draws),
-            **{
-                name: torch.stack([members[s % count]._at(name, s // count) for s in draws])
-                for name in needed
-            },  # pyright: ignore
-        )
+        draws = range(count * max(part.num_components for part in parts))
+        stacks = {name: [parts[s % count]._at(name, s // count) for s in draws] for name in needed}
+        return self.with_numbers(len(draws), **{name: torch.stack(stack) for name, stack in stacks.items()})
 
     def component(self, index: int, count: int) -> Self:
         places = range(index, max(count, self.num_components), count)

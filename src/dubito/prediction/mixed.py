@@ -22,8 +22,8 @@ def mixed(parts: Sequence[Prediction], weights: Weights = None) -> Prediction:
         weights: of the components; None where all count alike.
     """
     first = parts[0]
-    kept = [item.name for item in fields(first) if item.metadata.get("rows") == 1]
-    stacks = {name: [getattr(part, name) for part in parts] for name in kept}
+    per_draw = [item.name for item in fields(first) if item.metadata.get("rows") == 1]
+    stacks = {name: [getattr(part, name) for part in parts] for name in per_draw}
     draws = max((len(tensor) for tensor in (s[0] for s in stacks.values()) if tensor is not None), default=1)
     changes: dict[str, Any] = {
         name: torch.stack([tensor.expand(draws, *tensor.shape[1:]) for tensor in stack], 1).flatten(0, 1)
