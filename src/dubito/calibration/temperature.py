@@ -21,6 +21,7 @@ from ..prediction import (
     Prediction,
     PredictionOptions,
     RealPrediction,
+    mixed,
     sum_events,
 )
 from .tempered import (
@@ -83,25 +84,29 @@ def temperature_scaled(
         raise ConfigError(
             f"temperatures are for classes and for reals, got {settings!r}, whose noise follows from its outputs"
         )
-    if isinstance(posterior, MixturePosterior):  # whose components predict from draws of their own
-        result.likelihood = tempered(
-            settings, best(_mixture_scores(result, settings, validation, options, smoothed))
-        )
-        return result.finished()
-    result.likelihood, record = recording(posterior.likelihood)
+    mixture = result if isinstance(result, MixturePosterior) else None
+    parts: list[Any] = [result] if mixture is None else list(mixture.components)
+    records = []
+    for part in parts:
+        part.likelihood, record = recording(posterior.likelihood)
+        records.append(record)
     predict, outputs, targets = result.predictor(options), [], []
     rows = checked_rows(
         result.network, result.likelihood, validation, seed=seed, max_rows=max_rows, name="validation"
     )
     for batch in rows:
         predict(batch.inputs)
-        outputs.append(record.last(rows_of(batch.inputs)))
+        outputs.append([record.last(rows_of(batch.inputs)) for record in records])
         targets.append(batch.targets)
-    draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
+    draws = [
+        [torch.cat(pieces) for pieces in zip(*batches, strict=True)] for batches in zip(*outputs, strict=True)
+    ]
     labels = torch.cat(targets)
 
     def score(temperature: float) -> float:
-        return _class_score(tempered(settings, temperature).predictive(draws), labels, smoothed)
+        predictions = [tempered(settings, temperature).predictive(some) for some in draws]
+        whole = predictions[0] if mixture is None else mixed(predictions, mixture.component_weights)
+        return _class_score(whole, labels, smoothed)
 
     result.likelihood = tempered(settings, best(score))
     return result.finished()
@@ -111,18 +116,6 @@ def _class_score(prediction: Prediction, labels: Tensor, smoothed: bool) -> floa
     """The mean negative log-likelihood of labels, some of which are taken for wrong where it is smoothed."""
     loss, mislabelled = mean_nll(prediction, labels), 1 / (len(labels) + 2) if smoothed else 0.0
     return loss if not mislabelled else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction)
-
-
-def _mixture_scores(
-    mixture: Posterior, settings: Any, validation: Any, options: PredictionOptions, smoothed: bool
-) -> Callable[[float], float]:
-    """The same as a function of a mixture's temperature, from a prediction at each."""
-
-    def score(temperature: float) -> float:
-        mixture.likelihood = tempered(settings, temperature)
-        return _class_score(*mixture.predicted(validation, options, "validation"), smoothed)
-
-    return score
 
 
 def _real_scores(
