@@ -88,7 +88,7 @@ def pool_of(cell: Cell, ground: Ground, settings: Fit, training: Training) -> tu
         return fitted, time.process_time() - started
 
     key = cell.data, cell.split, settings.pool, settings.prior_std, training
-    for old in [old for old in _pools if old[:2] != key[:2]]:
+    for old in [old for old in _pools if old[0] != cell.data]:
         del _pools[old]
     return provenance.shared(_pools, key, made)
 
