@@ -42,7 +42,7 @@ print(len(weighted.component_weights), "weights")
 ```
 
 ```text
-std OUTPUT
+std 0.22 at 0, 0.85 at 6
 3 weights
 ```
 
