@@ -32,6 +32,7 @@ TABLES = {
     "ktied-figure-6-right": "papers.k_tied.figure_6",
     "ktied-table-2": "papers.k_tied.table_2",
     "ktied-figure-3": "papers.k_tied.table_2",
+    "mixtures": "papers.mixtures.tables",
     "rank1-table-4-physionet": "papers.rank1.table_4",
     "rank1-cifar10-small": "papers.rank1.table_2",
 }

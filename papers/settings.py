@@ -77,7 +77,7 @@ Settings = TypeVar("Settings")
 FROZEN: Mapping[type, Mapping[str, Any]] = {
     MAP: {"prior_std": None},
     MCDropout: {"rate": 0.1, "prior_std": None},
-    DeepEnsemble: {"members": 4, "prior_std": None},
+    DeepEnsemble: {"members": 4, "prior_std": None, "of": None, "weights": "equal"},
     SWA: {"prior_std": None, "start": 0.5, "snapshots": 20},
     SWAG: {"prior_std": None, "start": 0.5, "snapshots": 20, "rank": 20, "scale": 1.0},
     HMC: {
@@ -277,6 +277,7 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "AutoTraining": {"watched": 1000},
     "BALI": {"refactor_every": 1},
     "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},
+    "DeepEnsemble": {"of": None, "weights": "equal"},
     "Laplace": {"precision": "full"},
     "NoisyAdam": {"count_rows": False},
     "Vadam": {"kl_weight": 1.0, "count_rows": False, "correct_start": True},

@@ -152,7 +152,13 @@ def prepare(
 
 
 def prepare_more(
-    network: nn.Module, data: Any, likelihood: BuiltLikelihood, *, num_data: int | None = None, seed: int = 0
+    network: nn.Module,
+    data: Any,
+    likelihood: BuiltLikelihood,
+    *,
+    num_data: int | None = None,
+    validation: Any = None,
+    seed: int = 0,
 ) -> Prepared:
     """The same for more data of a network that is fitted already, judged by its own likelihood.
 
@@ -161,10 +167,12 @@ def prepare_more(
         data: as in `Method.fit`.
         likelihood: the posterior's.
         num_data: as in `Method.fit`.
+        validation: as in `Method.fit`.
         seed: of everything random.
     """
     seeds.derived(seed)
-    return _prepared(network, {}, data, likelihood, num_data, Run(seed=seed))
+    watched = None if validation is None else as_source(validation, TensorOptions.of(network), "validation")
+    return _prepared(network, {}, data, likelihood, num_data, Run(seed=seed, validation=watched))
 
 
 def _prepared(

@@ -24,6 +24,7 @@ from .lazy import open_all
 from .likelihoods import (
     Bernoulli,
     BernoulliLikelihood,
+    BuiltLikelihood,
     Categorical,
     CategoricalLikelihood,
     CountLikelihood,
@@ -41,10 +42,10 @@ from .likelihoods import (
     StudentTLikelihood,
 )
 from .method import Method
-from .networks import copied, extra_states
-from .posterior import Posterior, SampledPosterior, flagged, stored_tensors
+from .networks import copied, duplicate, extra_states
+from .posterior import MixturePosterior, Posterior, SampledPosterior, flagged, stored_tensors
 from .posterior.fingerprint import check_fingerprint
-from .posterior.stored import check_details, check_draws, check_tensors, restored
+from .posterior.stored import MixtureDetails, check_details, check_draws, check_tensors, restored
 from .storage.schema import LARGEST, Recorded, Size, conform, settings_hints
 
 LIKELIHOODS: dict[type, Any] = {
@@ -110,6 +111,7 @@ class Content(TypedDict):
     history: list[dict[str, Recorded | None]]
     extra: NotRequired[dict[str, Any]]
     fingerprint: NotRequired[dict[str, Any] | None]
+    components: NotRequired[list[dict[str, Any]]]
 
 
 @checked
@@ -129,7 +131,7 @@ def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = Tr
         posterior = _restored(tensors, content, network)
         if fingerprint and content.get("fingerprint") is not None:
             outputs = check_fingerprint(
-                content["fingerprint"], network, posterior.details.get("inputs"), path
+                content["fingerprint"], posterior.network, posterior.details.get("inputs"), path
             )
             restored(posterior.likelihood.check_outputs, outputs, "the likelihood's noise")
     except StorageError as error:
@@ -138,8 +140,10 @@ def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = Tr
     return posterior
 
 
-def _restored(tensors: dict[str, Tensor], content: Any, network: nn.Module) -> Posterior:
-    """The posterior of tensors and plain facts, each looked at before it is used."""
+def _restored(
+    tensors: dict[str, Tensor], content: Any, network: nn.Module, mixed: BuiltLikelihood | None = None
+) -> Posterior:
+    """The posterior of tensors and plain facts, each looked at before it is used; `mixed` is that of a mixture."""
     conform(content, Content, "its content")
     known = known_settings()
     settings = []
@@ -147,13 +151,15 @@ def _restored(tensors: dict[str, Tensor], content: Any, network: nn.Module) -> P
         settings.append(storage.decode(content[key], known))
         conform(settings[-1], kind, f"the {key}")
     method, chosen = settings
+    if "components" in content and mixed is None:
+        return _mixture(tensors, content, network, method, chosen)
     named = {key: [f"{key}.{name}" for name in names] for key, names in content["structure"].items()}
     _check_names(tensors, named)
     device = TensorOptions.of(network).device
     placed = {name: tensor.to(device) for name, tensor in tensors.items()}
     _fill(network, _part(placed, "network"))
     _restore(network, content.get("extra", {}))
-    likelihood = _likelihood(chosen, _part(placed, "likelihood"), content["num_noise_components"])
+    likelihood = mixed or _likelihood(chosen, _part(placed, "likelihood"), content["num_noise_components"])
     details = content["details"]
     kind: Any = SampledPosterior if "sampled" in details else type(method).posterior_type
     check_details(kind, details, network)
@@ -174,6 +180,29 @@ def _restored(tensors: dict[str, Tensor], content: Any, network: nn.Module) -> P
     check_tensors(posterior)
     check_draws(posterior)
     return posterior
+
+
+def _mixture(
+    tensors: dict[str, Tensor], content: Any, network: nn.Module, method: Method, chosen: Likelihood
+) -> Posterior:
+    """The mixture of components, each restored as a posterior; what the first holds for all is stored once."""
+    details, like = content["details"], TensorOptions.of(network)
+    conform(details, MixtureDetails, "details")
+    noise = {name: tensor.to(like.device) for name, tensor in _part(tensors, "likelihood").items()}
+    likelihood = _likelihood(chosen, noise, content["num_noise_components"])
+    keys = ["likelihood", *(f"component{number}" for number in range(len(content["components"])))]
+    if len(keys) < 2 or any(name.partition(".")[0] not in keys for name in tensors):
+        raise StorageError(f"the tensors must be those of {len(keys) - 1} components, got others, or none")
+    parts, first = [], {}
+    for key, inner in zip(keys[1:], content["components"], strict=True):
+        conform(inner, Content, key)
+        names = {f"{group}.{name}" for group, some in inner["structure"].items() for name in some}
+        shared = {name: t for name, t in first.items() if name in names or name.startswith("network.")}
+        stored = {**shared, **_part(tensors, key)}
+        first = first or stored
+        parts.append(_restored(stored, inner, duplicate(network), likelihood))
+    facts = {"method": method, "details": details, "history": content["history"]}
+    return restored(lambda some: MixturePosterior(some, likelihood, **facts), parts, "the mixture").finished()
 
 
 def _check_names(tensors: dict[str, Tensor], named: dict[str, list[str]]) -> None:

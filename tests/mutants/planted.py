@@ -1064,4 +1064,40 @@ MUTANTS = (
         "integrations/test_integrations_sklearn.py::test_classes_may_be_words_and_rare",
         "a class of one row may be held out of training",
     ),
+    # -- mixtures -------------------------------------------------------------------------------------------------
+    mutant(
+        "prediction/mixed.py",
+        'averaged(components("function_variance"), weights) + between',
+        'averaged(components("function_variance"), weights)',
+        "inference/test_inference_mixtures.py::test_probabilities_in_closed_form_are_the_weighted_mean_and_function_variance_is_total",
+        "components that disagree do not count as variance of the function",
+    ),
+    mutant(
+        "prediction/formulas.py",
+        "draws.new_tensor(weights).repeat(times) / times",
+        "draws.new_tensor(weights).repeat_interleave(times) / times",
+        "inference/test_inference_mixtures.py::test_predictions_by_draws_average_the_draws_by_their_components_weights",
+        "draws have the weights of other components",
+    ),
+    mutant(
+        "posterior/mixture.py",
+        "[part.log_marginal_likelihood() for part in self._parts()]",
+        "[part.log_likelihood for part in self._parts()]",
+        "inference/test_inference_mixtures.py::test_evidence_weights_are_the_softmax_of_the_dense_evidence",
+        "components are weighted by their fit, and not by their evidence",
+    ),
+    mutant(
+        "inference/laplace/method.py",
+        "posterior if points else posterior.scaled(0)",
+        "posterior",
+        "inference/test_inference_mixtures.py::test_the_curvature_is_taken_at_each_component",
+        "Laplace stands around a draw of a component, and not around its mean",
+    ),
+    mutant(
+        "likelihoods/gaussian.py",
+        "[self._noise(s) for s in range(index, max(count, self.num_components), count)]",
+        "[self._noise(s) for s in range(0, max(count, self.num_components), count)]",
+        "inference/test_inference_mixtures.py::test_around_keeps_each_components_noise_and_the_layers_that_are_asked_for",
+        "every component has the noise of the first",
+    ),
 )

@@ -88,7 +88,8 @@ class ActiveLearning(Checked):
         """
         self.acquisition.check(settings_of(likelihood))
         settings = {"num_samples": self.num_samples, "seed": seed, "max_rows": MAX_ROWS, **(options or {})}
-        self.method.posterior_type.check_form(PredictionOptions(**settings), self.method)
+        fitted = getattr(self.method, "of", None) or self.method  # of an ensemble: what each member is
+        fitted.posterior_type.check_form(PredictionOptions(**settings), self.method)
         network = copied(net).eval()
         like = TensorOptions.of(network)
         source = as_source(pool, like, "pool")

@@ -15,13 +15,14 @@ from ..hints import checked
 from ..inputs import rows_of
 from ..likelihoods import Bernoulli, BuiltLikelihood, Categorical, RealLikelihood
 from ..networks import duplicate
-from ..posterior import MAX_ROWS, Posterior
+from ..posterior import MAX_ROWS, MixturePosterior, Posterior
 from ..prediction import (
     BernoulliPrediction,
     CategoricalPrediction,
     Prediction,
     PredictionOptions,
     RealPrediction,
+    mixed,
     sum_events,
 )
 from .tempered import (
@@ -85,32 +86,39 @@ def temperature_scaled(
         raise ConfigError(
             f"temperatures are for classes and for reals, got {settings!r}, whose noise follows from its outputs"
         )
-    result.likelihood, record = recording(posterior.likelihood)
+    mixture = result if isinstance(result, MixturePosterior) else None
+    parts: list[Any] = [result] if mixture is None else list(mixture.components)
+    records = []
+    for part in parts:
+        part.likelihood, record = recording(posterior.likelihood)
+        records.append(record)
     predict, outputs, targets, shares = result.predictor(options), [], [], []
     rows = checked_rows(
         result.network, result.likelihood, validation, seed=seed, max_rows=max_rows, name="validation"
     )
     for batch in rows:
         predict(batch.inputs)
-        outputs.append(record.last(rows_of(batch.inputs)))
+        outputs.append([record.last(rows_of(batch.inputs)) for record in records])
         targets.append(batch.targets)
         shares += [] if batch.weights is None else [batch.weights]
-    draws = [torch.cat(pieces) for pieces in zip(*outputs, strict=True)]
+    draws = [
+        [torch.cat(pieces) for pieces in zip(*batches, strict=True)] for batches in zip(*outputs, strict=True)
+    ]
     labels, weights = torch.cat(targets), torch.cat(shares) if shares else None
 
-    mislabelled = 1 / (len(labels) + 2) if smoothed else 0.0
-
     def score(temperature: float) -> float:
-        prediction = tempered(settings, temperature).predictive(draws)
-        loss = mean_nll(prediction, labels, weights)
-        return (
-            loss
-            if not mislabelled
-            else (1 - mislabelled) * loss + mislabelled * mean_nll_of_any(prediction, labels)
-        )
+        predictions = [tempered(settings, temperature).predictive(some) for some in draws]
+        whole = predictions[0] if mixture is None else mixed(predictions, mixture.component_weights)
+        return _class_score(whole, labels, weights, smoothed)
 
     result.likelihood = tempered(settings, best(score))
     return result.finished()
+
+
+def _class_score(prediction: Prediction, labels: Tensor, weights: Tensor | None, smoothed: bool) -> float:
+    """The mean negative log-likelihood of labels, some of which are taken for wrong where it is smoothed."""
+    loss, wrong = mean_nll(prediction, labels, weights), 1 / (len(labels) + 2) if smoothed else 0.0
+    return loss if not wrong else (1 - wrong) * loss + wrong * mean_nll_of_any(prediction, labels)
 
 
 def _real_scores(

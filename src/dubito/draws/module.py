@@ -1,6 +1,7 @@
 """Draws made once as a module: from inputs to mean and uncertainties, for serving and export."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,7 +10,15 @@ from torch import Tensor, nn
 from ..errors import NetworkError
 from ..inputs import Inputs, call
 from ..likelihoods import BuiltLikelihood
-from ..prediction import ClassPrediction, MixturePrediction, OutputPrediction, Prediction, RealPrediction
+from ..prediction import (
+    ClassPrediction,
+    MixturePrediction,
+    OutputPrediction,
+    Prediction,
+    RealPrediction,
+    Weights,
+    mixed,
+)
 from .base import Draws
 
 #: What the module answers, by the kind of prediction.
@@ -40,7 +49,11 @@ class PredictiveModule(nn.Module):
         self.traced = draws.traceable(inputs)
 
     def forward(self, inputs: Any = None, **named: Any) -> dict[str, Tensor]:
-        return summarised(self.likelihood, self._outputs(named if inputs is None else inputs))
+        return answers(self.prediction(named if inputs is None else inputs))
+
+    def prediction(self, inputs: Any) -> Prediction:
+        """What the answers are read off."""
+        return self.likelihood.predictive(self._outputs(inputs))
 
     def _outputs(self, inputs: Any) -> Tensor:
         if not torch.compiler.is_compiling():
@@ -55,9 +68,22 @@ class PredictiveModule(nn.Module):
         return call(self.traced, inputs)
 
 
-def summarised(likelihood: BuiltLikelihood, outputs: Tensor) -> dict[str, Tensor]:
-    """What a prediction from outputs [S, B, ...] says."""
-    return answers(likelihood.predictive(outputs))
+class MixtureModule(nn.Module):
+    """As `PredictiveModule`, of a mixture.
+
+    Args:
+        components: modules with `prediction`, one per component.
+        weights: of the components; None where all count alike.
+    """
+
+    def __init__(self, components: Sequence[nn.Module], weights: Weights) -> None:
+        super().__init__()
+        self.components, self.weights = nn.ModuleList(components), weights
+
+    def forward(self, inputs: Any = None, **named: Any) -> dict[str, Tensor]:
+        rows = named if inputs is None else inputs
+        parts = [part.prediction(rows) for part in self.components]  # pyright: ignore
+        return answers(mixed(parts, self.weights))
 
 
 def answers(prediction: Prediction) -> dict[str, Tensor]:

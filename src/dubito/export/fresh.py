@@ -8,12 +8,13 @@ from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 
 from ..draws import Draws, FactorDraws, WeightDraws
-from ..draws.module import summarised
+from ..draws.module import answers
 from ..draws.tile import Tile
 from ..errors import ConfigError, NetworkError
 from ..inputs import Inputs, call
 from ..layers.stack import Stack
 from ..posterior import Posterior
+from ..prediction import Prediction
 
 
 class GraphNoise(TorchFunctionMode):
@@ -59,6 +60,10 @@ class FreshModule(nn.Module):
             posterior.draw(0, None)  # what is built once is built before a trace
 
     def forward(self, inputs: Any = None, **named: Any) -> dict[str, Tensor]:
+        return answers(self.prediction(named if inputs is None else inputs))
+
+    def prediction(self, inputs: Any) -> Prediction:
+        """What the answers are read off."""
         with GraphNoise():
             draws = fresh_draws(self.posterior, self.count)
         context = draws.context()
@@ -67,8 +72,7 @@ class FreshModule(nn.Module):
         else:
             self.tile.context.factors = context.factors  # pyright: ignore[reportAttributeAccessIssue]
             self.tile.context.biases = context.biases  # pyright: ignore[reportAttributeAccessIssue]
-        outputs = call(self.tile, named if inputs is None else inputs)
-        return summarised(self.posterior.likelihood, outputs)
+        return self.posterior.likelihood.predictive(call(self.tile, inputs))
 
 
 def fresh_draws(posterior: Posterior, count: int) -> FactorDraws | WeightDraws:

@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from ..draws import FactorDraws, MaskDraws, PredictiveModule
+from ..draws import FactorDraws, MaskDraws, MixtureModule, PredictiveModule
 from ..errors import ConfigError, NetworkError, require_count
 from ..inputs import (
     Inputs,
@@ -21,7 +21,7 @@ from ..inputs import (
     rows_of,
     take,
 )
-from ..posterior import Posterior
+from ..posterior import MixturePosterior, Posterior
 from ..posterior.fingerprint import made
 from .files import WRITERS, quiet, write
 from .fresh import FreshModule
@@ -75,7 +75,14 @@ def write_module(
                 "the network cannot be traced for any number of rows: "
                 f"{reason(error)}; rewrite that part without numbers that decide, or without the number of rows"
             ) from error
-        write(program, module, rows, target, max_bytes, exact=not isinstance(module, FreshModule))
+        write(
+            program,
+            module,
+            rows,
+            target,
+            max_bytes,
+            exact=not any(isinstance(part, FreshModule) for part in module.modules()),
+        )
 
 
 def with_names(module: nn.Module, names: list[str]) -> nn.Module:
@@ -105,6 +112,12 @@ def served(
     """The module that answers as `predict` does with these options."""
     if sampling not in ("fixed", "fresh"):
         raise ConfigError(f'sampling must be "fixed" or "fresh", got {sampling!r}')
+    if isinstance(posterior, MixturePosterior):
+        share = -(-num_samples // len(posterior.components))
+        options: Any = {"sampling": sampling, "linearised": linearised}
+        options["max_bytes"] = max_bytes // len(posterior.components)
+        parts = [served(part, inputs, share, seed=s, **options) for part, s in posterior.seeded(seed)]
+        return MixtureModule(parts, posterior.component_weights)
     pushes = posterior._linearises(linearised)
     closed = posterior.closed_form(inputs) if pushes else None
     if sampling == "fresh":

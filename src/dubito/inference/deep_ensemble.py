@@ -17,7 +17,17 @@ from ..likelihoods import BuiltLikelihood, Gaussian, GaussianLikelihood, Likelih
 from ..likelihoods.moments import per_output
 from ..method import Method
 from ..networks import copied, made, renewed, require_alike
-from ..posterior import MAX_ROWS, Details, Drawer, Posterior, ShapeRule, stored_tensors
+from ..posterior import (
+    MAX_ROWS,
+    Details,
+    Drawer,
+    MixturePosterior,
+    Posterior,
+    ShapeRule,
+    Weighting,
+    require_evidence,
+    stored_tensors,
+)
 from ..prediction import PredictionOptions, RealPrediction
 from ..training import AutoTraining, Processes, Run, RunFacts, Training, current, told
 from ..training.beside import Join, train_many
@@ -65,10 +75,16 @@ class DeepEnsemble(Method):
     Args:
         members: how many networks.
         prior_std: standard deviation of a Normal prior around 0 on all weights; None is the flat prior.
+        of: the method that is fitted from each start, as `Laplace(...)` or `SWAG()`: the posterior is the mixture of
+            their posteriors. None keeps points.
+        weights: of the members: "equal"; "evidence", by their marginal likelihoods, which Laplace has; or "stacking",
+            those under which the validation rows of `fit` are likeliest.
     """
 
     members: int = 4
     prior_std: float | None = None
+    of: Method | None = None
+    weights: Weighting = "equal"
 
     posterior_type = DeepEnsemblePosterior
 
@@ -76,6 +92,12 @@ class DeepEnsemble(Method):
         require_count(members=self.members)
         if self.prior_std is not None:
             require_positive(prior_std=self.prior_std)
+        if isinstance(self.of, DeepEnsemble):
+            raise ConfigError("of must be a method of one mode, got DeepEnsemble; raise members instead")
+        if self.of is not None and self.prior_std is not None:
+            raise ConfigError(f"prior_std is for points; give {type(self.of).__name__} its prior, in of=")
+        if self.weights == "evidence":
+            require_evidence((self.of or MAP()).posterior_type)
 
     def fit(
         self,
@@ -133,8 +155,10 @@ class DeepEnsemble(Method):
             [PointPosterior(member, noise, method=method, trainable=trainable) for member in members], []
         )
 
-    def fit_prepared(self, prepared: Prepared, training: Training | None) -> DeepEnsemblePosterior:
+    def fit_prepared(self, prepared: Prepared, training: Training | None) -> Posterior:
         training = training or Training()
+        if self.of is not None or self.weights != "equal":
+            return self._mixture(prepared, training)
         device = TensorOptions.of(prepared.network).device
         # Members are whole runs: who has one less waits for the others longer than any step takes.
         processes = (prepared.run.processes or current(training.timeout, device)).patient()
@@ -161,6 +185,24 @@ class DeepEnsemble(Method):
             points.append(point)
         history = [{**entry, "member": m} for m, point in enumerate(points) for entry in point.history]
         return self._joined(points, history)
+
+    def _mixture(self, prepared: Prepared, training: Training) -> Posterior:
+        """The mixture of posteriors around the members' modes, fitted one after the other."""
+        validation = prepared.run.validation
+        if self.weights == "stacking" and validation is None:
+            raise ConfigError(
+                'weights="stacking" needs rows that are not trained on: fit(..., validation=rows)'
+            )
+        method, parts = self.of or MAP(prior_std=self.prior_std), []
+        for member in range(self.members):
+            run = replace(self._run(prepared.run, member, shown=True), processes=prepared.run.processes)
+            likelihood, network = copy.deepcopy(prepared.likelihood), self._start(prepared, member)
+            start = replace(prepared, network=network, likelihood=likelihood, run=run)
+            parts.append(method.fit_prepared(start, training))
+        history = [{**entry, "member": m} for m, part in enumerate(parts) for entry in part.history]
+        settings = replace(self, of=None if self.of is None else parts[0].method)
+        mixture = MixturePosterior(parts, method=settings, history=history)
+        return mixture.weighted(self.weights, validation, seed=prepared.seed)
 
     def _trained(self, starts: list[Prepared], training: Training) -> list[Posterior]:
         """The members of this process: side by side where one pass can serve them, and as jobs where asked."""

@@ -103,6 +103,10 @@ class BuiltLikelihood(nn.Module, ABC):
         """One likelihood in which draw s has the noise that member s mod K learned; `self` is the first of them."""
         return self
 
+    def component(self, index: int, count: int) -> "BuiltLikelihood":
+        """The likelihood of component `index` of `count`, whose draws are every `count`-th; its noise is fixed."""
+        return self
+
     @property
     def learns(self) -> bool:
         """Whether it has numbers of its own to learn."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,6 +76,5 @@ class BernoulliLikelihood(BuiltLikelihood):
         if count > 1:
             sums = sums.log_softmax(0)  # Σ_s p_s + Σ_s (1 − p_s) = S: this divides by S
         samples = torch.cat(stored) if stored else None
-        return BernoulliPrediction(
-            sums[1], aleatoric / count, sums[0], samples, function_variance=variance.value()
-        )
+        moments: Any = {"function_variance": variance.value(), "function_mean": variance.mean()}
+        return BernoulliPrediction(sums[1], aleatoric / count, sums[0], samples, **moments)

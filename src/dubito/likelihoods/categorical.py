@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -192,13 +192,10 @@ class CategoricalLikelihood(BuiltLikelihood):
         samples = torch.cat(stored) if stored else None
         if count > 1:
             log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
+        moments: Any = {"function_variance": variance.value(), "function_mean": variance.mean()}
+        ignored = self.settings.ignore_index
         return CategoricalPrediction(
-            log_probs,
-            aleatoric / count,
-            axis,
-            samples,
-            function_variance=variance.value(),
-            ignore_index=self.settings.ignore_index,
+            log_probs, aleatoric / count, axis, samples, ignore_index=ignored, **moments
         )
 
     def _axis(self, outputs: Tensor) -> int:

@@ -19,7 +19,15 @@ from ..prediction import (
 )
 from .base import BuiltLikelihood, Likelihood, real_outputs, stacked
 from .moments import Targets, WeightedTargets, warn_if_far
-from .noise import RealLikelihood, checked_numbers, inverse_softplus, noise_shape, spread_of, units_of
+from .noise import (
+    RealLikelihood,
+    checked_numbers,
+    differ,
+    inverse_softplus,
+    noise_shape,
+    spread_of,
+    units_of,
+)
 
 #: What targets may be at most in float32, whose squares end at 3e38.
 LARGEST = 1e16
@@ -248,10 +256,28 @@ class GaussianLikelihood(RealLikelihood):
         return self._fixed(self.num_components, noise_std=factor * self._stds().detach())
 
     def joined(self, members: Sequence[BuiltLikelihood]) -> BuiltLikelihood:
-        if len(members) == 1 or self.raw_std is None:
+        count = len(members)
+        parts = [member for member in members if isinstance(member, GaussianLikelihood)]
+        if count == 1 or not differ([[*member.parameters(), *member.buffers()] for member in parts]):
             return self
-        learned = [member.std().detach() for member in members if isinstance(member, GaussianLikelihood)]
-        return self.with_noise(std=torch.stack(learned))
+        if self.raw_std is not None:
+            return self.with_noise(std=torch.stack([member.std().detach() for member in parts]))
+        draws = range(count * max(member.num_components for member in parts))
+        return self._with_noises([parts[s % count]._noise(s // count) for s in draws])
+
+    def component(self, index: int, count: int) -> "GaussianLikelihood":
+        return self._with_noises(
+            [self._noise(s) for s in range(index, max(count, self.num_components), count)]
+        )
+
+    def _noise(self, draw: int) -> Tensor:
+        """The numbers behind the noise of a draw, in the outputs' units."""
+        return self._of(self._stds().detach() if self.scale_tril is None else self.scale_tril, draw)
+
+    def _with_noises(self, noises: list[Tensor]) -> "GaussianLikelihood":
+        """The same likelihood with fixed noise of this form, one for each component."""
+        noise = torch.stack(noises) if len(noises) > 1 else noises[0]
+        return self._fixed(len(noises), **{"noise_std" if self.scale_tril is None else "scale_tril": noise})
 
     def _fixed(self, components: int, **noise: Tensor) -> "GaussianLikelihood":
         units = {"location": self.location, "scale": self.scale, "num_components": components}

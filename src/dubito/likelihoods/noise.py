@@ -98,12 +98,33 @@ class NoiseNumbers(BuiltLikelihood):
         return type(self)(self.settings, num_components=num_components, **tensors)
 
     def joined(self, members: Sequence[BuiltLikelihood]) -> BuiltLikelihood:
-        names = [name.removeprefix("raw_") for name, _ in self.named_parameters()]
-        stacks = {
-            name: torch.stack([member.numbers(name).detach() for member in members])  # pyright: ignore
-            for name in names
-        }
-        return self.with_numbers(len(members), **stacks) if stacks and len(members) > 1 else self
+        """As in the base; numbers that were given to all members alike stay as they are."""
+        count, (needed, _) = len(members), self.names_of(self.settings)
+        parts = [member for member in members if isinstance(member, NoiseNumbers)]
+        if count == 1 or not (needed and differ([[*part.parameters(), *part.buffers()] for part in parts])):
+            return self
+        draws = range(count * max(part.num_components for part in parts))
+        stacks = {name: [parts[s % count]._at(name, s // count) for s in draws] for name in needed}
+        return self.with_numbers(len(draws), **{name: torch.stack(stack) for name, stack in stacks.items()})
+
+    def component(self, index: int, count: int) -> Self:
+        places = range(index, max(count, self.num_components), count)
+        stacks = {name: [self._at(name, s) for s in places] for name in self.names_of(self.settings)[0]}
+        return self.with_numbers(
+            len(places), **{name: torch.stack(s) if len(s) > 1 else s[0] for name, s in stacks.items()}
+        )
+
+    def _at(self, name: str, draw: int) -> Tensor:
+        """A number of all outputs in one draw."""
+        values = self.numbers(name).detach()
+        return values if self.num_components == 1 else values[draw % self.num_components]
+
+
+def differ(members: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether members have learned numbers, or others than the first."""
+    learned = any(isinstance(tensor, nn.Parameter) for tensors in members for tensor in tensors)
+    first, *others = members
+    return learned or not all(all(map(torch.equal, first, other)) for other in others)
 
 
 def inverse_softplus(value: Tensor) -> Tensor:

@@ -53,7 +53,9 @@ def mixture_log_prob(targets: Tensor, means: Tensor, stds: Tensor) -> float:
     return float(mixture_log_prob_per_example(targets, means, stds).mean())
 
 
-def crps_mixture_per_example(targets: Tensor, means: Tensor, stds: Tensor) -> Tensor:
+def crps_mixture_per_example(
+    targets: Tensor, means: Tensor, stds: Tensor, weights: tuple[float, ...] | None = None
+) -> Tensor:
     """Continuous ranked probability score of each example's Gaussian mixture, averaged over outputs, [B].
 
     Args:
@@ -61,18 +63,23 @@ def crps_mixture_per_example(targets: Tensor, means: Tensor, stds: Tensor) -> Te
         means: Means of the S equally weighted components, [S, B, ...].
         stds: Standard deviations, broadcast to the shape of `means`; with 0 the components are points, and
             the score is that of an ensemble of S numbers.
+        weights: K that sum to 1, where not all components count alike: component s has a share of number s mod K.
     """
     targets, means, stds = _mixture(targets, means, stds)
     if stds.min() < 0:
         raise DataError(f"stds must be at least 0, got a least value of {float(stds.min()):.6g}")
     variances = stds.square()
     # torchmetrics has the CRPS of points alone; this is that of the mixture itself:
-    # CRPS = 1/S Σ_s A(y - m_s, σ_s²) - 1/(2 S²) Σ_s Σ_t A(m_s - m_t, σ_s² + σ_t²)   [Grimit et al. 2006]
+    # CRPS = Σ_s w_s A(y - m_s, σ_s²) - ½ Σ_s Σ_t w_s w_t A(m_s - m_t, σ_s² + σ_t²)   [Grimit et al. 2006]
     spread = torch.zeros_like(means[0])
+    shares = means.new_tensor(weights or (1.0,))
+    times = len(means) // len(shares)
+    shares = (shares.repeat(times) / times).reshape(-1, *[1] * (means.ndim - 1))
     for s in range(len(means)):  # one s at a time holds at most S·B numbers, not S²·B
         distance = _expected_distance(means[s] - means[s:], variances[s] + variances[s:])
-        spread += 2 * distance.sum(0) - distance[0]  # t > s stands for t < s too, t = s counts once
-    score = _expected_distance(targets - means, variances).mean(0) - spread / (2 * len(means) ** 2)
+        distance = distance * shares[s:]
+        spread += shares[s] * (2 * distance.sum(0) - distance[0])  # t > s stands for t < s too, t = s once
+    score = (shares * _expected_distance(targets - means, variances)).sum(0) - spread / 2
     return score.reshape(len(targets), -1).mean(1)
 
 

@@ -6,6 +6,9 @@ from .base import Posterior as Posterior
 from .base import Streams as Streams
 from .base import detached as detached
 from .fingerprint import described as described
+from .mixture import MixturePosterior as MixturePosterior
+from .mixture import Weighting as Weighting
+from .mixture import require_evidence as require_evidence
 from .sampled import SampledPosterior as SampledPosterior
 from .stored import Details as Details
 from .stored import FactorDetails as FactorDetails

@@ -5,6 +5,7 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
@@ -26,7 +27,7 @@ from ..lazy import open_all
 from ..likelihoods import BuiltLikelihood
 from ..networks import duplicate, extra_states, run, with_flags
 from ..precision import Precision, passes_in
-from ..prediction import Prediction, PredictionOptions, require_answers
+from ..prediction import ClassPrediction, Prediction, PredictionOptions, require_answers
 from ..prediction.classes import targets_as_long
 from ..sources import holds_rows, named_target
 from ..summary import Summary, SummaryRow
@@ -372,6 +373,8 @@ class Posterior(nn.Module, ABC):
             with passes_in(options.precision, *TensorOptions.of(self.network)):
                 prediction = predict(inputs).finite(rows)
             rows += len(prediction)
+            if isinstance(prediction, ClassPrediction) and not options.moments:
+                prediction = replace(prediction, function_mean=None)
             return prediction
 
         return predicted
@@ -611,8 +614,17 @@ class Posterior(nn.Module, ABC):
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it."""
+        content = self.content()
+        if self.details.get("inputs") is not None and (
+            answered := fingerprint(self.network, self.details["inputs"])
+        ):
+            content["fingerprint"] = answered[0]
+        storage.write(path, "posterior", self.stored(), content)
+
+    def content(self) -> dict[str, Any]:
+        """What a file holds beside tensors."""
         settings = {"method": self.method, "likelihood": self.likelihood.settings}
-        content = {
+        return {
             **{key: storage.encode(value) for key, value in settings.items()},
             "num_noise_components": getattr(self.likelihood, "num_components", 1),
             "structure": {key: list(self.group(key).names) for key in self.tensors},
@@ -620,11 +632,6 @@ class Posterior(nn.Module, ABC):
             "history": self.history,
             "extra": storage.plain(extra_states(self.network)),
         }
-        if self.details.get("inputs") is not None and (
-            answered := fingerprint(self.network, self.details["inputs"])
-        ):
-            content["fingerprint"] = answered[0]
-        storage.write(path, "posterior", self.stored(), content)
 
     def stored(self) -> dict[str, Tensor]:
         """Every tensor under the name it has in a file: tied ones once, the user's names kept."""

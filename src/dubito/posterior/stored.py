@@ -54,6 +54,13 @@ class SampledDetails(Details):
     scalable: bool
 
 
+class MixtureDetails(Details, total=False):
+    """Facts of a mixture."""
+
+    weighting: str
+    component_weights: list[Multiplier]
+
+
 class FactorDetails(Details, total=False):
     """Facts of a posterior with factors on nodes."""
 

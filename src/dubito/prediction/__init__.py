@@ -5,6 +5,7 @@ from .classes import BernoulliPrediction as BernoulliPrediction
 from .classes import CategoricalPrediction as CategoricalPrediction
 from .classes import ClassPrediction as ClassPrediction
 from .formulas import FunctionVariance as FunctionVariance
+from .formulas import Weights as Weights
 from .formulas import aligned as aligned
 from .formulas import entropy as entropy
 from .formulas import log_sum_exp as log_sum_exp
@@ -14,6 +15,7 @@ from .formulas import per_row as per_row
 from .formulas import require_answers as require_answers
 from .formulas import std_per_row as std_per_row
 from .formulas import sum_events as sum_events
+from .mixed import mixed as mixed
 from .mixtures import CountPrediction as CountPrediction
 from .mixtures import MixturePrediction as MixturePrediction
 from .mixtures import OutputPrediction as OutputPrediction

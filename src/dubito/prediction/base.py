@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import DataError, require_extra
 from ..hints import checked
 from ..notebook import html
-from .formulas import require_answers
+from .formulas import Weights, require_answers
 
 #: What a notebook shows of a prediction.
 SHOWN_ROWS, SHOWN_COLUMNS = 8, 12
@@ -29,7 +29,14 @@ def rows_on(axis: int) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Prediction(ABC):
-    """Base of predictions: rows can be indexed, moved, and turned into arrays or a table."""
+    """Base of predictions: rows can be indexed, moved, and turned into arrays or a table.
+
+    Attributes:
+        weights: those of K components where they differ: draws that are kept belong to component s mod K, and share its
+            weight evenly.
+    """
+
+    weights: Weights = field(default=None, kw_only=True)
 
     #: Names of the per-row quantities that `to_numpy` and `to_pandas` show.
     columns: ClassVar[tuple[str, ...]]

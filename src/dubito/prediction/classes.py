@@ -25,11 +25,13 @@ class ClassPrediction(Prediction):
         aleatoric: mean entropy of the single draws, in nats: uncertainty that more data would not remove.
         function_variance: variance over draws of the logits, centred over the classes of a position, their mean; of
             yes or no that of each logit. Far from the data, where all draws are sure, entropies vanish, and it grows.
+        function_mean: mean over draws of these logits, where a mixture of several predictions asks for it.
     """
 
     log_probs: Tensor = rows_on(0)
     aleatoric: Tensor = rows_on(0)
     function_variance: Tensor = field(kw_only=True, metadata={"rows": 0})
+    function_mean: Tensor | None = field(default=None, kw_only=True, metadata={"rows": 0})
 
     columns: ClassVar[tuple[str, ...]] = (
         "labels", "confidence", "total", "aleatoric", "epistemic", "function_variance", "probs",
@@ -109,7 +111,7 @@ class CategoricalPrediction(ClassPrediction):
         if self.sample_log_probs is None:
             return gathered(self.log_probs, labels, *places)
         draws = torch.stack([gathered(draw, labels, *places) for draw in self.sample_log_probs])
-        return log_mean_exp(draws)  # log 1/S Σ_s Π_positions p_s
+        return log_mean_exp(draws, self.weights)  # log Σ_s w_s Π_positions p_s
 
     def flat(self, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Probabilities [N, C] and labels [N] of all positions that count, one after the other."""
@@ -161,7 +163,7 @@ class BernoulliPrediction(ClassPrediction):
         if self.sample_logits is None:
             return sum_events(torch.where(yes, self.log_probs, self.log_complements), 1)
         signed = torch.where(yes, self.sample_logits, -self.sample_logits)
-        return log_mean_exp(sum_events(F.logsigmoid(signed), 2))
+        return log_mean_exp(sum_events(F.logsigmoid(signed), 2), self.weights)
 
 
 def targets_as_long(targets: list[Tensor], ignored: int | None) -> Tensor:
@@ -201,6 +203,7 @@ def _as_long(parts: list[Any]) -> list[Any]:
             log_probs=padded(part.log_probs, along, -log(classes)),
             aleatoric=padded(part.aleatoric, 1, log(classes)),
             function_variance=padded(part.function_variance, 1, 0.0),
+            function_mean=padded(part.function_mean, along, 0.0),
             sample_log_probs=padded(part.sample_log_probs, along + 1, -log(classes)),
         )
         for part in parts

@@ -1,6 +1,7 @@
 """Small formulas that predictions and likelihoods share."""
 
 import math
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -8,6 +9,9 @@ from torch import Tensor
 
 from ..devices import moved, on_host
 from ..errors import DataError, NetworkError
+
+#: Weights of K components; None where all draws count alike.
+Weights: TypeAlias = tuple[float, ...] | None
 
 
 def with_rows(tensor: Tensor, rows: int) -> Tensor:
@@ -50,6 +54,11 @@ class FunctionVariance:
         """The variance over all draws so far, laid out like the logits of a draw without their classes."""
         variance = (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
         return variance if self.class_axis is None else variance.mean(self.class_axis)
+
+    def mean(self) -> Tensor:
+        """The mean over all draws so far, laid out like the logits of a draw; of classes centred."""
+        mean = self.first + self.sums / self.count
+        return mean if self.class_axis is None else mean - mean.mean(self.class_axis, keepdim=True)
 
 
 def require_answers(answers: Tensor, axis: int = 0, first: int = 0, *, logarithms: bool = False) -> None:
@@ -96,9 +105,29 @@ def log_sum_exp(draws: Tensor) -> Tensor:
     return draws[0] if len(draws) == 1 else draws.logsumexp(0)
 
 
-def log_mean_exp(draws: Tensor) -> Tensor:
-    """Log 1/S Σ_s exp(draws_s) over the leading axis."""
+def log_mean_exp(draws: Tensor, weights: Weights = None) -> Tensor:
+    """Log Σ_s w_s exp(draws_s) over the leading axis; see `per_draw`."""
+    if weights is not None:
+        return (draws + per_draw(draws, weights).log()).logsumexp(0)
     return draws.logsumexp(0) - math.log(len(draws))
+
+
+def averaged(draws: Tensor, weights: Weights = None) -> Tensor:
+    """Σ_s w_s draws_s over the leading axis; see `per_draw`."""
+    return draws.mean(0) if weights is None else (per_draw(draws, weights) * draws).sum(0)
+
+
+def variance(draws: Tensor, weights: Weights = None) -> Tensor:
+    """Σ_s w_s (draws_s − mean)² over the leading axis."""
+    if weights is None:
+        return draws.var(0, unbiased=False)
+    return averaged((draws - averaged(draws, weights)).square(), weights)
+
+
+def per_draw(draws: Tensor, weights: tuple[float, ...]) -> Tensor:
+    """Weights of S draws that sum to 1, [S, 1, ...]: draw s has an even share of the weight of component s mod K."""
+    times = len(draws) // len(weights)
+    return (draws.new_tensor(weights).repeat(times) / times).reshape(-1, *[1] * (draws.ndim - 1))
 
 
 def labels_for(log_probs: Tensor, targets: Tensor, class_axis: int, ignored: int | None = None) -> Tensor:

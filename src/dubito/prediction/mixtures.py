@@ -12,7 +12,7 @@ from torch import Tensor
 from ..errors import ConfigError
 from ..hints import checked
 from .base import Prediction, rows_on
-from .formulas import aligned, log_mean_exp, sum_events, with_rows
+from .formulas import aligned, averaged, log_mean_exp, sum_events, variance, with_rows
 from .real import RealPrediction
 from .special import count_tails, student_t_tails
 
@@ -44,12 +44,13 @@ class MixturePrediction(RealPrediction):
         """P(y ≤ value) and P(y > value) under the mixture, for values [..., B, ...], in float64."""
         axis = values.ndim - self.means.ndim + 1
         below, above = self.component_tails(values.unsqueeze(axis))
-        return below.mean(axis), above.mean(axis)
+        return tuple(averaged(side.movedim(axis, 0), self.weights) for side in (below, above))  # pyright: ignore
 
     @checked
     def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         """Joint log-density of a row's outputs under the exact mixture, [B]."""
-        return log_mean_exp(sum_events(self.component_log_prob(aligned(targets, self.means[0])), 2))
+        logs = sum_events(self.component_log_prob(aligned(targets, self.means[0])), 2)
+        return log_mean_exp(logs, self.weights)
 
     def _bracket(self, tail: float | Tensor) -> tuple[Tensor, Tensor]:
         """Values between which the quantiles of both tails lie.
@@ -116,7 +117,7 @@ class StudentTPrediction(MixturePrediction):
             upper = torch.as_tensor(sign, device=value.device) < 0
             error = torch.where(upper, tail - above, below - tail)
             low, high = torch.where(error < 0, value, low), torch.where(error < 0, high, value)
-            density = self.component_log_prob(value).exp().mean(0)
+            density = averaged(self.component_log_prob(value).exp(), self.weights)
             following = value - error / density
             following = torch.where((following > low) & (following < high), following, (low + high) / 2)
             change, value = (following - value).abs(), following
@@ -226,17 +227,18 @@ class OutputPrediction(Prediction):
     @property
     def mean(self) -> Tensor:
         """Mean over draws of what the likelihood predicts."""
-        return self.likelihood.mean(self.outputs).mean(0)
+        return averaged(self.likelihood.mean(self.outputs), self.weights)
 
     @property
     def epistemic_std(self) -> Tensor:
         """Standard deviation over draws of what the likelihood predicts."""
-        return self.likelihood.mean(self.outputs).std(0, unbiased=False)
+        return variance(self.likelihood.mean(self.outputs), self.weights).sqrt()
 
     @checked
     def log_prob(self, targets: Tensor | np.ndarray) -> Tensor:
         values = torch.as_tensor(targets)
-        return log_mean_exp(torch.stack([self.likelihood.log_prob(draw, values) for draw in self.outputs]))
+        logs = torch.stack([self.likelihood.log_prob(draw, values) for draw in self.outputs])
+        return log_mean_exp(logs, self.weights)
 
 
 def student_t_log_prob(errors: Tensor, scale: Tensor, df: Tensor) -> Tensor:

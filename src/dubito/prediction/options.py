@@ -22,6 +22,7 @@ class PredictionOptions(Checked):
         marginal: draw the outputs of layers anew for each row.
         per_example: draw factors anew for each row.
         precision: of passes through the network.
+        moments: keep `function_mean`, which mixtures of predictions need.
     """
 
     num_samples: int
@@ -31,6 +32,7 @@ class PredictionOptions(Checked):
     marginal: bool = False
     per_example: bool = False
     precision: Precision = "full"
+    moments: bool = False
 
     def __post_init__(self) -> None:
         require_count(num_samples=self.num_samples, max_rows=self.max_rows)

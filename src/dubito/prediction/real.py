@@ -13,7 +13,7 @@ from torch import Tensor
 from ..errors import ConfigError, require_fraction
 from ..hints import checked
 from .base import Prediction, rows_on
-from .formulas import aligned, log_mean_exp, normal_log_prob, sum_events, with_rows
+from .formulas import aligned, averaged, log_mean_exp, normal_log_prob, sum_events, variance, with_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +48,12 @@ class RealPrediction(Prediction):
     @property
     def mean(self) -> Tensor:
         """Mean of the mixture."""
-        return self.means.mean(0)
+        return averaged(self.means, self.weights)
 
     @property
     def aleatoric(self) -> Tensor:
         """Aleatoric variance, in the target's units squared: the mean noise variance; `aleatoric_std` is its root."""
-        return self.variances.expand_as(self.means).mean(0)
+        return averaged(self.variances.expand_as(self.means), self.weights)
 
     @property
     def epistemic(self) -> Tensor:
@@ -62,7 +62,7 @@ class RealPrediction(Prediction):
         The variance of the draws' means (of the mixture itself, so divided by S), and the mean of what
         `mean_covariances` adds.
         """
-        return self.means.var(0, unbiased=False) + self._mean_variances.mean(0)
+        return variance(self.means, self.weights) + averaged(self._mean_variances, self.weights)
 
     @property
     def aleatoric_std(self) -> Tensor:
@@ -101,10 +101,11 @@ class RealPrediction(Prediction):
             if noise is None:
                 noise = self.variances.expand_as(self.means).reshape(flat.shape).diag_embed()
             tril = torch.linalg.cholesky(noise + self.mean_covariances)
-            return log_mean_exp(normal_log_prob(flat, scale_tril=tril))
+            return log_mean_exp(normal_log_prob(flat, scale_tril=tril), self.weights)
         if self.covariances is not None:
-            return log_mean_exp(normal_log_prob(errors, scale_tril=torch.linalg.cholesky(self.covariances)))
-        return log_mean_exp(sum_events(normal_log_prob(errors, std=self.variances.sqrt()), 2))
+            tril = torch.linalg.cholesky(self.covariances)
+            return log_mean_exp(normal_log_prob(errors, scale_tril=tril), self.weights)
+        return log_mean_exp(sum_events(normal_log_prob(errors, std=self.variances.sqrt()), 2), self.weights)
 
     @checked
     def quantile(self, q: float | Tensor) -> Tensor:
@@ -138,8 +139,9 @@ class RealPrediction(Prediction):
             steps = math.ceil(bits)
         for _ in range(steps):
             middle = (low + high) / 2
-            # F(y) = 1/S Σ_s Φ((y - mean_s) / std_s) with Φ(z) = ½ erfc(-z / √2), exact in the lower tail
-            below = torch.erfc((means - middle) / (std * math.sqrt(2))).mean(0) < 2 * tail
+            # F(y) = Σ_s w_s Φ((y - mean_s) / std_s) with Φ(z) = ½ erfc(-z / √2), exact in the lower tail
+            tails = torch.erfc((means - middle) / (std * math.sqrt(2)))
+            below = averaged(tails, self.weights) < 2 * tail
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return sign * (low + high) / 2
 
@@ -154,7 +156,7 @@ class RealPrediction(Prediction):
         from ..metrics import crps_mixture_per_example  # a dozen modules that predictions do without
 
         return crps_mixture_per_example(
-            aligned(targets, self.means[0]), self.means, self.component_variances.sqrt()
+            aligned(targets, self.means[0]), self.means, self.component_variances.sqrt(), self.weights
         )
 
     def plot(self, targets: Tensor | None = None, *, inputs: Tensor | None = None, axis: Any = None) -> Any:

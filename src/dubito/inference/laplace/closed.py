@@ -13,6 +13,7 @@ from ...layers import Context, Dense, Form
 from ...layers.context import name_of
 from ...layers.module import PassModule
 from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
+from ...prediction import Prediction
 from .covariance import CANCELLED, in_basis, unit_variance
 from .linearised import predictive
 from .shares import BlockShares
@@ -112,7 +113,11 @@ class ClosedForm(nn.Module):
         return flat if block.bias is None else torch.cat([flat, ones], 1)
 
     def forward(self, inputs: Any = None, **named: Any) -> dict[str, Tensor]:
-        outputs = call(self.traced, named if inputs is None else inputs)
+        return answers(self.prediction(named if inputs is None else inputs))
+
+    def prediction(self, inputs: Any) -> Prediction:
+        """What the answers are read off."""
+        outputs = call(self.traced, inputs)
         total, centred = torch.zeros(()), self.class_axis is not None
         for name, normal in self.normals.items():
             a = self._inputs(name).to(normal.mean)
@@ -123,10 +128,10 @@ class ClosedForm(nn.Module):
             total = share if not total.ndim else total + share
         total = (total * self.scale**2).reshape(*outputs.shape[:-1], -1)
         if self.class_axis is not None:
-            return answers(predictive(self.likelihood, outputs, total[..., :-1], total[..., -1]))
+            return predictive(self.likelihood, outputs, total[..., :-1], total[..., -1])
         if isinstance(self.likelihood, GaussianLikelihood):  # marginals need no covariance of outputs
             total = total.flatten(1).diag_embed()
-        return answers(predictive(self.likelihood, outputs, total))
+        return predictive(self.likelihood, outputs, total)
 
 
 def class_axis_of(likelihood: BuiltLikelihood) -> int | None:

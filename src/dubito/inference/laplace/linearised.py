@@ -276,9 +276,9 @@ def predictive(
     if centred is None:
         centred = variance if isinstance(shrunk, BernoulliPrediction) else shrunk.function_variance
     centred = centred / getattr(likelihood.settings, "temperature", 1.0) ** 2  # of calibrated likelihoods
-    return dataclasses.replace(
-        shrunk, aleatoric=torch.minimum(point.aleatoric, shrunk.total), function_variance=centred
-    )
+    aleatoric = torch.minimum(point.aleatoric, shrunk.total)
+    moments = {"function_variance": centred, "function_mean": point.function_mean}
+    return dataclasses.replace(shrunk, aleatoric=aleatoric, **moments)
 
 
 def closed_prediction(

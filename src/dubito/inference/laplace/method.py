@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -9,13 +10,14 @@ from torch import nn
 from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
 from ...errors import NetworkError, require_count, require_positive, warn
-from ...fitting import Prepared, answered, probe
+from ...fitting import Prepared, answered, prepare_more, probe, undisturbed
 from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, take
 from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
-from ...method import Method
+from ...method import Method, with_inputs
 from ...networks import Subset, resolve, with_flags
+from ...posterior import MixturePosterior, Posterior
 from ...precision import Precision, passes_in
 from ...training import Training, current
 from ..map import MAP
@@ -137,6 +139,42 @@ class Laplace(Method):
         ).finished()
         validation = prepared.run.validation if self.prior_precision is None else None
         return posterior.with_chosen_precision(validation, prepared.seed) if validation else posterior
+
+    @checked
+    def around(
+        self,
+        posterior: Posterior,
+        data: Any,
+        *,
+        validation: Any = None,
+        num_data: int | None = None,
+        seed: int = 0,
+    ) -> MixturePosterior:
+        """The mixture of Laplace posteriors around every component of a fitted posterior, as of `Rank1` or an ensemble.
+
+        A component is taken at the mean of its weights, or of its factors, and judged by the noise it has. Where a
+        posterior is finitely many draws without a width, each is one.
+
+        Args:
+            posterior: of any method.
+            data: the training rows, in any form that `fit` takes; the curvature is that of all of them.
+            validation: as in `fit`: rows that choose the prior precision, where none is set.
+            num_data: as in `fit`.
+            seed: of drawn labels.
+        """
+        points = None if posterior.scalable else posterior.num_atoms
+        count, centre = points or posterior.num_components, posterior if points else posterior.scaled(0)
+        given, parts = {"num_data": num_data, "validation": validation, "seed": seed}, []
+        with torch.inference_mode(False):
+            for number in range(count):
+                likelihood = posterior.likelihood.component(number, count)
+                prepared = prepare_more(centre.fold(number), data, likelihood, **given)
+                with undisturbed(prepared, "around"):
+                    part = self.fit_prepared(prepared, None)
+                parts.append(with_inputs(part, prepared))
+        mixture = MixturePosterior(parts, method=parts[0].method, history=posterior.history)
+        mixture.details["inputs"] = parts[0].details["inputs"]
+        return mixture.finished()
 
     def _measured(
         self,

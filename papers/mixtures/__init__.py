@@ -1,0 +1,1 @@
+"""Mixtures of compact posteriors beside deep ensembles of equal bytes."""
