@@ -13,17 +13,34 @@ from .recurrent import note_order
 
 #: Values that a shell takes over where they change on the network, and hands back after a training pass.
 VALUES = (Tensor, bool, int, float, str, type(None))
+#: The mark of parameters whose numbers lie in the memory of the user's frozen ones; copies have the same memory.
+SHARED = "_dubito_shared"
+
+
+def is_shared(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers are those of a base that networks share: nothing may write into it."""
+    return hasattr(tensor, SHARED)
+
+
+def alias(parameter: Tensor, **marks: bool) -> nn.Parameter:
+    """A parameter of its own, to be moved and flagged, around the same memory."""
+    other = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    vars(other).update(vars(parameter) | marks)
+    return other
 
 
 def deep_copy(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.Module:
     """A deep copy; tensors that a forward pass left on a module (a cache of activations) lose their graph.
+
+    The memory of a base that networks share is not copied.
 
     Args:
         module: to copy.
         shared: tensors by id that the copy holds too instead of copies.
     """
     left = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
-    memo = {id(value): value.detach() for value in left if value.grad_fn is not None} | dict(shared or {})
+    memo = {id(value): value.detach() for value in left if value.grad_fn is not None}
+    memo |= {id(p): alias(p) for p in module.parameters() if is_shared(p)} | dict(shared or {})
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:

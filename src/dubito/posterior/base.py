@@ -31,7 +31,7 @@ from ..sources import holds_rows
 from ..summary import Summary, SummaryRow
 from .fingerprint import fingerprint
 from .stored import ShapeRule
-from .tensors import NamedTensors, flagged, stored_tensors
+from .tensors import NamedTensors, base_of, flagged, stored_tensors, without_uses
 
 if TYPE_CHECKING:
     from .sampled import SampledPosterior
@@ -603,13 +603,17 @@ class Posterior(nn.Module, ABC):
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it."""
+        """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it.
+
+        What was frozen in the user's network is not written: the file names it by checksums, and `net` brings it.
+        """
         settings = {"method": self.method, "likelihood": self.likelihood.settings}
+        base = base_of(self.network)
         content = {
             **{key: storage.encode(value) for key, value in settings.items()},
             "num_noise_components": getattr(self.likelihood, "num_components", 1),
             "structure": {key: list(self.group(key).names) for key in self.tensors},
-            "details": self.details,
+            "details": without_uses(self.details, base),
             "history": self.history,
             "extra": storage.plain(extra_states(self.network)),
         }
@@ -617,12 +621,14 @@ class Posterior(nn.Module, ABC):
             answered := fingerprint(self.network, self.details["inputs"])
         ):
             content["fingerprint"] = answered[0]
+        if base:
+            content["base"] = list(base.values())
         storage.write(path, "posterior", self.stored(), content)
 
     def stored(self) -> dict[str, Tensor]:
-        """Every tensor under the name it has in a file: tied ones once, the user's names kept."""
+        """Every tensor but those of a shared base under the name it has in a file: tied ones once."""
         return {
-            **{f"network.{name}": tensor for name, tensor in stored_tensors(self.network).items()},
+            **{f"network.{name}": t for name, t in stored_tensors(self.network, shared=False).items()},
             **{f"{key}.{name}": t for key in self.tensors for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }

@@ -18,6 +18,7 @@ from ...distributions.two_sided import TwoSided
 from ...errors import ConfigError, DataError, NetworkError, require_count, require_positive, unknown_name
 from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
+from ...layers.tree import alias
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors, ShapeRule
@@ -380,7 +381,7 @@ class LaplacePosterior(BlockPosterior):
     def _with(self, **details: Any) -> "LaplacePosterior":
         """A posterior of its own with other details and the same tensors, in the same memory."""
         noise = details.get("noise_factor", self.details["noise_factor"]) / self.details["noise_factor"]
-        memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters()}
+        memo: dict[int, Any] = {id(p): alias(p) for p in self.parameters()}
         memo |= {id(buffer): buffer.detach() for buffer in self.buffers()}
         memo[id(self._built)] = {}
         other = copy.deepcopy(self, memo)
