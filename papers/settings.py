@@ -75,7 +75,7 @@ Settings = TypeVar("Settings")
 
 #: What experiments leave unsaid, by class: the library's defaults of the day the papers' results were stored.
 FROZEN: Mapping[type, Mapping[str, Any]] = {
-    MAP: {"prior_std": None},
+    MAP: {"prior_std": None, "prior": None},
     MCDropout: {"rate": 0.1, "prior_std": None},
     DeepEnsemble: {"members": 4, "prior_std": None},
     SWA: {"prior_std": None, "start": 0.5, "snapshots": 20},
@@ -97,6 +97,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "max_std": None,
         "estimator": Reparameterised(),
         "subset": None,
+        "prior": None,
     },
     KTied: {
         "rank": 2,
@@ -108,6 +109,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "tied": None,
         "subset": None,
         "match_rates": True,
+        "prior": None,
     },
     BatchEnsemble: {
         "components": 4,
@@ -192,6 +194,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "batch_size": None,
         "linearised": False,
         "precision": "full",
+        "prior": None,
     },
     Diagonal: {},
     KFAC: {},

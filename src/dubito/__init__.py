@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .likelihoods import Poisson as Poisson
     from .likelihoods import StudentT as StudentT
     from .loading import load as load
+    from .priors import Around as Around
     from .priors import He as He
     from .registry import methods as methods
     from .training import Training as Training
@@ -111,7 +112,7 @@ _NAMES = {
         "Poisson",
         "StudentT",
     ),
-    "priors": ("He",),
+    "priors": ("Around", "He"),
     "loading": ("load",),
     "registry": ("methods",),
     "training": ("Training",),

@@ -20,6 +20,7 @@ from .calibration import (
 from .errors import StorageError
 from .hints import checked
 from .inputs import TensorOptions
+from .layers.tree import is_shared
 from .lazy import open_all
 from .likelihoods import (
     Bernoulli,
@@ -45,6 +46,7 @@ from .networks import copied, extra_states
 from .posterior import Posterior, SampledPosterior, base_of, flagged, stored_tensors
 from .posterior.fingerprint import check_fingerprint
 from .posterior.stored import check_details, check_draws, check_tensors, restored
+from .priors import Around
 from .storage.schema import LARGEST, Recorded, Size, conform, settings_hints
 
 LIKELIHOODS: dict[type, Any] = {
@@ -152,6 +154,10 @@ def _restored(tensors: dict[str, Tensor], content: Any, network: nn.Module) -> P
         settings.append(storage.decode(content[key], known))
         conform(settings[-1], kind, f"the {key}")
     method, chosen = settings
+    prior = getattr(method, "prior", None)
+    if isinstance(prior, Around):
+        names = {name for name, p in network.named_parameters() if not is_shared(p)}
+        prior.known(network, flagged(network) or names)
     named = {key: [f"{key}.{name}" for name in names] for key, names in content["structure"].items()}
     _check_names(tensors, named)
     device = TensorOptions.of(network).device

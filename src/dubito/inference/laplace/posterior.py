@@ -65,8 +65,9 @@ class LaplacePosterior(BlockPosterior):
 
     def shapes(self) -> dict[str, ShapeRule]:
         check_blocks(self.blocks.values(), self.weights())
-        if self.prior_precisions.keys() != self.blocks.keys():
-            raise KeyError("one prior precision for each block is needed")
+        for facts in (self.prior_precisions, self.details.get("prior_distances", self.blocks)):
+            if facts.keys() != self.blocks.keys():
+                raise KeyError("one prior precision for each block is needed")
         shapes = {
             block.weight: self.structure_of(block).shapes(block, self.block_tensors(block))
             for block in self.blocks.values()
@@ -310,7 +311,8 @@ class LaplacePosterior(BlockPosterior):
             noise_factor: of the noise's variance since the curvature was taken; the present one if not given.
         """
         factor = noise_factor or self.details["noise_factor"]
-        return Evidence({name: self.normals(name) for name in self.blocks}, self.num_data / factor)
+        normals, distances = {n: self.normals(n) for n in self.blocks}, self.details.get("prior_distances")
+        return Evidence(normals, self.num_data / factor, distances)
 
     @checked
     def tuned(
