@@ -28,7 +28,7 @@ from dubito import (
 from dubito.errors import StorageError
 from dubito.networks import renewed
 
-QUICK = Training(iterations=2, batch_size=8)
+QUICK = Training(iterations=12, batch_size=8, lr=3e-3)
 METHODS = {
     "map": MAP(),
     "mc-dropout": MCDropout(),
@@ -71,7 +71,8 @@ def frozen(net: nn.Module) -> dict[str, Tensor]:
 
 def rows(width: int = 64) -> tuple[Tensor, Tensor]:
     stream = torch.Generator().manual_seed(1)
-    return torch.randn(24, width, generator=stream), torch.randint(3, (24,), generator=stream)
+    inputs = torch.randn(24, width, generator=stream)
+    return inputs, inputs[:, :3].argmax(1)
 
 
 class Copies(TorchDispatchMode):
@@ -84,7 +85,11 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         taken = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor) and not t.is_meta}
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and result.untyped_storage().data_ptr() not in taken:
+        if (
+            isinstance(result, Tensor)
+            and not result.is_meta
+            and result.untyped_storage().data_ptr() not in taken
+        ):
             self.largest = max(self.largest, result.numel())
         return result
 
@@ -128,7 +133,9 @@ def test_posteriors_share_the_base_and_files_hold_none_of_it(name: str, tmp_path
     assert dubito.load(tmp_path / "again.safetensors", adapted()).num_parameters == posterior.num_parameters
 
 
-@pytest.mark.parametrize("name", ["map", "deep-ensemble", "k-tied", "rank1", "swag", "mc-dropout"])
+@pytest.mark.parametrize(
+    "name", ["map", "deep-ensemble", "k-tied", "mean-field", "rank1", "implicit", "mc-dropout"]
+)
 def test_nothing_as_large_as_a_frozen_layer_is_made(name: str):
     assert fitted(name)[2] < 64 * 64
 
@@ -187,7 +194,7 @@ def test_another_base_is_refused_and_the_difference_named(tmp_path):
     half[0].base.to(torch.bfloat16)
     with pytest.raises(StorageError, match=r"2 differ, such as '0.base.weight', bfloat16"):
         dubito.load(path, half)
-    with pytest.raises(StorageError, match="architecture"):
+    with pytest.raises(StorageError, match=r"4 frozen parameters in the file.* 6 in the network"):
         dubito.load(path, nn.Sequential(*adapted(), nn.Linear(3, 3)))
 
 
@@ -209,7 +216,7 @@ def test_a_file_is_as_large_as_its_adapters_and_their_distribution(method: Any, 
     net = adapted(width=1024, rank=64)
     posterior = method.fit(net, rows(1024), Categorical(), training=QUICK, progress=False)
     posterior.save(tmp_path / "p.safetensors")
-    numbers = sum(row.numbers for row in posterior.summary().rows if row.name in posterior.trainable)
+    numbers = sum(row.num_parameters for row in posterior.summary().rows if row.name in posterior.trainable)
     assert (tmp_path / "p.safetensors").stat().st_size <= 1.05 * 4 * numbers
 
 
@@ -224,9 +231,11 @@ def test_few_frozen_parameters_are_copied_and_stored(tmp_path):
         assert "base" not in json.loads(file.metadata()["dubito"])["content"]
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning")  # peft's of Transformers
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_models_of_peft_are_adapted_networks(dtype: torch.dtype, tmp_path):
-    peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
+    import peft
+    import transformers
 
     def made() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -240,9 +249,10 @@ def test_models_of_peft_are_adapted_networks(dtype: torch.dtype, tmp_path):
             return peft.get_peft_model(base, adapters)
 
     stream = torch.Generator().manual_seed(0)
-    data = torch.randint(1, 32, (16, 6), generator=stream), torch.randint(2, (16,), generator=stream)
+    words = torch.randint(1, 32, (16, 6), generator=stream)
+    data = words, (words[:, -1] > 16).long()
     net = made()
-    for method in (KTied(), Laplace(), dubito.Rank1(), DeepEnsemble(members=2)):
+    for method in (KTied(), dubito.Rank1(), DeepEnsemble(members=2)):
         posterior = method.fit(net, data, Categorical(), training=QUICK, progress=False)
         posterior.save(tmp_path / "p.safetensors")
         loaded = dubito.load(tmp_path / "p.safetensors", made())

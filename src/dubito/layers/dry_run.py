@@ -23,6 +23,7 @@ from .layout import Layout, candidates, decided
 from .linear import Pairwise
 from .record import BlockPart, Call, Part, Record, recorded
 from .shell import leased, seeded
+from .tree import is_shared
 from .uses import Survey, Use, call_key
 
 
@@ -34,7 +35,8 @@ def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = N
         inputs: some rows, of which up to three are run.
         names: the parameters of interest; None takes all that are floating-point.
     """
-    named = {name: p for name, p in network.named_parameters() if p.is_floating_point()}
+    # A shared base has no distribution, and its gradients would be as large as it is.
+    named = {n: p for n, p in network.named_parameters() if p.is_floating_point() and not is_shared(p)}
     names = list(named) if names is None else [name for name in named if name in set(names)]
     scripted = _scripted(network)
     watched = [name for name in names if name not in scripted]

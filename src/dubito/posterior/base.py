@@ -31,7 +31,7 @@ from ..sources import holds_rows
 from ..summary import Summary, SummaryRow
 from .fingerprint import fingerprint
 from .stored import ShapeRule
-from .tensors import NamedTensors, base_of, flagged, stored_tensors, without_uses
+from .tensors import NamedTensors, base_of, flagged, stored_tensors
 
 if TYPE_CHECKING:
     from .sampled import SampledPosterior
@@ -613,7 +613,7 @@ class Posterior(nn.Module, ABC):
             **{key: storage.encode(value) for key, value in settings.items()},
             "num_noise_components": getattr(self.likelihood, "num_components", 1),
             "structure": {key: list(self.group(key).names) for key in self.tensors},
-            "details": without_uses(self.details, base),
+            "details": self.details,
             "history": self.history,
             "extra": storage.plain(extra_states(self.network)),
         }

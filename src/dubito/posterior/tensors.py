@@ -1,7 +1,6 @@
 """Tensors by the names of a network's parameters, and which of them a file holds."""
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -54,12 +53,3 @@ def base_of(network: nn.Module) -> dict[str, str]:
         for name, tensor in network.named_parameters()
         if is_shared(tensor)
     }
-
-
-def without_uses(details: Mapping[str, Any], base: Collection[str]) -> dict[str, Any]:
-    """Facts of a posterior whose survey tells no uses of a base, which has no distribution."""
-    survey = details.get("survey")
-    if not survey or not base:
-        return dict(details)
-    uses = [use for use in survey["uses"] if not {use["weight"], use["bias"]} <= {None, *base}]
-    return {**details, "survey": {**survey, "uses": uses}}
