@@ -50,7 +50,10 @@ class MAPObjective(PlainObjective):
     def kl(self) -> Tensor:
         """−log p(w) up to its constant; 0 under a flat prior."""
         flat = self.prior_std is None and self.prior is None
-        return super().kl() if flat else self.penalty(trainable(self.draft.network))
+        if flat:
+            return super().kl()
+        moving, weights = trainable(self.draft.network), self.draft.weights()
+        return self.penalty({name: weights[name] for name in moving})
 
     def penalty(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Σ (w − w₀)² / 2σ² of all trainable weights by name."""

@@ -22,6 +22,7 @@ from .kinds import Standin
 from .layout import Layout, candidates, decided
 from .linear import Pairwise
 from .record import BlockPart, Call, Part, Record, recorded
+from .sharded import whole_tensors
 from .shell import leased, seeded
 from .tree import is_shared
 from .uses import Survey, Use, call_key
@@ -258,7 +259,7 @@ def _autograd(
     network: nn.Module, inputs: Inputs, names: list[str], noise: Tensor
 ) -> dict[str, Tensor | None]:
     """The gradients of the first row's outputs, by parameter."""
-    named = dict(network.named_parameters())
+    named = dict(network.named_parameters()) | whole_tensors(network)
     leaves = {name: named[name].detach().requires_grad_() for name in names}
     # cuDNN's recurrent layers have no backward pass in evaluation mode.
     with (

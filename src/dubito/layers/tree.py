@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..errors import NetworkError
 from ..fingerprints import BASE
 from .recurrent import note_order
+from .sharded import is_sharded
 
 #: Values that a shell takes over where they change on the network, and hands back after a training pass.
 VALUES = (Tensor, bool, int, float, str, type(None))
@@ -67,6 +68,7 @@ class TreePlan:
                     self.edges.append((parent, key, index[id(child)]))
         self.sources: list[Any] = [slots for _, *both in self.facts for slots in both]
         self.tensors: list[int] = []
+        self.spread = False  # over processes
         self.filled: list[int] = []  # slots that hold something
         self.buffered: list[int] = []  # those of them that hold buffers
         self.places: dict[str, list[tuple[int, str]]] = {}  # by a tensor's first name: slots, key
@@ -103,15 +105,18 @@ class TreePlan:
         self.filled = [number for number, slots in enumerate(self.sources) if slots]
         self.buffered = [number for number in self.filled if number % 2]
         self.places, self.tensors = places, tensors
+        self.spread = any(is_sharded(tensor) for slots in self.sources for tensor in slots.values())
 
 
 class Shell:
     """A copy of the module tree whose slots can be filled."""
 
-    def __init__(self, network: nn.Module, plan: TreePlan, modules: list[nn.Module]) -> None:
-        whole = deep_copy(
-            network, {id(t): t for slots in plan.sources for t in slots.values() if t is not None}
-        )
+    def __init__(
+        self, network: nn.Module, plan: TreePlan, modules: list[nn.Module], like: "Shell | None" = None
+    ) -> None:
+        places = plan.sources if like is None else like.slots
+        held = {id(t): t for slots in places for t in slots.values() if t is not None}
+        whole = deep_copy(network if like is None else like.module, held)
         self.plan = plan
         self.modules: list[Any] = [whole]
         for parent, key, number in plan.edges:
@@ -125,7 +130,7 @@ class Shell:
         self.slots: list[Any] = [slots for m in self.modules for slots in (m._parameters, m._buffers)]
         self.module = whole
         for module in self.modules:
-            if isinstance(module, nn.RNNBase):
+            if isinstance(module, nn.RNNBase) and like is None:
                 module.register_forward_pre_hook(note_order)
             if "_orig_mod" in module._modules:  # compiled for other modules than these: hand the call on
                 vars(module)["forward"] = module._modules["_orig_mod"].__call__  # pyright: ignore
@@ -140,9 +145,9 @@ class Shell:
         """Take over plain values that were changed on the network; False where more than that was changed."""
         for copied, source, (size, hooks, values) in zip(self.modules, modules, self.facts, strict=True):
             there = source.__dict__
-            if len(there) != size:
-                return False
-            if (hooks or there["_forward_hooks"] or there["_forward_pre_hooks"]) and _hooks(source) != hooks:
+            hooked = hooks or there["_forward_hooks"] or there["_forward_pre_hooks"]
+            other = len(there) != size or (hooked and _hooks(source) != hooks)
+            if other and not hasattr(source, "set_requires_gradient_sync"):  # FSDP's hooks are not for shells
                 return False
             for key, value in values.items():
                 if there.get(key, self) is not value:

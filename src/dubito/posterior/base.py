@@ -20,8 +20,10 @@ from ..fitting import checked_pieces, checked_rows, read
 from ..hints import checked
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
 from ..layers import Survey, reasons, survey
+from ..layers.sharded import is_sharded, whole_tensors
 from ..layers.shell import seeder
 from ..layers.shell import take as take_shell
+from ..layers.tree import deep_copy
 from ..lazy import open_all
 from ..likelihoods import BuiltLikelihood
 from ..networks import duplicate, extra_states, run, with_flags
@@ -129,7 +131,8 @@ class Posterior(nn.Module, ABC):
 
     def weights(self) -> dict[str, Tensor]:
         """The network's own parameters: the centre of the distribution."""
-        return dict(self.network.named_parameters())
+        weights = dict(self.network.named_parameters())
+        return weights | whole_tensors(self.network) if any(map(is_sharded, weights.values())) else weights
 
     def group(self, key: str) -> NamedTensors:
         """One group of the tensors."""
@@ -635,5 +638,13 @@ class Posterior(nn.Module, ABC):
 
 
 def detached(posterior: Posterior) -> Posterior:
-    """A copy of a posterior under training that later steps no longer change."""
-    return duplicate(posterior).finished()
+    """A copy of a posterior under training that later steps no longer change; a spread network becomes whole."""
+    network, memo = posterior.network, {}
+    if any(map(is_sharded, network.parameters())):
+        whole, table = take_shell(network, detached=True).withdraw().module, {}
+        for held in (part._parameters for part in whole.modules()):
+            for key, tensor in held.items():
+                if tensor is not None:
+                    held[key] = table.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=False))
+        memo = {id(network): whole}
+    return deep_copy(posterior, memo).finished()  # pyright: ignore[reportReturnType]
