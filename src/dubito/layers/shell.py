@@ -106,7 +106,7 @@ class _Pool:
     def __init__(self, network: nn.Module) -> None:
         self.plan = TreePlan(network)
         self.idle: list[Shell] = []
-        self.first: Shell | None = None
+        self.latest: Callable[[], Shell | None] = lambda: None
         self.waiting_leases: list[weakref.ref[Lease]] = []
         #: Whether a pass draws from the global state, by the modes of the modules.
         self.noisy: dict[Any, bool] = {}
@@ -166,9 +166,9 @@ def take(
         shell = pool.waiting(modules)
         if shell is None:
             with _building:
-                like = pool.first if pool.plan.spread else None  # such a network refuses to be copied
+                like = pool.latest() if pool.plan.spread else None  # such a network refuses to be copied
                 shell = Shell(network, pool.plan, modules, like)
-                pool.first = pool.first or shell
+                pool.latest = weakref.ref(shell)
             _shells[id(shell.module)] = shell
         shell.prepare(network, modules, training)
         sources = modules if training is not None else None

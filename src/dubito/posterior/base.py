@@ -641,7 +641,7 @@ def detached(posterior: Posterior) -> Posterior:
     """A copy of a posterior under training that later steps no longer change; a spread network becomes whole."""
     network, memo = posterior.network, {}
     if any(map(is_sharded, network.parameters())):
-        whole, table = take_shell(network, detached=True).withdraw().module, {}
+        whole, table = deep_copy(take_shell(network, detached=True).module), {}
         for held in (part._parameters for part in whole.modules()):
             for key, tensor in held.items():
                 if tensor is not None:
