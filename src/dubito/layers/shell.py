@@ -130,7 +130,7 @@ class _Pool:
                 shell = self.idle.pop()
             except IndexError:
                 return None
-            if shell.follow(modules):
+            if shell.follow(modules) or self.plan.spread:  # whose hooks, of FSDP, are not for shells
                 return shell
             self.noisy = {}
 

@@ -145,9 +145,9 @@ class Shell:
         """Take over plain values that were changed on the network; False where more than that was changed."""
         for copied, source, (size, hooks, values) in zip(self.modules, modules, self.facts, strict=True):
             there = source.__dict__
-            hooked = hooks or there["_forward_hooks"] or there["_forward_pre_hooks"]
-            other = len(there) != size or (hooked and _hooks(source) != hooks)
-            if other and not hasattr(source, "set_requires_gradient_sync"):  # FSDP's hooks are not for shells
+            if len(there) != size:
+                return False
+            if (hooks or there["_forward_hooks"] or there["_forward_pre_hooks"]) and _hooks(source) != hooks:
                 return False
             for key, value in values.items():
                 if there.get(key, self) is not value:
