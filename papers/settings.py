@@ -29,6 +29,7 @@ from dubito import (
     Fisher,
     Flipout,
     Gaussian,
+    Around,
     He,
     HeteroscedasticGaussian,
     Implicit,
@@ -75,7 +76,7 @@ Settings = TypeVar("Settings")
 
 #: What experiments leave unsaid, by class: the library's defaults of the day the papers' results were stored.
 FROZEN: Mapping[type, Mapping[str, Any]] = {
-    MAP: {"prior_std": None},
+    MAP: {"prior_std": None, "prior": None},
     MCDropout: {"rate": 0.1, "prior_std": None},
     DeepEnsemble: {"members": 4, "prior_std": None, "of": None, "weights": "equal"},
     SWA: {"prior_std": None, "start": 0.5, "snapshots": 20},
@@ -97,6 +98,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "max_std": None,
         "estimator": Reparameterised(),
         "subset": None,
+        "prior": None,
     },
     KTied: {
         "rank": 2,
@@ -108,6 +110,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "tied": None,
         "subset": None,
         "match_rates": True,
+        "prior": None,
     },
     BatchEnsemble: {
         "components": 4,
@@ -192,6 +195,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "batch_size": None,
         "linearised": False,
         "precision": "full",
+        "prior": None,
     },
     Diagonal: {},
     KFAC: {},
@@ -201,6 +205,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
     GGN: {},
     Empirical: {},
     He: {"gain": 1.0},
+    Around: {},
     Normal: {"prior_mean": 1.0, "prior_std": 0.1},
     Cauchy: {"prior_mean": 1.0, "prior_std": 0.1},
     LogNormal: {"prior_mean": 0.0, "prior_std": 0.1},

@@ -113,7 +113,7 @@ def rival_of(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining) -> R
 
     def made() -> Rival:
         point = provenance.fit(
-            MAP(prior_std=None), ground.network, ground.train, ground.likelihood,
+            MAP(prior_std=None, prior=None), ground.network, ground.train, ground.likelihood,
             training=auto, validation=ground.validation, seed=cell.split, progress=False,
         )  # fmt: skip
         fitted = temperature_scaled(point, ground.validation, smoothed=True)

@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from .likelihoods import Poisson as Poisson
     from .likelihoods import StudentT as StudentT
     from .loading import load as load
+    from .priors import Around as Around
     from .priors import He as He
     from .registry import methods as methods
     from .sources import Labelled as Labelled
@@ -113,7 +114,7 @@ _NAMES = {
         "Poisson",
         "StudentT",
     ),
-    "priors": ("He",),
+    "priors": ("Around", "He"),
     "loading": ("load",),
     "registry": ("methods",),
     "sources": ("Labelled",),

@@ -20,6 +20,7 @@ from .calibration import (
 from .errors import StorageError
 from .hints import checked
 from .inputs import TensorOptions
+from .layers.tree import is_shared
 from .lazy import open_all
 from .likelihoods import (
     Bernoulli,
@@ -43,9 +44,10 @@ from .likelihoods import (
 )
 from .method import Method
 from .networks import copied, duplicate, extra_states
-from .posterior import MixturePosterior, Posterior, SampledPosterior, flagged, stored_tensors
+from .posterior import MixturePosterior, Posterior, SampledPosterior, base_of, flagged, stored_tensors
 from .posterior.fingerprint import check_fingerprint
 from .posterior.stored import MixtureDetails, check_details, check_draws, check_tensors, restored
+from .priors import Around
 from .storage.schema import LARGEST, Recorded, Size, conform, settings_hints
 
 LIKELIHOODS: dict[type, Any] = {
@@ -112,6 +114,7 @@ class Content(TypedDict):
     extra: NotRequired[dict[str, Any]]
     fingerprint: NotRequired[dict[str, Any] | None]
     components: NotRequired[list[dict[str, Any]]]
+    base: NotRequired[list[str]]
 
 
 @checked
@@ -122,13 +125,17 @@ def load(path: str | os.PathLike[str], net: nn.Module, *, fingerprint: bool = Tr
 
     Args:
         path: a file written by `posterior.save`.
-        net: a network built like the one the posterior was fitted to.
+        net: a network built like the one the posterior was fitted to. What was frozen there must be the same here; the
+            posterior shares its memory.
         fingerprint: whether the network must answer fixed inputs as the one did that was saved.
     """
     tensors, content = storage.read(path, "posterior")
-    network = copied(net).eval()
+    stored = _part(tensors, "network") or _part(tensors, "component0.network")
+    shared = isinstance(content, dict) and content.get("base")
+    network = copied(net, [n for n, _ in net.named_parameters() if n not in stored] if shared else ()).eval()
     try:
         posterior = _restored(tensors, content, network)
+        _check_base(content.get("base", []), network, path)
         if fingerprint and content.get("fingerprint") is not None:
             outputs = check_fingerprint(
                 content["fingerprint"], posterior.network, posterior.details.get("inputs"), path
@@ -151,6 +158,10 @@ def _restored(
         settings.append(storage.decode(content[key], known))
         conform(settings[-1], kind, f"the {key}")
     method, chosen = settings
+    prior = getattr(method, "prior", None)
+    if isinstance(prior, Around):
+        names = {name for name, p in network.named_parameters() if not is_shared(p)}
+        prior.known(network, flagged(network) or names)
     if "components" in content and mixed is None:
         return _mixture(tensors, content, network, method, chosen)
     named = {key: [f"{key}.{name}" for name in names] for key, names in content["structure"].items()}
@@ -173,7 +184,9 @@ def _restored(
             tensors=groups,
             details=details,
             history=content["history"],
-            trainable=flagged(network),
+            trainable=stored_tensors(network, shared=False).keys() & dict(network.named_parameters())
+            if content.get("base")
+            else flagged(network),
         ).finished()
 
     posterior = restored(build, stored, f"the posterior of {type(method).__name__}")
@@ -196,6 +209,7 @@ def _mixture(
     parts, first = [], {}
     for key, inner in zip(keys[1:], content["components"], strict=True):
         conform(inner, Content, key)
+        inner = {**inner, "base": content.get("base", [])}
         names = {f"{group}.{name}" for group, some in inner["structure"].items() for name in some}
         shared = {name: t for name, t in first.items() if name in names or name.startswith("network.")}
         stored = {**shared, **_part(tensors, key)}
@@ -290,9 +304,23 @@ def _part(tensors: dict[str, Tensor], key: str) -> dict[str, Tensor]:
     return {name[len(key) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(f"{key}.")}
 
 
+def _check_base(base: list[str], network: nn.Module, path: str | os.PathLike[str]) -> None:
+    """Refuse a base that is not the one that the posterior was fitted around."""
+    now = base_of(network)
+    different = [name for name, known in zip(now, base, strict=False) if now[name] != known]
+    if different or len(now) != len(base):
+        names = [storage.json_checksum(checksums)[:16] for checksums in (base, list(now.values()))]
+        such = f", such as {different[0]!r}, {now[different[0]]} here" if different else ""
+        raise StorageError(
+            f"{path} belongs to another base: {names[0]} of {len(base)} frozen parameters in the file, {names[1]} of "
+            f"{len(now)} in the network; {len(different)} differ{such}; give the network with the pretrained weights "
+            "that was fitted"
+        )
+
+
 def _fill(network: nn.Module, stored: dict[str, Tensor]) -> None:
     """Put stored weights and buffers into the network, after checking that the architectures agree."""
-    expected = stored_tensors(network)
+    expected = stored_tensors(network, shared=False)
     for name in [*expected, *stored]:
         if name not in stored or name not in expected:
             lacks, has = ("the network", "the file") if name in stored else ("the file", "the network")
@@ -310,7 +338,7 @@ def _fill(network: nn.Module, stored: dict[str, Tensor]) -> None:
         network.to(
             next(iter(real.values()))
         )  # buffers that are not stored go along, as they do in posterior.to
-    for name, tensor in stored_tensors(network).items():
+    for name, tensor in stored_tensors(network, shared=False).items():
         tensor.data = stored[name]  # takes the stored dtype; tied tensors are one object and stay tied
 
 

@@ -12,9 +12,9 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from .errors import ConfigError, NetworkError, unknown_name
-from .inputs import Inputs, TensorOptions
+from .inputs import Inputs
 from .layers.shell import take
-from .layers.tree import deep_copy
+from .layers.tree import SHARED, alias, deep_copy, is_shared
 
 Copied = TypeVar("Copied", bound=nn.Module)
 
@@ -22,8 +22,14 @@ Copied = TypeVar("Copied", bound=nn.Module)
 Subset: TypeAlias = Callable[[str, Tensor], bool] | Sequence[str] | None
 
 
-def copied(net: nn.Module) -> nn.Module:
-    """A copy of the network, gradients left behind, after checking that it can be treated at all."""
+def copied(net: nn.Module, base: Collection[str] | None = None) -> nn.Module:
+    """A copy of the network, gradients left behind, after checking that it can be treated at all.
+
+    Args:
+        net: it is not changed.
+        base: parameters by their first names whose memory the copy shares; None takes the frozen ones where they
+            outnumber the others, and none where all are frozen, so that nothing tells a base from the rest.
+    """
     if not isinstance(net, nn.Module):
         raise NetworkError(f"the network must be an nn.Module, got {type(net).__name__}")
     if any(isinstance(module, torch.jit.ScriptModule) for module in net.modules()):
@@ -39,7 +45,13 @@ def copied(net: nn.Module) -> nn.Module:
     for name, parameter in named.items():
         if is_lazy(parameter):
             raise NetworkError(f"parameter {name!r} is not initialised; run the network on one batch first")
-        if parameter.is_floating_point() and not parameter.isfinite().all():
+        if hasattr(parameter, "device_mesh"):
+            raise NetworkError(
+                f"the network must not be sharded yet, but {name!r} is a DTensor, which cannot be copied: call "
+                "build(...) first, then fully_shard on the objective's own network, built.draft.network"
+            )
+        # A sum takes no memory; where it is none of its dtype's numbers, all are looked at.
+        if parameter.is_floating_point() and not (parameter.sum().isfinite() or parameter.isfinite().all()):
             raise NetworkError(f"parameter {name!r} holds NaN or infinity; start from finite weights")
     for name, module in net.named_modules():
         if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in module._forward_pre_hooks.values()):
@@ -47,7 +59,12 @@ def copied(net: nn.Module) -> nn.Module:
                 f"the network must be copyable, but {name!r} has the old torch.nn.utils.weight_norm or "
                 "spectral_norm, which cannot be copied: use those of torch.nn.utils.parametrizations instead"
             )
-    network = duplicate(net)
+    if base is None:
+        base = [name for name, p in named.items() if not p.requires_grad]
+        frozen = sum(named[name].numel() for name in base)
+        base = base if len(base) < len(named) and 2 * frozen > sum(p.numel() for p in named.values()) else ()
+    whole = [named[name] for name in base if type(named[name]) is nn.Parameter]
+    network = deep_copy(net, {id(p): alias(p, **{SHARED: True}) for p in whole})
     for parameter in network.parameters():
         parameter.grad = None
     return network
@@ -63,7 +80,7 @@ def require_full(network: nn.Module, work: str) -> None:
 
 
 def duplicate(module: Copied) -> Copied:
-    """A deep copy; tensors that a forward pass left on a module (a cache of activations) lose their graph."""
+    """A deep copy but for the memory of a shared base, see `deep_copy`."""
     return deep_copy(module)  # pyright: ignore[reportReturnType]
 
 
@@ -127,13 +144,22 @@ def parameters_of(wanted: str, network: nn.Module) -> set[str]:
 
 
 def with_weights(network: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
-    """A copy of the network that holds copies of `weights` (parameters and buffers) instead of its own."""
-    plain = duplicate(network)
+    """A copy that holds copies of `weights` (parameters and buffers) instead of its own, and shares no memory."""
+    plain = unshared(duplicate(network))
     tensors = {**dict(plain.named_parameters()), **dict(plain.named_buffers())}
     with torch.no_grad():
         for name, value in weights.items():
             tensors[name].copy_(value)
     return plain
+
+
+def unshared(network: nn.Module, names: Collection[str] | None = None) -> nn.Module:
+    """The network, where the named parameters, or all, lie in memory of their own."""
+    for name, parameter in network.named_parameters():
+        if is_shared(parameter) and (names is None or name in names):
+            parameter.data = parameter.data.clone()
+            delattr(parameter, SHARED)
+    return network
 
 
 def with_flags(network: nn.Module, trainable: Collection[str]) -> nn.Module:
@@ -162,11 +188,21 @@ def made(start: Callable[..., Any], like: nn.Module, member: int) -> nn.Module:
     """
     asked = [p for p in inspect.signature(start).parameters.values() if p.default is p.empty]
     takes = any(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in asked)
-    options = TensorOptions.of(like)
-    network = copied(start(member) if takes else start()).to(options.device, options.dtype).eval()
+    network = copied(start(member) if takes else start(), ()).eval()
     require_alike(like, network, f"start({member if takes else ''})")
-    frozen = {name: p for name, p in like.named_parameters() if not p.requires_grad}
-    return with_flags(with_weights(network, frozen), set(trainable(like)))
+    for parameter, first in zip(network.parameters(), matched(network, like).parameters(), strict=True):
+        if not first.requires_grad:
+            parameter.data = first.data if is_shared(first) else first.data.clone()
+            vars(parameter).update(vars(first))
+    return with_flags(network, set(trainable(like)))
+
+
+def matched(network: nn.Module, like: nn.Module) -> nn.Module:
+    """`like`, whose dtypes and devices the tensors of another network like it get."""
+    for tensors in (nn.Module.parameters, nn.Module.buffers):
+        for tensor, first in zip(tensors(network), tensors(like), strict=False):
+            tensor.data = tensor.data.to(first.device, first.dtype)
+    return like
 
 
 def require_alike(first: nn.Module, other: nn.Module, name: str) -> None:
@@ -189,16 +225,18 @@ def renewed(net: nn.Module) -> nn.Module:
     their `reset_parameters`. The global generators are used.
     """
     network = duplicate(net)
-    weights = dict(network.named_parameters())
-    frozen = {name: tensor.clone() for name, tensor in weights.items() if not tensor.requires_grad}
+    slots = [(part._parameters, key) for part in network.modules() for key in part._parameters]
+    frozen = [(held, key, p) for held, key in slots if (p := held[key]) is not None and not p.requires_grad]
     configs = next((part.peft_config for part in network.modules() if hasattr(part, "peft_config")), {})
     with torch.no_grad():
         for tensor in trainable(network).values():
             tensor.fill_(math.nan)  # what no rule reaches is seen afterwards
             vars(tensor).pop("_is_hf_initialized", None)  # which would keep Transformers from touching it
+        for held, key, tensor in frozen:  # rules draw into nothing
+            held[key] = nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
         _reset(network, None, configs, set())
-        for name, tensor in frozen.items():
-            weights[name].copy_(tensor)
+        for held, key, tensor in frozen:
+            held[key] = tensor
     lacking = [name for name, tensor in trainable(network).items() if tensor.isnan().any()]
     if lacking:
         shown = ", ".join(lacking[:5]) + (", …" if len(lacking) > 5 else "")

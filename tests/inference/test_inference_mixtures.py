@@ -9,6 +9,7 @@ from functools import cache
 import pytest
 import torch
 from laplace_reference import dense_covariance, normal
+from safetensors import safe_open
 from torch import nn
 from torch.distributions import Normal
 
@@ -537,3 +538,25 @@ def test_an_interrupted_ensemble_goes_on_from_its_checkpoints(tmp_path):
     resumed = method.fit(net(3), rest, **given)
     assert torch.equal(resumed.predict(rows.rows[0], 4).probs, whole.predict(rows.rows[0], 4).probs)
     assert rest.read < 48 * 12  # less than one member's run
+
+
+@pytest.mark.parametrize("method", [INFS, Rank1(components=2)])
+def test_components_share_a_frozen_base_and_files_leave_it_out(method, tmp_path) -> None:
+    network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2), nn.Tanh(), nn.Linear(2, 3))
+    for parameter in network[0].parameters():
+        parameter.requires_grad_(False)
+    x = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    ensemble = DeepEnsemble(members=2, of=method)
+    posterior = ensemble.fit(network, (x, torch.arange(12) % 3), Categorical(), training=Training(epochs=1))
+    posterior.save(tmp_path / "mixture.safetensors")
+    again = dubito.load(tmp_path / "mixture.safetensors", network)
+    assert torch.equal(again.predict(x, 4).probs, posterior.predict(x, 4).probs)
+    for mixture in (posterior, again):
+        bases = {part.network[0].weight.data_ptr() for part in mixture.components}
+        assert bases == {network[0].weight.data_ptr()}
+    with safe_open(tmp_path / "mixture.safetensors", "pt") as file:
+        assert not [name for name in file.keys() if ".network.0." in name]  # noqa: SIM118
+    with torch.no_grad():
+        network[0].weight.add_(1)
+    with pytest.raises(StorageError, match="another base"):
+        dubito.load(tmp_path / "mixture.safetensors", network)

@@ -16,7 +16,7 @@ from ..inputs import TensorOptions, weighted
 from ..likelihoods import BuiltLikelihood, Gaussian, GaussianLikelihood, Likelihood, settings_of
 from ..likelihoods.moments import per_output
 from ..method import Method
-from ..networks import copied, made, renewed, require_alike
+from ..networks import copied, made, matched, renewed, require_alike, unshared
 from ..posterior import (
     MAX_ROWS,
     Details,
@@ -139,9 +139,10 @@ class DeepEnsemble(Method):
         members = [copied(net).eval() for net in networks]
         if not members:
             raise ConfigError("networks must hold at least one network, got none")
-        first, like = members[0], TensorOptions.of(members[0])
+        first = members[0]
         for number, member in enumerate(members):
-            require_alike(first, member.to(like.device, like.dtype), f"networks[{number}]")
+            require_alike(first, member, f"networks[{number}]")
+            matched(member, first)
         moving = {
             name
             for member in members
@@ -151,6 +152,8 @@ class DeepEnsemble(Method):
         noise = _noise(members, settings_of(likelihood), data)
         method = cls(members=len(members))
         trainable = moving or set(stored_tensors(first))
+        for member in members:
+            unshared(member, trainable)
         return method._joined(
             [PointPosterior(member, noise, method=method, trainable=trainable) for member in members], []
         )

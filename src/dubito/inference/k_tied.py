@@ -3,13 +3,14 @@
 [Swiatkowski et al. 2020]
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..errors import require_count
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
-from ..priors import PriorStd, check_prior_std
+from ..priors import Around, PriorStd, check_prior_std, require_one_prior
+from ..storage import LATER
 from ..weight_normals import (
     Estimator,
     NormalObjective,
@@ -42,6 +43,7 @@ class KTied(TrainedMethod):
         subset: the parameters that get a distribution, by names or by a predicate; the rest are point estimates.
         match_rates: halve the learning rate of the factors, so that log σ = log u + log v moves as fast as in
             mean field.
+        prior: `Around(network, std=...)` for one around pretrained weights, in place of `prior_std`.
     """
 
     rank: int = 2
@@ -53,12 +55,14 @@ class KTied(TrainedMethod):
     tied: Subset = None
     subset: Subset = None
     match_rates: bool = True
+    prior: Around | None = field(default=None, metadata=LATER)
 
     posterior_type = NormalPosterior
 
     def __post_init__(self) -> None:
         require_count(rank=self.rank)
         check_prior_std(self.prior_std)
+        require_one_prior(self.prior, self.prior_std, 1.0, "prior_std")
         check_stds(self.initial_std, self.initial_spread, self.max_std)
         check_estimator(self.estimator)
 

@@ -110,12 +110,12 @@ class MCDropoutObjective(Objective):
             return
         first = reading_inputs(draft.network, facts)
         known = weights_with_nodes(draft.network, facts, embeddings=False)
-        draft.uses = {name: use for name, use in known.items() if name not in first}
+        draft.uses = {n: use for n, use in known.items() if n not in first and n in draft.trainable}
         if not draft.uses:
             raise NetworkError(
                 "dropout acts on the inputs of every layer but the first, and this network has no layer after "
-                f"its first (found: {sorted(known) or 'no layer with weights'}) whose weight is a parameter of "
-                "its own; add a hidden layer, or remove parametrisations"
+                f"its first (found: {sorted(known) or 'no layer with weights'}) whose weight is a trainable parameter "
+                "of its own; add a hidden layer, remove parametrisations, or thaw one"
             )
         points = points_of(draft.network, facts, draft.uses, embeddings=False, first=False)
         draft.details = {

@@ -1,11 +1,12 @@
 """Mean field: an independent Normal for every weight."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset, resolve
-from ..priors import PriorStd, check_prior_std
+from ..priors import Around, PriorStd, check_prior_std, require_one_prior
+from ..storage import LATER
 from ..weight_normals import (
     Estimator,
     NormalObjective,
@@ -29,6 +30,7 @@ class MeanField(TrainedMethod):
         estimator: `Reparameterised()`, or `LocalReparameterised()` or `Flipout()` for less noise in gradients.
         subset: the parameters that get a distribution, by names or by a predicate of (name, tensor); the rest
             are point estimates.
+        prior: `Around(network, std=...)` for one around pretrained weights, in place of `prior_std`.
     """
 
     prior_std: PriorStd = 1.0
@@ -37,11 +39,13 @@ class MeanField(TrainedMethod):
     max_std: float | None = None
     estimator: Estimator = Reparameterised()
     subset: Subset = None
+    prior: Around | None = field(default=None, metadata=LATER)
 
     posterior_type = NormalPosterior
 
     def __post_init__(self) -> None:
         check_prior_std(self.prior_std)
+        require_one_prior(self.prior, self.prior_std, 1.0, "prior_std")
         check_stds(self.initial_std, self.initial_spread, self.max_std)
         check_estimator(self.estimator)
 

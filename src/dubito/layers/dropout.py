@@ -1,6 +1,5 @@
 """A network's own dropout layers, run with masks that one draw shares among all rows."""
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TypeAlias
@@ -13,6 +12,7 @@ from .. import seeds
 from .layout import Layout
 from .passes import unnest, unnested
 from .shell import leased
+from .tree import deep_copy
 
 #: How the inputs of dropout layers hold the rows, by their names.
 Layouts: TypeAlias = Mapping[str, Layout]
@@ -70,7 +70,7 @@ def find_dropouts(network: nn.Module) -> list[str]:
 
 def with_fixed_dropout(network: nn.Module, layouts: Layouts, seed: int, scale: float = 1.0) -> nn.Module:
     """A copy of the network whose dropout layers have the masks of one draw."""
-    plain = copy.deepcopy(network)
+    plain = deep_copy(network)
     fixed = {plain.get_submodule(name): mask for name, mask in _fixed(plain, layouts, seed, scale).items()}
     for name, module in list(plain.named_modules(remove_duplicate=False)):  # one layer may have two names
         if module in fixed:

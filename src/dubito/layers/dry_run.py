@@ -22,7 +22,9 @@ from .kinds import Standin
 from .layout import Layout, candidates, decided
 from .linear import Pairwise
 from .record import BlockPart, Call, Part, Record, recorded
+from .sharded import whole_tensors
 from .shell import leased, seeded
+from .tree import is_shared
 from .uses import Survey, Use, call_key
 
 
@@ -34,7 +36,8 @@ def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = N
         inputs: some rows, of which up to three are run.
         names: the parameters of interest; None takes all that are floating-point.
     """
-    named = {name: p for name, p in network.named_parameters() if p.is_floating_point()}
+    # A shared base has no distribution, and its gradients would be as large as it is.
+    named = {n: p for n, p in network.named_parameters() if p.is_floating_point() and not is_shared(p)}
     names = list(named) if names is None else [name for name in named if name in set(names)]
     scripted = _scripted(network)
     watched = [name for name in names if name not in scripted]
@@ -256,7 +259,7 @@ def _autograd(
     network: nn.Module, inputs: Inputs, names: list[str], noise: Tensor
 ) -> dict[str, Tensor | None]:
     """The gradients of the first row's outputs, by parameter."""
-    named = dict(network.named_parameters())
+    named = dict(network.named_parameters()) | whole_tensors(network)
     leaves = {name: named[name].detach().requires_grad_() for name in names}
     # cuDNN's recurrent layers have no backward pass in evaluation mode.
     with (

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import seeds
 from ..inputs import Inputs, TensorOptions, call
+from .sharded import whole_tensors
 from .tree import Shell, TreePlan
 
 #: Graphs of one network that may wait for their backward pass, each with a shell.
@@ -105,6 +106,7 @@ class _Pool:
     def __init__(self, network: nn.Module) -> None:
         self.plan = TreePlan(network)
         self.idle: list[Shell] = []
+        self.latest: Callable[[], Shell | None] = lambda: None
         self.waiting_leases: list[weakref.ref[Lease]] = []
         #: Whether a pass draws from the global state, by the modes of the modules.
         self.noisy: dict[Any, bool] = {}
@@ -128,7 +130,7 @@ class _Pool:
                 shell = self.idle.pop()
             except IndexError:
                 return None
-            if shell.follow(modules):
+            if shell.follow(modules) or self.plan.spread:  # whose hooks, of FSDP, are not for shells
                 return shell
             self.noisy = {}
 
@@ -164,13 +166,18 @@ def take(
         shell = pool.waiting(modules)
         if shell is None:
             with _building:
-                shell = Shell(network, pool.plan, modules)
+                like = pool.latest() if pool.plan.spread else None  # such a network refuses to be copied
+                shell = Shell(network, pool.plan, modules, like)
+                pool.latest = weakref.ref(shell)
             _shells[id(shell.module)] = shell
         shell.prepare(network, modules, training)
         sources = modules if training is not None else None
     else:
         detached = detached or shell.detached
     lease = Lease(shell, pool, sources)
+    if pool is not None and pool.plan.spread:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not detached):
+            tensors = {**whole_tensors(network, without=tensors or ()), **(tensors or {})}
     lease.fill(tensors or {}, detached=detached)
     return lease
 

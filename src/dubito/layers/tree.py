@@ -10,20 +10,38 @@ from torch import Tensor, nn
 from ..errors import NetworkError
 from ..fingerprints import BASE
 from .recurrent import note_order
+from .sharded import is_sharded
 
 #: Values that a shell takes over where they change on the network, and hands back after a training pass.
 VALUES = (Tensor, bool, int, float, str, type(None))
+#: The mark of parameters whose numbers lie in the memory of the user's frozen ones; copies have the same memory.
+SHARED = "_dubito_shared"
 
 
-def deep_copy(module: nn.Module, shared: Mapping[int, Tensor] | None = None) -> nn.Module:
+def is_shared(tensor: Tensor) -> bool:
+    """Whether a tensor's numbers are those of a base that networks share: nothing may write into it."""
+    return hasattr(tensor, SHARED)
+
+
+def alias(parameter: Tensor, **marks: bool) -> nn.Parameter:
+    """A parameter of its own, to be moved and flagged, around the same memory."""
+    other = nn.Parameter(parameter.detach(), requires_grad=parameter.requires_grad)
+    vars(other).update(vars(parameter) | marks)
+    return other
+
+
+def deep_copy(module: nn.Module, shared: Mapping[int, Any] | None = None) -> nn.Module:
     """A deep copy; tensors that a forward pass left on a module (a cache of activations) lose their graph.
+
+    The memory of a base that networks share is not copied.
 
     Args:
         module: to copy.
-        shared: tensors by id that the copy holds too instead of copies.
+        shared: what the copy holds instead of copies, by the id of what it stands for.
     """
     left = (value for part in module.modules() for value in vars(part).values() if isinstance(value, Tensor))
-    memo = {id(value): value.detach() for value in left if value.grad_fn is not None} | dict(shared or {})
+    memo = {id(value): value.detach() for value in left if value.grad_fn is not None}
+    memo |= {id(p): alias(p) for p in module.parameters() if is_shared(p)} | dict(shared or {})
     try:
         return copy.deepcopy(module, memo)
     except Exception as error:
@@ -50,6 +68,7 @@ class TreePlan:
                     self.edges.append((parent, key, index[id(child)]))
         self.sources: list[Any] = [slots for _, *both in self.facts for slots in both]
         self.tensors: list[int] = []
+        self.spread = False  # over processes
         self.filled: list[int] = []  # slots that hold something
         self.buffered: list[int] = []  # those of them that hold buffers
         self.places: dict[str, list[tuple[int, str]]] = {}  # by a tensor's first name: slots, key
@@ -86,15 +105,18 @@ class TreePlan:
         self.filled = [number for number, slots in enumerate(self.sources) if slots]
         self.buffered = [number for number in self.filled if number % 2]
         self.places, self.tensors = places, tensors
+        self.spread = any(is_sharded(tensor) for slots in self.sources for tensor in slots.values())
 
 
 class Shell:
     """A copy of the module tree whose slots can be filled."""
 
-    def __init__(self, network: nn.Module, plan: TreePlan, modules: list[nn.Module]) -> None:
-        whole = deep_copy(
-            network, {id(t): t for slots in plan.sources for t in slots.values() if t is not None}
-        )
+    def __init__(
+        self, network: nn.Module, plan: TreePlan, modules: list[nn.Module], like: "Shell | None" = None
+    ) -> None:
+        places = plan.sources if like is None else like.slots
+        held = {id(t): t for slots in places for t in slots.values() if t is not None}
+        whole = deep_copy(network if like is None else like.module, held)
         self.plan = plan
         self.modules: list[Any] = [whole]
         for parent, key, number in plan.edges:
@@ -108,7 +130,7 @@ class Shell:
         self.slots: list[Any] = [slots for m in self.modules for slots in (m._parameters, m._buffers)]
         self.module = whole
         for module in self.modules:
-            if isinstance(module, nn.RNNBase):
+            if isinstance(module, nn.RNNBase) and like is None:
                 module.register_forward_pre_hook(note_order)
             if "_orig_mod" in module._modules:  # compiled for other modules than these: hand the call on
                 vars(module)["forward"] = module._modules["_orig_mod"].__call__  # pyright: ignore

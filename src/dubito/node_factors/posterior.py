@@ -104,7 +104,8 @@ class NodePosterior(Posterior):
         whole = F.softplus(torch.cat([values.flatten() for values in raw]))
         whole = whole if self.scale == 1 else whole * self.scale
         parts = whole.split([values.numel() for values in raw])
-        stds = {key: part.view(values.shape) for key, part, values in zip(keys, parts, raw, strict=True)}
+        alike = zip(keys, parts, raw, strict=True)  # weights of several dtypes are one in `whole`
+        stds = {key: part.view(values.shape).to(values.dtype) for key, part, values in alike}
         self._latest = None if state is None else (state, stds)
         return stds
 

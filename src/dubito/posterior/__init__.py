@@ -14,5 +14,6 @@ from .stored import Details as Details
 from .stored import FactorDetails as FactorDetails
 from .stored import ShapeRule as ShapeRule
 from .tensors import NamedTensors as NamedTensors
+from .tensors import base_of as base_of
 from .tensors import flagged as flagged
 from .tensors import stored_tensors as stored_tensors

@@ -21,8 +21,10 @@ from ..fitting import checked_pieces, checked_rows, read
 from ..hints import checked
 from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, take
 from ..layers import Survey, reasons, survey
+from ..layers.sharded import is_sharded, whole_tensors
 from ..layers.shell import seeder
 from ..layers.shell import take as take_shell
+from ..layers.tree import deep_copy
 from ..lazy import open_all
 from ..likelihoods import BuiltLikelihood
 from ..networks import duplicate, extra_states, run, with_flags
@@ -33,7 +35,7 @@ from ..sources import holds_rows, named_target
 from ..summary import Summary, SummaryRow
 from .fingerprint import fingerprint
 from .stored import ShapeRule
-from .tensors import NamedTensors, flagged, stored_tensors
+from .tensors import NamedTensors, base_of, flagged, stored_tensors
 
 if TYPE_CHECKING:
     from .sampled import SampledPosterior
@@ -131,7 +133,8 @@ class Posterior(nn.Module, ABC):
 
     def weights(self) -> dict[str, Tensor]:
         """The network's own parameters: the centre of the distribution."""
-        return dict(self.network.named_parameters())
+        weights: dict[str, Tensor] = dict(self.network.named_parameters())
+        return weights | whole_tensors(self.network) if any(map(is_sharded, weights.values())) else weights
 
     def group(self, key: str) -> NamedTensors:
         """One group of the tensors."""
@@ -613,12 +616,17 @@ class Posterior(nn.Module, ABC):
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it."""
+        """Write the posterior to a safetensors file; `dubito.load(path, net)` reads it.
+
+        What was frozen in the user's network is not written: the file names it by checksums, and `net` brings it.
+        """
         content = self.content()
         if self.details.get("inputs") is not None and (
             answered := fingerprint(self.network, self.details["inputs"])
         ):
             content["fingerprint"] = answered[0]
+        if base := base_of(self.network):
+            content["base"] = list(base.values())
         storage.write(path, "posterior", self.stored(), content)
 
     def content(self) -> dict[str, Any]:
@@ -634,14 +642,22 @@ class Posterior(nn.Module, ABC):
         }
 
     def stored(self) -> dict[str, Tensor]:
-        """Every tensor under the name it has in a file: tied ones once, the user's names kept."""
+        """Every tensor but those of a shared base under the name it has in a file: tied ones once."""
         return {
-            **{f"network.{name}": tensor for name, tensor in stored_tensors(self.network).items()},
+            **{f"network.{name}": t for name, t in stored_tensors(self.network, shared=False).items()},
             **{f"{key}.{name}": t for key in self.tensors for name, t in self.group(key).items()},
             **{f"likelihood.{name}": tensor for name, tensor in self.likelihood.state_dict().items()},
         }
 
 
 def detached(posterior: Posterior) -> Posterior:
-    """A copy of a posterior under training that later steps no longer change."""
-    return duplicate(posterior).finished()
+    """A copy of a posterior under training that later steps no longer change; a spread network becomes whole."""
+    network, memo = posterior.network, dict[int, Any]()
+    if any(map(is_sharded, network.parameters())):
+        whole, table = deep_copy(take_shell(network, detached=True).module), {}
+        for held in (part._parameters for part in whole.modules()):
+            for key, tensor in held.items():
+                if tensor is not None:
+                    held[key] = table.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=False))
+        memo = {id(network): whole}
+    return deep_copy(posterior, memo).finished()  # pyright: ignore[reportReturnType, reportCallIssue]

@@ -4,6 +4,9 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
+from .. import storage
+from ..layers.tree import is_shared
+
 
 class NamedTensors(nn.Module):
     """Tensors under the user's dotted parameter names, which `nn.ParameterDict` does not allow."""
@@ -36,8 +39,17 @@ def flagged(network: nn.Module) -> set[str]:
     return {name for name, parameter in network.named_parameters() if parameter.requires_grad}
 
 
-def stored_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """The parameters, and the buffers a state dict would hold, by their first names."""
+def stored_tensors(network: nn.Module, *, shared: bool = True) -> dict[str, Tensor]:
+    """The parameters, without those of a shared base if asked, and the buffers a state dict would hold, by name."""
     state = network.state_dict(keep_vars=True)
     buffers = {name: tensor for name, tensor in network.named_buffers() if name in state}
-    return {**dict(network.named_parameters()), **buffers}
+    return {name: p for name, p in network.named_parameters() if shared or not is_shared(p)} | buffers
+
+
+def base_of(network: nn.Module) -> dict[str, str]:
+    """Dtype and checksum of every parameter that the network shares with the user's, by name, in their order."""
+    return {
+        name: f"{str(tensor.dtype)[6:]} {storage.checksum({'': tensor})[:16]}"
+        for name, tensor in network.named_parameters()
+        if is_shared(tensor)
+    }

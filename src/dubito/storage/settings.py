@@ -8,12 +8,16 @@ from typing import Any
 
 from ..errors import StorageError, warn
 
+#: The metadata of settings of a later version, which are told where they are not None: files stay as they were.
+LATER = {"later": True}
+
 
 def encode(value: Any) -> Any:
     """A dataclass as `{"type": its name, field: value, …}`, nested; plain values stay as they are."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {item.name: encode(getattr(value, item.name)) for item in dataclasses.fields(value)}
-        return {"type": type(value).__name__, **fields}
+        fields = {item: encode(getattr(value, item.name)) for item in dataclasses.fields(value)}
+        told = {i.name: v for i, v in fields.items() if v is not None or LATER.items() - i.metadata.items()}
+        return {"type": type(value).__name__, **told}
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, tuple | list):

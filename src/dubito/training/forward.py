@@ -16,7 +16,7 @@ from ..layers.kinds import Standin
 from ..layers.passes import asked
 from ..layers.shell import take as take_shell
 from ..layers.stack import Stack
-from ..layers.tree import plain_values
+from ..layers.tree import is_shared, plain_values
 
 #: What a pass raises that cannot be made for several networks at once.
 REFUSALS = (DubitoError, RuntimeError, NotImplementedError, ValueError, TypeError, AttributeError)
@@ -132,8 +132,9 @@ class _StackedProduct(torch.autograd.Function):
 
 
 def tensors_of(network: nn.Module, *, buffers: bool) -> dict[str, Tensor]:
-    """Parameters, and buffers where asked, by their first names."""
-    return {**dict(network.named_parameters()), **(dict(network.named_buffers()) if buffers else {})}
+    """Parameters but those of a shared base, and buffers where asked, by their first names."""
+    parameters = {name: p for name, p in network.named_parameters() if not is_shared(p)}
+    return {**parameters, **(dict(network.named_buffers()) if buffers else {})}
 
 
 def side_by_side(networks: Sequence[nn.Module], *, buffers: bool) -> dict[str, Tensor]:

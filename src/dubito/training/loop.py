@@ -17,6 +17,7 @@ from ..errors import ConfigError, DataError, Interrupted, NetworkError, Training
 from ..fitting import Run
 from ..inputs import Batch, TensorOptions
 from ..layers.shell import seeded
+from ..layers.tree import is_shared
 from ..metrics.paired import NEGLIGIBLE, wins
 from ..processes import current
 from ..sources import OrderedSource, Source, reading, split
@@ -339,7 +340,7 @@ class Loop:
 
     def _unsound(self) -> str | None:
         """The name of a parameter that is no longer finite, if there is one."""
-        named = self.objective.draft.named_parameters()
+        named = ((name, t) for name, t in self.objective.draft.named_parameters() if not is_shared(t))
         return next((name for name, tensor in named if not tensor.isfinite().all()), None)
 
     def _diagnosis(self, term: str, value: float | str, step: int, lr: float | None = None) -> str:

@@ -28,7 +28,7 @@ class Normals:
     """
 
     def __init__(self, posterior: "NormalPosterior") -> None:
-        self._posterior = posterior
+        self._posterior, self._prior = posterior, posterior.prior
         self.means = posterior.weights()
         self.device = next(iter(self.means.values())).device
         self._scales: dict[str, WeightScale] = {}
@@ -57,10 +57,12 @@ class Normals:
         terms = []
         with full_precision(self.device):
             for name in names:
-                scale, mean = self.scale(name), self.means[name]
+                scale, mean = self.scale(name), self._from_prior(name)
                 assert isinstance(scale, TrainedScale)
                 terms.append(scale.draw_term(mean, self._prior_std(name), generator, centred))
             kl, draws = summed(terms) if terms else (None, [])
+            if self._prior is not None and not centred:
+                draws = [draw + self._prior.centre(n, draw) for n, draw in zip(names, draws, strict=True)]
         if kl is not None:
             self._kls.append(kl)
             self._counted.update(names)
@@ -71,9 +73,17 @@ class Normals:
         rest, kls = [name for name in self._posterior.random if name not in self._counted], list(self._kls)
         if rest:
             with full_precision(self.device):
-                terms = [self.scale(name).term(self.means[name], self._prior_std(name)) for name in rest]
+                terms = [
+                    self.scale(name).term(self._from_prior(name), self._prior_std(name)) for name in rest
+                ]
                 kls.append(summed(terms)[0])
         return kls[0] if len(kls) == 1 else torch.stack(kls).sum()
 
     def _prior_std(self, name: str) -> float:
-        return prior_std_of(self._posterior.method.prior_std, self.means[name])
+        prior, mean = self._prior, self.means[name]
+        return prior_std_of(self._posterior.method.prior_std if prior is None else prior.group(name), mean)
+
+    def _from_prior(self, name: str) -> Tensor:
+        """The mean as seen from the prior's."""
+        mean = self.means[name]
+        return mean if self._prior is None else mean - self._prior.centre(name, mean)

@@ -49,6 +49,8 @@ class NormalObjective(Objective):
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
+        if draft.prior is not None:
+            draft.prior.check({name: draft.weights()[name] for name in draft.random})
         self.estimator, self.max_std, self.factor_rate = estimator, max_std, factor_rate
         self.asks = not isinstance(estimator, Reparameterised)
         self.placement: Placement | None = None

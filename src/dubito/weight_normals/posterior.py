@@ -19,6 +19,7 @@ from ..matrices import BlockDrawer, BlockPosterior
 from ..networks import Subset, duplicate
 from ..posterior import Details, ShapeRule
 from ..prediction import Prediction, PredictionOptions
+from ..priors import Around
 from ..seeds import derived
 from ..storage.schema import Names, Positive
 from .noise import LocalNoise, Moments
@@ -88,6 +89,11 @@ class NormalPosterior(BlockPosterior):
             return TiedScale(self.group("log_u")[name], self.group("log_v")[name], shape)
         u, v, floor = self.group("u")[name], self.group("v")[name], self.details["floors"][name]
         return TruncatedScale(u, v, floor, shape)
+
+    @property
+    def prior(self) -> Around | None:
+        """The prior, where it is centred on a network's weights."""
+        return getattr(self.method, "prior", None)
 
     def standard_deviations(self) -> list[Tensor]:
         return [self.weight_scale(name).std for name in self.random]

@@ -40,6 +40,7 @@ class LaplaceDetails(Details):
     data_scale: Positive
     noise_factor: Positive
     prior_precision: Positive | dict[str, Positive]
+    prior_distances: NotRequired[dict[str, float]]
     log_likelihood: float
     squared_errors: NotRequired[float | None]
     num_values: NotRequired[float | None]

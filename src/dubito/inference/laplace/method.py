@@ -1,7 +1,7 @@
 """Laplace: a Gaussian around a trained network, as wide as the loss around it is flat."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -9,16 +9,18 @@ from torch import nn
 
 from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
-from ...errors import NetworkError, require_count, require_positive, warn
+from ...errors import ConfigError, NetworkError, require_count, require_positive, warn
 from ...fitting import Prepared, answered, prepare_more, probe, undisturbed
 from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, take
 from ...layers import Product, Survey, survey
 from ...likelihoods import GaussianLikelihood
 from ...method import Method, with_inputs
-from ...networks import Subset, resolve, with_flags
+from ...networks import Subset, resolve, trainable, with_flags
 from ...posterior import MixturePosterior, Posterior
 from ...precision import Precision, passes_in
+from ...priors import Around, require_one_prior
+from ...storage import LATER
 from ...training import Training, current
 from ..map import MAP
 from .data_fit import DataFit, DataFitSums, with_fitted_numbers
@@ -71,6 +73,8 @@ class Laplace(Method):
             that fits its data well that is the worse prediction.
         precision: of passes through the network in the fit: "full", or autocast with "bf16" or "fp16", whose
             gradients below 6e-8 are lost. Sums over rows are in full precision.
+        prior: `Around(network, std=...)` for one around pretrained weights, also of the MAP fit, in place of
+            `prior_precision`; weight and bias of a layer have the same standard deviation.
     """
 
     structure: Structure = KFAC()
@@ -80,6 +84,7 @@ class Laplace(Method):
     batch_size: int | None = None
     linearised: bool = True
     precision: Precision = "full"
+    prior: Around | None = field(default=None, metadata=LATER)
 
     posterior_type = LaplacePosterior
     resumable = False
@@ -87,6 +92,7 @@ class Laplace(Method):
     def __post_init__(self) -> None:
         if self.prior_precision is not None:
             require_positive(prior_precision=self.prior_precision)
+        require_one_prior(self.prior, self.prior_precision, None, "prior_precision")
         if self.batch_size is not None:
             require_count(batch_size=self.batch_size)
 
@@ -100,8 +106,10 @@ class Laplace(Method):
         # One that cannot treat such outputs says so before work starts.
         next(curvature.seeds(prepared.likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
         self._warn(covered)
+        precisions = self._precisions(prepared.network, covered)
         if training is not None:
-            trained = MAP(prior_std=(self.prior_precision or 1.0) ** -0.5).fit_prepared(prepared, training)
+            std = None if self.prior else (self.prior_precision or 1.0) ** -0.5
+            trained = MAP(prior_std=std, prior=self.prior).fit_prepared(prepared, training)
             network = with_flags(trained.network, trained.trainable)
             prepared = replace(prepared, network=network, likelihood=trained.likelihood)
             history = trained.history
@@ -132,12 +140,14 @@ class Laplace(Method):
                 "num_data": float(prepared.num_data),
                 "data_scale": float(prepared.num_data),
                 "noise_factor": 1.0,
-                "prior_precision": float(self.prior_precision or own_precision(prepared.network, blocks)),
+                "prior_precision": precisions
+                or float(self.prior_precision or own_precision(prepared.network, blocks)),
+                **self._distances(prepared.network, blocks),
                 **data_fit.details(prepared.num_data),
             },
             history=history,
         ).finished()
-        validation = prepared.run.validation if self.prior_precision is None else None
+        validation = None if self.prior_precision or self.prior else prepared.run.validation
         return posterior.with_chosen_precision(validation, prepared.seed) if validation else posterior
 
     @checked
@@ -212,6 +222,34 @@ class Laplace(Method):
         if not residual:
             fit_sums.join(processes, device)
         return curvatures, fit_sums.result(residual_noise=residual)
+
+    def _precisions(self, network: nn.Module, covered: Cover) -> dict[str, float]:
+        """τ of every block under a prior around weights, else nothing; what cannot be one τ is refused."""
+        if self.prior is None:
+            return {}
+        weights, precisions = dict(network.named_parameters()), {}
+        self.prior.check(trainable(network))
+        for block in covered.blocks.values():
+            values = {name: self.prior.precision(name, weights[name]) for name in block.parameters}
+            precisions[block.name] = values[block.weight]
+            if len({*values.values()}) > 1:
+                stds = {name: value**-0.5 for name, value in values.items()}
+                raise ConfigError(
+                    f"Laplace has one prior standard deviation for the weight and the bias of a layer, got {stds}; "
+                    "give them one pattern"
+                )
+        return precisions
+
+    def _distances(self, network: nn.Module, blocks: list[Block]) -> dict[str, dict[str, float]]:
+        """|w* − w₀|² of every block under a prior around weights w₀, else nothing."""
+        if self.prior is None:
+            return {}
+        weights, prior = {name: p.detach() for name, p in network.named_parameters()}, self.prior
+
+        def distance(name: str) -> float:
+            return float(total((weights[name] - prior.centre(name, weights[name])).square()))
+
+        return {"prior_distances": {b.name: sum(distance(name) for name in b.parameters) for b in blocks}}
 
     def _names(self, network: nn.Module, surveyed: Survey, inputs: Inputs) -> tuple[str, ...]:
         if self.subset is last_layer:

@@ -18,6 +18,7 @@ from ...distributions.two_sided import TwoSided
 from ...errors import ConfigError, DataError, NetworkError, require_count, require_positive, unknown_name
 from ...hints import checked
 from ...inputs import Inputs, TensorOptions, checked_inputs, map_tensors
+from ...layers.tree import alias
 from ...likelihoods import GaussianLikelihood, at_least_float
 from ...matrices import BlockDrawer, BlockPosterior
 from ...posterior import MAX_ROWS, NamedTensors, ShapeRule
@@ -64,8 +65,9 @@ class LaplacePosterior(BlockPosterior):
 
     def shapes(self) -> dict[str, ShapeRule]:
         check_blocks(self.blocks.values(), self.weights())
-        if self.prior_precisions.keys() != self.blocks.keys():
-            raise KeyError("one prior precision for each block is needed")
+        for facts in (self.prior_precisions, self.details.get("prior_distances", self.blocks)):
+            if facts.keys() != self.blocks.keys():
+                raise KeyError("one prior precision for each block is needed")
         shapes = {
             block.weight: self.structure_of(block).shapes(block, self.block_tensors(block))
             for block in self.blocks.values()
@@ -309,7 +311,8 @@ class LaplacePosterior(BlockPosterior):
             noise_factor: of the noise's variance since the curvature was taken; the present one if not given.
         """
         factor = noise_factor or self.details["noise_factor"]
-        return Evidence({name: self.normals(name) for name in self.blocks}, self.num_data / factor)
+        normals, distances = {n: self.normals(n) for n in self.blocks}, self.details.get("prior_distances")
+        return Evidence(normals, self.num_data / factor, distances)
 
     @checked
     def tuned(
@@ -380,7 +383,7 @@ class LaplacePosterior(BlockPosterior):
     def _with(self, **details: Any) -> "LaplacePosterior":
         """A posterior of its own with other details and the same tensors, in the same memory."""
         noise = details.get("noise_factor", self.details["noise_factor"]) / self.details["noise_factor"]
-        memo: dict[int, Any] = {id(p): nn.Parameter(p.detach(), p.requires_grad) for p in self.parameters()}
+        memo: dict[int, Any] = {id(p): alias(p) for p in self.parameters()}
         memo |= {id(buffer): buffer.detach() for buffer in self.buffers()}
         memo[id(self._built)] = {}
         other = copy.deepcopy(self, memo)

@@ -34,19 +34,22 @@ class Evidence:
     Attributes:
         normals: the distributions of each block's matrices, at any scale and prior.
         num_data: N, the number of data, over the factor of the noise's variance since the curvature was taken.
+        distances: |w|² of each block, the means as seen from the prior's; None where that is 0.
     """
 
     normals: Mapping[str, Sequence[StructuredNormal]]
     num_data: float
+    distances: Mapping[str, float] | None = None
 
     def log_occam(self, prior_precision: Mapping[str, float]) -> float:
         """What the weights cost: log p(w*) − ½ log|P| + P/2 log 2π, which is −½ Σ (τ |w|² + log|P/τ|)."""
-        terms = (
-            precision * squared_norm(normal) + float(self._at(normal, precision).relative_logdet)
+        determinants = (
+            float(self._at(normal, precision).relative_logdet)
             for name, precision in prior_precision.items()
             for normal in self.normals[name]
         )
-        return -0.5 * sum(terms)
+        distances = (precision * self._distance(name) for name, precision in prior_precision.items())
+        return -0.5 * (sum(distances) + sum(determinants))
 
     def num_determined(self, prior_precision: Mapping[str, float]) -> float:
         """γ over all blocks."""
@@ -63,7 +66,7 @@ class Evidence:
             names: of the blocks.
             start: where the search begins.
         """
-        norm = sum(squared_norm(normal) for name in names for normal in self.normals[name])
+        norm = sum(map(self._distance, names))
 
         def surplus(log_precision: float) -> float:
             # log γ − log τ|w|² falls with a slope between −1 and −2 in log τ
@@ -73,6 +76,11 @@ class Evidence:
 
         root = falling_root(surplus, math.log(start), math.log(LOWEST), math.log(HIGHEST))
         return math.exp(root)
+
+    def _distance(self, name: str) -> float:
+        if self.distances is not None:
+            return self.distances[name]
+        return sum(squared_norm(normal) for normal in self.normals[name])
 
     def _at(self, normal: StructuredNormal, precision: float) -> StructuredNormal:
         return normal.rescaled(num_data=self.num_data, prior_precision=precision)
