@@ -104,8 +104,10 @@ def holds_counts(targets: Tensor) -> bool:
         return False
     for column in targets.unbind(1):
         distinct, mean = column.unique().long().tolist(), float(column.mean())
-        # Years, prices and grades are whole numbers too: too large, or nearer to their mean than counts are.
-        spread = 0 < mean <= MOST_MEAN and float(column.var()) >= mean / 2
+        # Years, prices and grades are whole numbers too: too large, never near 0, or nearer to their mean than counts.
+        spread = (
+            0 < mean <= MOST_MEAN and float(column.var()) >= mean / 2 and distinct[0] <= max(1, mean / 10)
+        )
         if len(distinct) < LEAST_COUNTS or math.gcd(*distinct) != 1 or not spread:
             return False
     return True
