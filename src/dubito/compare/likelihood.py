@@ -62,7 +62,7 @@ def chosen(
     Args:
         data: as loaded.
         train: rows to train on.
-        validation: rows whose residuals decide.
+        validation: rows whose residuals decide, with a quarter of the training rows.
         network: makes the network, by the number of its outputs.
         told: a name that the user gave; None chooses.
         seed: of the pilot.
@@ -87,7 +87,7 @@ def chosen(
         return simple, f"{simple}: the target holds {kind}, in too few rows to look at residuals"
     losses = pilot_losses(data, train, validation, network(train.targets.shape[1]), counts, seed)
     tailed = wins(losses[1], losses[0], NEGLIGIBLE, errors=ERRORS)
-    gain = f"a gain of {float((losses[0] - losses[1]).mean()):.2g} nats a validation row"
+    gain = f"a gain of {float((losses[0] - losses[1]).mean()):.2g} nats a held-out row"
     if counts:
         name, other = ("negative-binomial", "more") if tailed else ("poisson", "no more")
         return (
@@ -104,8 +104,10 @@ def holds_counts(targets: Tensor) -> bool:
         return False
     for column in targets.unbind(1):
         distinct, mean = column.unique().long().tolist(), float(column.mean())
-        # Years, prices and grades are whole numbers too: too large, or nearer to their mean than counts are.
-        spread = 0 < mean <= MOST_MEAN and float(column.var()) >= mean / 2
+        # Years, prices and grades are whole numbers too: too large, never near 0, or nearer to their mean than counts.
+        spread = (
+            0 < mean <= MOST_MEAN and float(column.var()) >= mean / 2 and distinct[0] <= max(1, mean / 10)
+        )
         if len(distinct) < LEAST_COUNTS or math.gcd(*distinct) != 1 or not spread:
             return False
     return True
@@ -127,21 +129,24 @@ def original(data: Data, targets: Tensor) -> Tensor:
 def pilot_losses(
     data: Data, train: Part, validation: Part, network: Network, counts: bool, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Negative log-likelihoods [V] of validation rows around a pilot's answers: simple noise, and noise with tails.
+    """Negative log-likelihoods [V] of rows that a pilot was not trained on: simple noise, and noise with tails.
 
     The noise that judges one half of the rows is fitted to the other half.
     """
     simple, tailed = (Poisson(), NegativeBinomial()) if counts else (Gaussian(), StudentT())
-    targets, truth = train.targets, validation.targets[:JUDGED_ROWS]
+    aside = torch.arange(len(train.targets)) % 4 == 0  # validation rows alone are few
+    inputs = torch.cat([validation.inputs, train.inputs[aside]])[:JUDGED_ROWS]
+    truth = torch.cat([validation.targets, train.targets[aside]])[:JUDGED_ROWS]
+    targets = train.targets[~aside]
     if counts:
         targets, truth = (original(data, values).to(values) for values in (targets, truth))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)
-        rows, training = (train.inputs, targets), Training(iterations=PILOT_STEPS, batch_size=128)
+        rows, training = (train.inputs[~aside], targets), Training(iterations=PILOT_STEPS, batch_size=128)
         pilot: Any = MAP().fit(
             network.build(seed), rows, simple, training=training, seed=seed, progress=False
         )
-        outputs = pilot.predict(validation.inputs[:JUDGED_ROWS]).mean.double()
+        outputs = pilot.predict(inputs).mean.double()
     outputs = outputs.log() if counts else outputs
     halves = torch.arange(len(truth)) % 2
     losses = torch.empty(2, len(truth), dtype=torch.float64)

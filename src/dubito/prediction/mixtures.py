@@ -22,8 +22,8 @@ NEGLECTED = 1e-8
 PANELS, NODES, HALVINGS = (1e-5, 1e-3, 0.02, 0.1, 0.3), 8, 20
 #: Steps after which a quantile is what it is.
 MOST_STEPS = 80
-#: Counts up to which the CRPS is summed whole; wider ones are summed in strides.
-SUMMED = 4096
+#: Counts up to which the CRPS is summed whole; wider ones are summed in strides. Standard deviations that are reached.
+SUMMED, REACH = 4096, 12.0
 #: Numbers of components × rows that are judged at a time.
 AT_ONCE = 1 << 18
 
@@ -191,14 +191,40 @@ class CountPrediction(MixturePrediction):
         return high.to(self.means.dtype)
 
     def _scores(self, targets: Tensor) -> Tensor:
-        low, high = self.tail(NEGLECTED).double(), self.tail(NEGLECTED, sign=-1).double()
+        reach = (self.means + REACH * self.variances.sqrt()).amax(0).maximum(targets)
+        wide = reach.reshape(len(reach), -1).amax(1) > SUMMED
+        score = torch.zeros_like(targets)
+        for rows, scores in ((wide, self._strided), (~wide, self._summed)):
+            if bool(rows.any()):
+                index = rows.nonzero().flatten()
+                score[rows] = scores(self[index], targets[index])
+        return score
+
+    @staticmethod
+    def _summed(rows: "CountPrediction", targets: Tensor) -> Tensor:
+        """Σ (F(k) − [y ≤ k])² from 0 on, where F adds up probabilities, which cost less than tails."""
+        rows = replace(rows, means=rows.means.double())
+        below, score, value = torch.zeros_like(targets), torch.zeros_like(targets), torch.zeros_like(targets)
+        last = float(targets.max())
+        for number in range(2 * SUMMED):
+            if number % 32 == 0 and number > last and bool((below > 1 - NEGLECTED).all()):
+                break
+            below = below + rows.component_log_prob(value).exp().mean(0)
+            score = score + torch.where(value < targets, below, 1 - below).square()
+            value = value + 1
+        return score
+
+    @staticmethod
+    def _strided(rows: "CountPrediction", targets: Tensor) -> Tensor:
+        """The same where counts are large, some values at a time."""
+        low, high = rows.tail(NEGLECTED).double(), rows.tail(NEGLECTED, sign=-1).double()
         score = (targets - targets.clamp(min=low, max=high)).abs()  # beyond the edges F is 0 or 1
         width = high - low  # Σ (F(k) − [y ≤ k])² over low ≤ k < high
         stride = (width / SUMMED).ceil().clamp(min=1)
         for number in range(math.ceil(float((width / stride).max()))):
             first = low + number * stride
             value = first + ((stride - 1) / 2).floor()
-            below, above = self.tails(value)
+            below, above = rows.tails(value)
             size = torch.minimum(stride, high - first).clamp(min=0)
             score = score + size * torch.where(value < targets, below, above).square()
         return score
