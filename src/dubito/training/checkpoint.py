@@ -85,7 +85,15 @@ def require_same(path: str | os.PathLike[str], was: dict[str, Any], now: dict[st
         )
     with altered(path):
         conform(was.get("network"), dict[str, dict[str, Any]], "its fingerprint's network")
-        difference = first_difference(_read_by_both(was, now), _read_by_both(now, was))
+        # settings that the version which wrote it had not: off, they change nothing
+        then = was.get("likelihood")
+        added = {
+            key
+            for key, value in now.get("likelihood", {}).items()
+            if (value is None or value is False) and isinstance(then, dict) and key not in then
+        }
+        here = now if not added else {**now, "likelihood": _without(now["likelihood"], added)}
+        difference = first_difference(_read_by_both(was, here), _read_by_both(here, was))
     if difference is not None:
         name, there, here = difference
         raise StorageError(
@@ -93,6 +101,10 @@ def require_same(path: str | os.PathLike[str], was: dict[str, Any], now: dict[st
             "give the same settings, data and network, built with the same weights (torch.manual_seed before it), "
             "to go on, or another path to start anew"
         )
+
+
+def _without(settings: dict[str, Any], names: set[str]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if key not in names}
 
 
 def _read_by_both(fingerprint: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
