@@ -88,8 +88,8 @@ def page(results: Results | None = None) -> str:
     missing = [data for data in DATA if finished[data] < DATA[data] or {*settings_of(data)} - {*tables[data]}]
     if missing:
         parts.append(
-            f"## Not run\n\nAll or some cells of {', '.join(missing)}. They are written; with the data in a folder of DUBITO_DATA:\n\n"
-            + "```sh\n"
+            f"## Not run\n\nAll or some cells of {', '.join(missing)}. They are written; "
+            + "with the data in a folder of DUBITO_DATA:\n\n```sh\n"
             + "\n".join(f"make runs RUNS=\"--only 'mixtures*{data}*'\"" for data in missing)
             + "\npython -m papers.mixtures.page\n```"
         )
