@@ -151,7 +151,8 @@ def verdict(tables: Mapping[str, Rows]) -> str:
             place = (0 if mean + half < 0 else 1) if mean < 0 else (3 if mean - half > 0 else 2)
             groups[place].append(data.removeprefix("uci/"))
         lines.append(f"| {name} | {' | '.join(', '.join(group) or '–' for group in groups)} |")
-    goal = f"The goal was three of five data sets; {len(tables)} have figures. NLL against equal bytes:"
+    goal = f"The goal was three of five data sets; {len(tables)} have figures. NLL against equal bytes, by whether the "
+    goal += "95 % interval leaves 0 out:"
     return goal + "\n\n" + "\n".join(lines)
 
 
