@@ -5,13 +5,10 @@ Beside the methods of the registry stands "laplace-post-hoc": `Laplace()` fitted
 without validation rows.
 """
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from dubito import methods
@@ -21,9 +18,8 @@ from dubito.data import Data, Part
 from dubito.inference.map import MAP
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubito.method import Method
-from dubito.metrics import auroc
 from dubito.posterior import Posterior
-from dubito.prediction import ClassPrediction, Prediction, RealPrediction, per_row, std_per_row
+from dubito.prediction import ClassPrediction, Prediction, RealPrediction, per_row
 from dubito.protocol import Pilot, Recipe, pilot_of, recipe
 from dubito.protocol import fit as protocol_fit
 from dubito.shifts import feature_shuffled
@@ -32,6 +28,7 @@ from dubito.training import AutoTraining
 
 from ..runner import provenance
 from ..runner.experiment import Cell, Outcome
+from ..runner.scores import area, epistemic, losses_of, packed, total
 
 #: Methods by name; the last stands around the MAP fit without validation rows.
 POST_HOC = "laplace-post-hoc"
@@ -185,27 +182,6 @@ def judged(posterior: Posterior, rival: Rival, ground: Ground, samples: int) -> 
     return Outcome(metrics=metrics, details=details)
 
 
-def losses_of(prediction: Prediction, targets: Tensor) -> Tensor:
-    """The negative log-likelihood of every row, in double precision."""
-    return -prediction.log_prob(targets).double()
-
-
-def total(prediction: Prediction) -> Tensor:
-    """Total uncertainty of every row: entropy, or the standard deviation."""
-    if isinstance(prediction, RealPrediction):
-        return std_per_row(prediction.std)
-    assert isinstance(prediction, ClassPrediction)
-    return per_row(prediction.total)
-
-
-def epistemic(prediction: Prediction) -> Tensor:
-    """Epistemic uncertainty of every row: the variance of the function, or of the mean."""
-    if isinstance(prediction, RealPrediction):
-        return std_per_row(prediction.epistemic_std)
-    assert isinstance(prediction, ClassPrediction)
-    return per_row(prediction.function_variance)
-
-
 def share(prediction: Prediction) -> float:
     """How much of the uncertainty is epistemic: of variances, or of entropies."""
     if isinstance(prediction, RealPrediction):
@@ -229,19 +205,3 @@ def certainty(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     right = (prediction.labels.flatten() == targets.flatten()).double()
     surest = per_row(prediction.total).argsort()[: max(1, round(0.8 * len(right)))]
     return {"accuracy": float(right.mean()), "accuracy_surest_80": float(right[surest].mean())}
-
-
-def area(inside: Tensor, outside: Tensor) -> float:
-    """The area under the ROC curve of a score of out-of-distribution rows."""
-    labels = torch.cat([torch.zeros(len(inside)), torch.ones(len(outside))]).bool()
-    return auroc(torch.cat([inside, outside]), labels)
-
-
-def packed(values: Tensor) -> str:
-    """Numbers in half precision as text."""
-    return base64.b64encode(values.numpy().astype("<f2").tobytes()).decode()
-
-
-def unpacked(text: str) -> np.ndarray:
-    """Numbers from their text."""
-    return np.frombuffer(base64.b64decode(text), "<f2").astype(float)

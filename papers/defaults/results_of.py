@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..runner.experiment import Cell, Experiment, Outcome
+from ..runner.scores import unpacked
 from ..runner.store import Results
-from .fits import METHODS, unpacked
+from .fits import METHODS
 
 
 @dataclass(frozen=True)

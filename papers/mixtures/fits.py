@@ -22,9 +22,9 @@ from dubito.posterior import MixturePosterior, Posterior
 from dubito.prediction import BernoulliPrediction, ClassPrediction, Prediction, RealPrediction
 from dubito.training import Training
 
-from ..defaults.fits import area, epistemic, losses_of, packed, total
 from ..runner import provenance
 from ..runner.experiment import Cell, Outcome
+from ..runner.scores import area, epistemic, losses_of, packed, total
 
 
 class Ground(NamedTuple):

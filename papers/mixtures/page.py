@@ -13,7 +13,9 @@ from .tables import DATA, EXPERIMENT, MODES, SIZES, settings_of
 PAGE = Path(__file__).parents[2] / "docs" / "mixtures.md"
 MIXTURES = ("inf-4", "inf-4-shared", "kfac-4", "swag-4", "rank1-4")
 #: 97.5 % quantiles of Student's t by degrees of freedom.
-QUANTILES = {2: 4.303, 9: 2.262}
+QUANTILES = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+#: Splits that a data set must have finished to be shown.
+FEWEST = 3
 #: The columns of the table.
 COLUMNS = {"nll": "NLL", "calibration_error": "ECE", "auroc_total": "AUROC"}
 Rows = Mapping[str, list[Outcome]]
@@ -82,11 +84,12 @@ def page(results: Results | None = None) -> str:
     tables = {data: rows_of(data, results or Results()) for data in DATA}
     parts = [HEAD, METHOD, verdict({data: rows for data, rows in tables.items() if rows})]
     parts += [section(data, rows) for data, rows in tables.items() if rows]
-    missing = [data for data, rows in tables.items() if not rows]
+    finished = {data: min(map(len, rows.values())) if rows else 0 for data, rows in tables.items()}
+    missing = [data for data in DATA if finished[data] < DATA[data] or {*settings_of(data)} - {*tables[data]}]
     if missing:
         parts.append(
-            f"## Not run\n\n{', '.join(missing)}. The cells are written; with the data in a folder of DUBITO_DATA:\n\n"
-            + "```sh\n"
+            f"## Not run\n\nAll or some cells of {', '.join(missing)}. They are written; "
+            + "with the data in a folder of DUBITO_DATA:\n\n```sh\n"
             + "\n".join(f"make runs RUNS=\"--only 'mixtures*{data}*'\"" for data in missing)
             + "\npython -m papers.mixtures.page\n```"
         )
@@ -94,12 +97,22 @@ def page(results: Results | None = None) -> str:
 
 
 def rows_of(data: str, results: Results) -> dict[str, list[Outcome]]:
-    """The outcomes of every row by split; none where a cell is missing."""
-    rows = {}
-    for name in settings_of(data):
-        read = [results.read(EXPERIMENT, "paper", Cell(data, name, split)) for split in range(DATA[data])]
-        rows[name] = [outcome for outcome in read if outcome is not None]
-    return rows if all(len(outcomes) == DATA[data] for outcomes in rows.values()) else {}
+    """The outcomes of every row on the splits that all rows have; a row without any split is left out."""
+    read = {
+        name: {
+            split: outcome
+            for split in range(DATA[data])
+            if (outcome := results.read(EXPERIMENT, "paper", Cell(data, name, split))) is not None
+        }
+        for name in settings_of(data)
+    }
+    started = {name: outcomes for name, outcomes in read.items() if len(outcomes) >= FEWEST}
+    if not {*settings_of(data)} - {*MIXTURES} <= started.keys():
+        return {}
+    common = set.intersection(*(set(outcomes) for outcomes in started.values()))
+    if len(common) < FEWEST:
+        return {}
+    return {name: [outcomes[split] for split in sorted(common)] for name, outcomes in started.items()}
 
 
 def column(outcomes: list[Outcome], metric: str) -> np.ndarray:
@@ -128,16 +141,18 @@ def verdict(tables: Mapping[str, Rows]) -> str:
         "|---|---|---|---|---|",
     ]
     for name in MIXTURES:
-        pairs = {data: difference(rows, name, rival_of(rows, name)[0]) for data, rows in tables.items()}
+        pairs = {
+            data: difference(rows, name, rival_of(rows, name)[0])
+            for data, rows in tables.items()
+            if name in rows
+        }
         groups: list[list[str]] = [[], [], [], []]
         for data, (mean, half) in pairs.items():
             place = (0 if mean + half < 0 else 1) if mean < 0 else (3 if mean - half > 0 else 2)
             groups[place].append(data.removeprefix("uci/"))
         lines.append(f"| {name} | {' | '.join(', '.join(group) or '–' for group in groups)} |")
-    goal = (
-        f"The goal was three of five data sets; {len(tables)} of five were run. NLL against the deep ensemble of equal "
-        "bytes:"
-    )
+    goal = f"The goal was three of five data sets; {len(tables)} have figures. NLL against equal bytes, by whether the "
+    goal += "95 % interval leaves 0 out:"
     return goal + "\n\n" + "\n".join(lines)
 
 
@@ -147,7 +162,7 @@ def section(data: str, rows: Rows) -> str:
     lines = [
         f"## {data}",
         "",
-        f"Means over {DATA[data]} splits.",
+        f"Means over {min(map(len, rows.values()))} of {DATA[data]} splits.",
         "",
         f"| | {titles} | bytes | CPU-seconds | less ensemble-{MODES} | less equal bytes |",
         "|---|---|---|---|---|---|---|---|",

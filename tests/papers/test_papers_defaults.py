@@ -7,9 +7,10 @@ import torch
 from dubito import methods
 from papers.defaults import page
 from papers.defaults.bounds import harmed, mean_bound, replicates, table_bound
-from papers.defaults.fits import METHODS, POST_HOC, packed, unpacked
+from papers.defaults.fits import METHODS, POST_HOC
 from papers.defaults.tables import CHOSEN_ON, CONFIRMED_ON, EXPERIMENT, GAP_EXPERIMENT, generate_cell
 from papers.runner.experiment import Cell
+from papers.runner.scores import packed, unpacked
 
 
 def rows(mean: float, splits: int = 4, count: int = 300, std: float = 1.0, seed: int = 0) -> list[np.ndarray]:
