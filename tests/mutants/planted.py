@@ -1113,6 +1113,7 @@ MUTANTS = (
         "[self._noise(s) for s in range(0, max(count, self.num_components), count)]",
         "inference/test_inference_mixtures.py::test_around_keeps_each_components_noise_and_the_layers_that_are_asked_for",
         "every component has the noise of the first",
+    ),
     mutant(
         "curvature/kinds.py",
         "drawn if seen is None else drawn.where(seen, targets)",
