@@ -641,7 +641,9 @@ def detached(posterior: Posterior) -> Posterior:
     """A copy of a posterior under training that later steps no longer change; a spread network becomes whole."""
     network, memo = posterior.network, {}
     if any(map(is_sharded, network.parameters())):
-        whole, table = deep_copy(take_shell(network, detached=True).module), {}
+        lease, table = take_shell(network, detached=True), {}
+        whole = deep_copy(lease.module)
+        lease.release()
         for held in (part._parameters for part in whole.modules()):
             for key, tensor in held.items():
                 if tensor is not None:
