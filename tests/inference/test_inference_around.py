@@ -167,3 +167,9 @@ def test_what_cannot_be_a_prior_is_refused_before_training(method, message: str)
     net = layer(CENTRE)
     with pytest.raises(DubitoError, match=message):
         method(net).fit(net, rows(), Gaussian(std=NOISE), progress=False)
+
+
+def test_a_fit_tells_its_memory_before_it_starts(caplog):
+    with caplog.at_level("INFO", logger="dubito"):
+        Laplace(prior_precision=1.0).fit(layer(CENTRE), rows(), Gaussian(std=NOISE), progress=False)
+    assert "1 layers: 136 bytes of statistics" in caplog.text  # (4² + 1²) numbers of 8 bytes

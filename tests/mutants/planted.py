@@ -1064,4 +1064,33 @@ MUTANTS = (
         "integrations/test_integrations_sklearn.py::test_classes_may_be_words_and_rare",
         "a class of one row may be held out of training",
     ),
+    # -- adapters ------------------------------------------------------------------------------------------------------
+    mutant(
+        "loading.py",
+        "if now[name] != known]",
+        "if now[name][:4] != known[:4]]",
+        "storage/test_storage_base.py::test_another_base_is_refused_and_the_difference_named",
+        "any base of the same dtype is taken",
+    ),
+    mutant(
+        "networks.py",
+        "plain = unshared(duplicate(network))",
+        "plain = duplicate(network)",
+        "storage/test_storage_base.py::test_a_folded_network_is_the_callers_own",
+        "a folded network writes into the user's base",
+    ),
+    mutant(
+        "weight_normals/normals.py",
+        "mean - self._prior.centre(name, mean)",
+        "mean + self._prior.centre(name, mean)",
+        "inference/test_inference_around.py::test_the_divergence_is_that_of_two_normals",
+        "the divergence is from a prior around minus the centre",
+    ),
+    mutant(
+        "inference/laplace/posterior.py",
+        'self.details.get("prior_distances")\n',
+        "None\n",
+        "inference/test_inference_around.py::test_laplace_has_the_posterior_and_its_evidence",
+        "the evidence is that of a prior around 0",
+    ),
 )
