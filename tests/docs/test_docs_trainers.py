@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pages import run
+
+from tests.docs.pages import run
 
 PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 SCRIPT = Path(__file__).parent / "trainers_runs.py"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
 
 from dubito import MAP, KTied, MeanField
 
@@ -39,7 +40,7 @@ def main(recipe: str, path: str, processes: int) -> None:
 def _refuses(space: dict) -> None:
     """A network that is sharded already is refused with the remedy."""
     net = torch.nn.Linear(4, 2)
-    space["fully_shard"](net, mesh=distributed.init_device_mesh("cpu", (2,)))
+    space["fully_shard"](net, mesh=init_device_mesh("cpu", (2,)))
     try:
         MAP().build(net, space["Categorical"](), num_data=8)
     except Exception as error:

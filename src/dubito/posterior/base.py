@@ -131,7 +131,7 @@ class Posterior(nn.Module, ABC):
 
     def weights(self) -> dict[str, Tensor]:
         """The network's own parameters: the centre of the distribution."""
-        weights = dict(self.network.named_parameters())
+        weights: dict[str, Tensor] = dict(self.network.named_parameters())
         return weights | whole_tensors(self.network) if any(map(is_sharded, weights.values())) else weights
 
     def group(self, key: str) -> NamedTensors:
@@ -639,14 +639,16 @@ class Posterior(nn.Module, ABC):
 
 def detached(posterior: Posterior) -> Posterior:
     """A copy of a posterior under training that later steps no longer change; a spread network becomes whole."""
-    network, memo = posterior.network, {}
+    network: nn.Module = posterior.network
+    whole: Any = {}
     if any(map(is_sharded, network.parameters())):
         lease, table = take_shell(network, detached=True), {}
-        whole = deep_copy(lease.module)
+        copied = deep_copy(lease.module)
         lease.release()
-        for held in (part._parameters for part in whole.modules()):
+        for held in (part._parameters for part in copied.modules()):
             for key, tensor in held.items():
                 if tensor is not None:
                     held[key] = table.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=False))
-        memo = {id(network): whole}
-    return deep_copy(posterior, memo).finished()  # pyright: ignore[reportReturnType]
+        whole = {id(network): copied}
+    copy_of: Any = deep_copy(posterior, whole)
+    return copy_of.finished()
