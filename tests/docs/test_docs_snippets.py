@@ -16,8 +16,8 @@ PAGES = {
 FENCE = re.compile(r"^( *)```(python[^\n]*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 FRAGMENT = 'python title="fragment"'
 #: Run elsewhere: README and its copy by tests/test_readme.py, tutorials by test_docs_tutorials.py, the translations by
-#: test_coming_from.py.
-ELSEWHERE = {"README.md", "docs/index.md", "docs/coming-from.md"}
+#: test_coming_from.py, the recipes by test_docs_trainers.py.
+ELSEWHERE = {"README.md", "docs/index.md", "docs/coming-from.md", "docs/trainers.md"}
 ALONE = [
     name
     for name, path in PAGES.items()

@@ -153,8 +153,8 @@ MUTANTS = (
     ),
     mutant(
         "inference/laplace/method.py",
-        '"prior_precision": float(self.prior_precision or',
-        '"prior_precision": 2 * float(self.prior_precision or',
+        "or float(self.prior_precision or own_precision",
+        "or 2 * float(self.prior_precision or own_precision",
         "inference/test_inference_laplace.py::test_draws_have_variance_one_over_curvature_and_prior",
         "the prior counts twice",
     ),
@@ -174,8 +174,8 @@ MUTANTS = (
     ),
     mutant(
         "inference/laplace/tuning.py",
-        "precision * squared_norm(normal) + float",
-        "0.5 * precision * squared_norm(normal) + float",
+        "(precision * self._distance(name) for",
+        "(0.5 * precision * self._distance(name) for",
         "inference/test_inference_laplace_tuning.py::test_the_marginal_likelihood_is_that_of_the_dense_formula",
         "the marginal likelihood halves the prior's penalty",
     ),
@@ -1155,5 +1155,34 @@ MUTANTS = (
         "self._last = step + 1",
         "integrations/test_integrations_callbacks.py::test_optuna_prunes_trials_and_keeps_what_was_reported",
         "validations are reported to Optuna a step late",
+    ),
+    # -- adapters ------------------------------------------------------------------------------------------------------
+    mutant(
+        "loading.py",
+        "if now[name] != known]",
+        "if now[name][:4] != known[:4]]",
+        "storage/test_storage_base.py::test_another_base_is_refused_and_the_difference_named",
+        "any base of the same dtype is taken",
+    ),
+    mutant(
+        "networks.py",
+        "plain = unshared(duplicate(network))",
+        "plain = duplicate(network)",
+        "storage/test_storage_base.py::test_a_folded_network_is_the_callers_own",
+        "a folded network writes into the user's base",
+    ),
+    mutant(
+        "weight_normals/normals.py",
+        "mean - self._prior.centre(name, mean)",
+        "mean + self._prior.centre(name, mean)",
+        "inference/test_inference_around.py::test_the_divergence_is_that_of_two_normals",
+        "the divergence is from a prior around minus the centre",
+    ),
+    mutant(
+        "inference/laplace/posterior.py",
+        'self.details.get("prior_distances")\n',
+        "None\n",
+        "inference/test_inference_around.py::test_laplace_has_the_posterior_and_its_evidence",
+        "the evidence is that of a prior around 0",
     ),
 )

@@ -652,12 +652,16 @@ class Posterior(nn.Module, ABC):
 
 def detached(posterior: Posterior) -> Posterior:
     """A copy of a posterior under training that later steps no longer change; a spread network becomes whole."""
-    network, memo = posterior.network, dict[int, Any]()
+    network: nn.Module = posterior.network
+    whole: Any = {}
     if any(map(is_sharded, network.parameters())):
-        whole, table = deep_copy(take_shell(network, detached=True).module), {}
-        for held in (part._parameters for part in whole.modules()):
+        lease, table = take_shell(network, detached=True), {}
+        copied = deep_copy(lease.module)
+        lease.release()
+        for held in (part._parameters for part in copied.modules()):
             for key, tensor in held.items():
                 if tensor is not None:
                     held[key] = table.setdefault(id(tensor), nn.Parameter(tensor, requires_grad=False))
-        memo = {id(network): whole}
-    return deep_copy(posterior, memo).finished()  # pyright: ignore[reportReturnType, reportCallIssue]
+        whole = {id(network): copied}
+    copy_of: Any = deep_copy(posterior, whole)
+    return copy_of.finished()

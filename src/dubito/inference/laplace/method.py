@@ -1,5 +1,6 @@
 """Laplace: a Gaussian around a trained network, as wide as the loss around it is flat."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -107,6 +108,7 @@ class Laplace(Method):
         next(curvature.seeds(prepared.likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
         self._warn(covered)
         precisions = self._precisions(prepared.network, covered)
+        self._announce(covered, TensorOptions.of(prepared.network).dtype)
         if training is not None:
             std = None if self.prior else (self.prior_precision or 1.0) ** -0.5
             trained = MAP(prior_std=std, prior=self.prior).fit_prepared(prepared, training)
@@ -255,6 +257,19 @@ class Laplace(Method):
         if self.subset is last_layer:
             return last_used(network, surveyed)
         return resolve(self.subset, network)  # pyright: ignore[reportArgumentType]
+
+    def _announce(self, covered: Cover, dtype: torch.dtype) -> None:
+        """Log the memory that the fit takes beside the network and its passes."""
+        needs, sizes = self.structure.needs, []
+        for block in covered.blocks.values():
+            factors = needs["kronecker"] and block.kronecker
+            diagonals = 1 if not factors else needs["eigenvalues"] + needs["diagonal"]
+            size = factors * (block.rows**2 + block.columns**2) + diagonals * block.rows * block.columns
+            sizes.append(block.groups * size * max(dtype.itemsize, 4))
+        logging.getLogger("dubito").info(
+            "%s of %d layers: %d bytes of statistics, %d of the largest layer",
+            self.structure, len(sizes), sum(sizes), max(sizes, default=0),
+        )  # fmt: skip
 
     def _warn(self, covered: Cover) -> None:
         """Name what is not covered as asked."""
