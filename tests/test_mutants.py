@@ -18,7 +18,6 @@ WITHOUT = {
     "factors",
     "jobs",
     "lazy",
-    "loading",
     "notebook",
     "registry",
     "summary",
