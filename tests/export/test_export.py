@@ -2,7 +2,7 @@
 
 import warnings
 import zipfile
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -19,17 +19,22 @@ from dubito import (
     Diagonal,
     DubitoWarning,
     Gaussian,
+    HeteroscedasticGaussian,
     KTied,
     Laplace,
     MCDropout,
     MeanField,
+    NegativeBinomial,
     NetworkError,
+    Poisson,
     Rank1,
+    StudentT,
     Training,
     last_layer,
 )
 from dubito.calibration import temperature_scaled
 from dubito.inputs import take
+from dubito.prediction import MixturePrediction
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -80,11 +85,17 @@ INPUTS = {
     "convolutional": (convolutional, rows(12, 1, 6, 6)),
     "recurrent": (Recurrent, torch.randint(7, (12, 3), generator=torch.Generator().manual_seed(0))),
     "named": (Pair, {"a": X, "b": rows(12, 2, seed=4)}),
+    "four outputs": (partial(dense, 4), X),
 }
+COUNTS = (4 * rows(12, 3, seed=6).square()).round()
 LIKELIHOODS = {
     "classes": (Categorical(), LABELS),
     "yes or no": (Bernoulli(), (rows(12, 3, seed=2) > 0).float()),
     "reals": (Gaussian(standardise=True), 100 + 30 * rows(12, 3, seed=3)),
+    "own noise": (HeteroscedasticGaussian(), rows(12, 2, seed=3)),
+    "heavy tails": (StudentT(), rows(12, 3, seed=3)),
+    "Poisson": (Poisson(), COUNTS),
+    "negative binomial": (NegativeBinomial(), COUNTS),
 }
 
 
@@ -114,12 +125,14 @@ def compare(path: Path, inputs, predict) -> None:
     for count in (1, 5, 12):
         answer, prediction = answers(path, inputs, count), predict(take(inputs, slice(count)))
         if "mean" in answer:
-            assert set(answer) == {"mean", "std", "aleatoric_std", "epistemic_std", "lower", "upper"}
+            ends = set() if isinstance(prediction, MixturePrediction) else {"lower", "upper"}
+            assert set(answer) == {"mean", "std", "aleatoric_std", "epistemic_std"} | ends
+        if "lower" in answer:
             bounds = answer.pop("lower"), answer.pop("upper")
             scale = float(prediction.std.max())  # of float32: digits of numbers of this size
             for bound, truth in zip(bounds, prediction.interval(), strict=True):
                 torch.testing.assert_close(bound, truth, rtol=1e-5, atol=1e-5 * scale)
-        else:
+        if "mean" not in answer:
             assert set(answer) == {"probs", "total", "aleatoric", "epistemic", "function_variance"}
         for name, values in answer.items():
             torch.testing.assert_close(
@@ -132,6 +145,10 @@ CASES = {
     "rank-1, recurrent": (Rank1(components=2), "recurrent", "classes", ".onnx", {}),
     "mean field, kernels": (MeanField(), "convolutional", "classes", ".onnx", {}),
     "ensemble, reals": (DeepEnsemble(members=2), "dense", "reals", ".onnx", {}),
+    "noise that follows from the inputs": (Rank1(components=2), "four outputs", "own noise", ".onnx", {}),
+    "heavy tails": (Rank1(components=2), "dense", "heavy tails", ".onnx", {}),
+    "counts": (Laplace(), "dense", "Poisson", ".onnx", {"linearised": False}),
+    "counts with spread": (MeanField(), "dense", "negative binomial", ".pt2", {}),
     "own dropout layers": (MCDropout(rate=None), "dropping", "classes", ".onnx", {}),
     "last layer, sparse": (
         Laplace(structure=INF(rank=0.3), subset=last_layer),

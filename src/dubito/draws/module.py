@@ -24,8 +24,6 @@ from .base import Draws
 #: What the module answers, by the kind of prediction.
 CLASSES = ("probs", "total", "aleatoric", "epistemic", "function_variance")
 LEVEL = 0.95
-#: Steps of the search for quantiles of counts, and of Student's t.
-MIXTURE_STEPS = 40
 REALS = ("mean", "std", "aleatoric_std", "epistemic_std")
 
 
@@ -33,8 +31,9 @@ class PredictiveModule(nn.Module):
     """Called with what `predict` takes, B rows, or with a network's inputs by name; answers as a dict of tensors.
 
     For classes `probs`, `total`, `aleatoric`, `epistemic` (in nats) and `function_variance`; for reals `mean`, `std`,
-    `aleatoric_std`, `epistemic_std`, and the central 95 % interval, `lower` to `upper`. Inputs are not checked, nothing
-    is drawn and no number is read back from a device, so that `torch.export.export` can trace it. Threads may share it.
+    `aleatoric_std`, `epistemic_std`, and, where the noise is Gaussian, the central 95 % interval, `lower` to `upper`.
+    Inputs are not checked, nothing is drawn and no number is read back from a device, so that `torch.export.export` can
+    trace it. Threads may share it.
 
     Args:
         draws: made once.
@@ -93,13 +92,12 @@ def answers(prediction: Prediction) -> dict[str, Tensor]:
     if isinstance(prediction, OutputPrediction):
         return _named(prediction, prediction.columns)
     assert isinstance(prediction, RealPrediction)
+    if isinstance(prediction, MixturePrediction):  # no graph has their distribution functions
+        return _named(prediction, REALS)
     # As `prediction.interval()`, but with steps that no number of a device decides: eight beyond the dtype's bits.
     steps = (
         8 - math.ceil(math.log2(torch.finfo(prediction.means.dtype).eps)) if len(prediction.means) > 1 else 0
     )
-    if isinstance(prediction, MixturePrediction):
-        lower, upper = (prediction.tail((1 - LEVEL) / 2, sign=sign, steps=MIXTURE_STEPS) for sign in (1, -1))
-        return {**_named(prediction, REALS), "lower": lower, "upper": upper}
     # The upper tail of y is the lower one of −y: both as rows of one search, which halves what is traced.
     unit = prediction.means.new_ones(())
     both = type(prediction).cat([prediction, prediction.mapped(0 * unit, -unit)])

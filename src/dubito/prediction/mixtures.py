@@ -96,7 +96,7 @@ class StudentTPrediction(MixturePrediction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "df", with_rows(self.df, len(self)))
+        object.__setattr__(self, "df", with_rows(self.df, self.means.shape[1]))
 
     @property
     def _scale(self) -> Tensor:
@@ -171,7 +171,7 @@ class CountPrediction(MixturePrediction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.total_count is not None:
-            object.__setattr__(self, "total_count", with_rows(self.total_count, len(self)))
+            object.__setattr__(self, "total_count", with_rows(self.total_count, self.means.shape[1]))
 
     def component_log_prob(self, targets: Tensor) -> Tensor:
         return count_log_prob(targets, self.means.log(), self.total_count)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 #: Terms of the continued fraction; with a and b up to 1e5 it has converged long before.
-TERMS, TRACED_TERMS = 2000, 60
+TERMS = 2000
 TINY = 1e-300
 
 
@@ -31,8 +31,7 @@ def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     """1 / (1 + d₁/(1 + d₂/(1 + …))) by Lentz's method."""
     c, d = torch.ones_like(x), 1 / _away(1 - (a + b) * x / (a + 1))
     value = d
-    tracing = torch.compiler.is_compiling()  # tracers read no numbers
-    for m in range(1, TRACED_TERMS if tracing else TERMS):
+    for m in range(1, TERMS):
         for term in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
             -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1)),
@@ -40,7 +39,7 @@ def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
             d, c = 1 / _away(1 + term * d), _away(1 + term / c)
             change = c * d
             value = value * change
-        if not tracing and m % 8 == 0 and bool(((change - 1).abs() < 1e-15).all()):
+        if m % 8 == 0 and bool(((change - 1).abs() < 1e-15).all()):
             break
     return value
 
