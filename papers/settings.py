@@ -205,7 +205,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
     GGN: {},
     Empirical: {},
     He: {"gain": 1.0},
-    Around: {},
+    Around: {"network": "", "std": 1.0},
     Normal: {"prior_mean": 1.0, "prior_std": 0.1},
     Cauchy: {"prior_mean": 1.0, "prior_std": 0.1},
     LogNormal: {"prior_mean": 0.0, "prior_std": 0.1},
