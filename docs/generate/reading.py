@@ -29,7 +29,7 @@ SHARED = {
     f"layers/{name}.py"
     for name in (
         *("shell", "tree", "passes", "kinds", "context", "form", "linear"),
-        *("layout", "uses", "dry_run", "reasons", "record", "declared"),
+        *("layout", "uses", "dry_run", "reasons", "record", "declared", "sharded"),
     )
 }
 METHODS: dict[str, Method] = {

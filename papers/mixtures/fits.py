@@ -25,6 +25,7 @@ from dubito.training import Training
 from ..runner import provenance
 from ..runner.experiment import Cell, Outcome
 from ..runner.scores import area, epistemic, losses_of, packed, total
+from ..settings import explicit
 
 
 class Ground(NamedTuple):
@@ -125,11 +126,11 @@ def fitted(cell: Cell, ground: Ground, settings: Fit, training: Training) -> tup
     started = time.process_time()
     points = [
         PointPosterior(
-            pool.fold(number), pool.likelihood.component(number, settings.pool), method=MAP(prior_std=None)
+            pool.fold(number), pool.likelihood.component(number, settings.pool), method=explicit(MAP)
         ).finished()
         for number in range(settings.members)
     ]
-    mixture = MixturePosterior(points, method=MAP(prior_std=None)).finished()
+    mixture = MixturePosterior(points, method=explicit(MAP)).finished()
     if isinstance(method, Laplace):
         provenance.record(
             method, ground.network, ground.train, ground.likelihood, around="the pool's members"

@@ -27,6 +27,7 @@ from . import seeds, storage
 from .devices import moved
 from .errors import DataError
 from .fingerprints import UNKNOWN, described
+from .hints import Checked
 from .inputs import (
     Batch,
     Inputs,
@@ -47,7 +48,7 @@ Observed: TypeAlias = Callable[[Tensor], Tensor | None]
 
 
 @dataclass(frozen=True, eq=False)
-class Labelled:
+class Labelled(Checked):
     """Data whose batches or rows are mappings, with the name of their targets, wherever data are taken.
 
     Args:
@@ -564,7 +565,9 @@ def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
     target = None
     if isinstance(data, Labelled):
         data, target = data.data, data.target
-    source = _source(parted(data, target) if isinstance(data, Mapping) else data, like, name)
+    source = _source(
+        parted(data, target) if isinstance(data, Mapping | tuple | TensorDataset) else data, like, name
+    )
     source.target = source.target or target
     return source
 

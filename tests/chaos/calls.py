@@ -42,6 +42,14 @@ SECONDS = 30
 
 #: What the library calls on classes of its own, with values it made: the protocol between rooms, not the user's.
 CONTRACTS = (
+    "Around.centre",
+    "Around.check",
+    "Around.known",
+    "Around.penalty",
+    "Categorical.axis",
+    "Categorical.resolved",
+    "*.of_one_form",
+    "*Prediction.flat",
     "*.draw",
     "*.component_*",
     "CountPrediction.rescaled",  # refused: counts have no other units

@@ -157,7 +157,13 @@ def test_the_file_tells_what_it_holds(path):
         "estimator": {"type": "Reparameterised"},
         "subset": None,
     }
-    assert content["likelihood"] == {"type": "Categorical", "class_axis": 1}
+    assert content["likelihood"] == {
+        "type": "Categorical",
+        "class_axis": 1,
+        "class_weights": None,
+        "ignore_index": None,
+        "shift": False,
+    }
     own = {f"network.{name}" for name in dict(made().named_parameters())}
     assert own <= names and "network.tied.weight" not in names  # tied tensors are stored once
     assert {"network.norm.running_mean", "network.norm.num_batches_tracked"} <= names

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from .. import jobs, seeds
 from ..errors import ConfigError, DataError, require_count, require_positive
 from ..fitting import Prepared, prepare
+from ..hints import checked
 from ..inputs import TensorOptions, weighted
 from ..likelihoods import BuiltLikelihood, Gaussian, GaussianLikelihood, Likelihood, settings_of
 from ..likelihoods.moments import per_output
@@ -125,6 +126,7 @@ class DeepEnsemble(Method):
         return self._fit(net, data, likelihood, training, {**options, "start": start})
 
     @classmethod
+    @checked
     def from_networks(
         cls, networks: Sequence[nn.Module], likelihood: Likelihood, *, data: Any = None
     ) -> "DeepEnsemblePosterior":

@@ -49,7 +49,7 @@ def survey(network: nn.Module, inputs: Inputs, names: Collection[str] | None = N
     single = _Trial()
     with torch.no_grad():
         _run(network, take(few, slice(1)), watched, single)
-    uses = _uses(many, single, rows, few)
+    uses = _uses(many, single, rows, few, whole=not any(map(is_shared, network.parameters())))
     unknown = _unknown(names, uses, many)
     unknown |= _misread(network, few, [n for n in watched if n not in unknown], uses, outputs)
     dropouts = {
@@ -151,11 +151,11 @@ def _groups(trial: _Trial) -> dict[Any, list[list[Call]]]:
     return {key: list(numbers.values()) for key, numbers in groups.items()}
 
 
-def _uses(many: _Trial, single: _Trial, rows: int, inputs: Inputs) -> list[Use]:
+def _uses(many: _Trial, single: _Trial, rows: int, inputs: Inputs, whole: bool) -> list[Use]:
     of_one_row = _groups(single)
     storages = {tensor.untyped_storage().data_ptr() for _, tensor in named_tensors(inputs)}
     first = next((seen for seen in many.calls if isinstance(seen.form, Nodes | Pairwise)), None)
-    if first is not None:  # inputs that the network only prepared
+    if first is not None and whole:  # inputs that the network only prepared, not what a base made of them
         storages.add(first.inputs.untyped_storage().data_ptr())
     uses = []
     for key, groups in _groups(many).items():

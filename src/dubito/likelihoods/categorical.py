@@ -44,6 +44,8 @@ class Categorical(Likelihood):
     shift: bool = False
 
     def __post_init__(self) -> None:
+        if self.class_axis is None and self.ignore_index is None:
+            object.__setattr__(self, "class_axis", 1)
         if self.class_axis == 0:
             raise ConfigError("class_axis must be a whole number other than 0, the axis of rows, got 0")
         if self.class_weights is not None:
@@ -71,7 +73,7 @@ class Categorical(Likelihood):
     def axis(self, outputs: Tensor) -> int:
         """The axis of the classes in these outputs."""
         if self.class_axis is None:
-            return 1 if self.ignore_index is None or outputs.ndim != 3 else 2
+            return 2 if outputs.ndim == 3 else 1
         return self.class_axis % outputs.ndim
 
 

@@ -233,7 +233,7 @@ class MixturePosterior(Posterior):
         logs = []
         for part, part_seed in self.seeded(seed):
             options = PredictionOptions(num_samples=share, seed=part_seed, max_rows=MAX_ROWS)
-            prediction, targets = part.predicted(data, options, "held-out rows")
+            prediction, targets, _ = part.predicted(data, options, "held-out rows")
             logs.append(prediction.log_prob(targets))
         return torch.stack(logs)
 
