@@ -214,17 +214,11 @@ class NodeObjective(Objective):
 
     def _nll(self, passes: Iterable[Tensor], batch: Batch, checked: bool) -> Tensor:
         """Negative log-likelihood of the passes' outputs, mean over the rows   [rank-1, Section 3.4]."""
-        rows, (weights, *_) = zip(
-            *(self.log_prob(out, batch, p, checked) for p, out in enumerate(passes)), strict=True
-        )
-        stacked = torch.stack(rows)
-        if not self.log_mixture:
-            return -(stacked if weights is None else stacked * weights).mean()
-        # −log 1/K Σ_k p(y | x, θ_k)
-        log_passes, mixture = torch.tensor(float(self.passes)).log().to(stacked), stacked.logsumexp(0)
-        if weights is not None:
-            return -((mixture - log_passes) * weights).mean()
-        return log_passes - mixture.mean()
+        scored = [self.log_prob(out, batch, p, checked) for p, out in enumerate(passes)]
+        stacked, weights = torch.stack([rows for rows, _ in scored]), scored[0][1]
+        if self.log_mixture:  # log 1/K Σ_k p(y | x, θ_k)
+            stacked = stacked.logsumexp(0) - torch.tensor(float(self.passes)).log().to(stacked)
+        return -(stacked if weights is None else stacked * weights).mean()
 
     def kl(self) -> Tensor:
         return self.divergence(self.draft.stds())
