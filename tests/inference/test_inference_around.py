@@ -175,6 +175,7 @@ def test_a_fit_tells_its_memory_before_it_starts(caplog):
     assert "1 layers: 136 bytes of statistics" in caplog.text  # (4² + 1²) numbers of 8 bytes
 
 
+@pytest.mark.filterwarnings("ignore:the network is no better")  # it is not trained
 def test_layers_measured_a_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch):
     net = nn.Sequential(
         layer(CENTRE), nn.Tanh(), nn.Linear(1, 4).double(), nn.Tanh(), nn.Linear(4, 1).double()
