@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import MultivariateNormal
 
 import dubito
-from dubito import MAP, Around, Diagonal, Gaussian, He, KTied, Laplace, MeanField, Training
+from dubito import INF, MAP, Around, Diagonal, Gaussian, He, KTied, Laplace, MeanField, Training
 from dubito.errors import ConfigError, DubitoError
 from dubito.training import Cosine
 from dubito.weight_normals import LocalReparameterised
@@ -173,3 +173,21 @@ def test_a_fit_tells_its_memory_before_it_starts(caplog):
     with caplog.at_level("INFO", logger="dubito"):
         Laplace(prior_precision=1.0).fit(layer(CENTRE), rows(), Gaussian(std=NOISE), progress=False)
     assert "1 layers: 136 bytes of statistics" in caplog.text  # (4² + 1²) numbers of 8 bytes
+
+
+@pytest.mark.filterwarnings("ignore:the network is no better")  # it is not trained
+def test_layers_measured_a_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch):
+    net = nn.Sequential(
+        layer(CENTRE), nn.Tanh(), nn.Linear(1, 4).double(), nn.Tanh(), nn.Linear(4, 1).double()
+    )
+    method = Laplace(structure=INF(rank=0.5), prior_precision=1.0)
+
+    def fit() -> Any:
+        return method.fit(net, rows(), Gaussian(std=NOISE), progress=False)
+
+    whole = fit()
+    monkeypatch.setattr("dubito.inference.laplace.method.MOST_BYTES", 1)
+    apart = fit()
+    assert apart.log_likelihood == whole.log_likelihood
+    for name, tensor in whole.stored().items():
+        assert torch.equal(apart.stored()[name], tensor), name

@@ -78,6 +78,7 @@ def statistics(
     processes: "Processes | None" = None,
     basis: Mapping[str, Statistics] | None = None,
     watch: Watcher | None = None,
+    keep_factors: bool = True,
 ) -> dict[str, Statistics]:
     """Means over the rows of what each block saw, by block name.
 
@@ -99,6 +100,7 @@ def statistics(
         basis: eigenvectors for Λ, by block name: all of them, or those along which Λ is wanted.
         watch: told the outputs, targets and weights of every batch of this process once, so that who wants to judge
             the network's answers needs no pass of their own.
+        keep_factors: whether A and G come beside their eigenvectors; else each makes room for its own.
     """
     over = Pass(
         network=network,
@@ -116,7 +118,7 @@ def statistics(
         # Where there is a second pass, the diagonal comes from it, where patches are at hand.
         first = Wanted(factors=True, diagonal=diagonal and not eigenvalues)
         _once(over, results, _wanted(cover, first, others=not eigenvalues), watch)
-        decompose(results, processes)
+        decompose(results, processes, keep_factors=keep_factors)
     if eigenvalues or not factors:
         frames = results if basis is None else basis
         frame = {name: _frame(cover.blocks[name], frames) for name in _products(cover)} if eigenvalues else {}
@@ -158,8 +160,10 @@ def _once(
         results[name] = _with(results[name], over.cover.blocks[name], sums.pop(name))
 
 
-def decompose(results: dict[str, Statistics], processes: "Processes | None" = None) -> None:
-    """Put the eigendecompositions of A and G beside them; processes share them out, the largest first."""
+def decompose(
+    results: dict[str, Statistics], processes: "Processes | None" = None, *, keep_factors: bool = True
+) -> None:
+    """Put eigendecompositions beside A and G, or in their place; processes share them out, the largest first."""
     jobs = []
     for name, means in results.items():
         for side, matrices in (("input", means.inputs), ("gradient", means.gradients)):
@@ -167,7 +171,9 @@ def decompose(results: dict[str, Statistics], processes: "Processes | None" = No
                 jobs.append((name, side, matrices))
     loads = [0] * (1 if processes is None else processes.count)
     shared = []
-    for name, side, matrices in sorted(jobs, key=lambda job: -len(job[2]) * job[2].shape[-1] ** 3):
+    jobs.sort(key=lambda job: len(job[2]) * job[2].shape[-1] ** 3)
+    while jobs:
+        name, side, matrices = jobs.pop()
         owner = loads.index(min(loads))
         loads[owner] += len(matrices) * matrices.shape[-1] ** 3
         values, vectors = matrices.new_empty(matrices.shape[:2]), torch.empty_like(matrices)
@@ -175,7 +181,10 @@ def decompose(results: dict[str, Statistics], processes: "Processes | None" = No
             for group, matrix in enumerate(matrices):
                 values[group], vectors[group] = eigh(matrix, name=f"the {side} factor of {name!r}")
         shared.append((owner, values, vectors))
-        results[name] = replace(results[name], **{f"{side}_eigenvalues": values, f"{side}_vectors": vectors})
+        decomposed = {f"{side}_eigenvalues": values, f"{side}_vectors": vectors}
+        results[name] = replace(
+            results[name], **decomposed if keep_factors else {**decomposed, f"{side}s": None}
+        )
     if processes is not None:  # only now, so that nobody waits for another's decomposition
         for owner, values, vectors in shared:
             processes.broadcast([values, vectors], owner)
@@ -273,6 +282,7 @@ def _add_batches(over: Pass, sums: list[DiagonalSums | ProductSums], watch: Watc
                 step.finish()
             del outputs
             step.record.clear()
+    step.sums, step.by_part = [], {}  # step and record hold each other: sums must not wait for the collector
     return count
 
 

@@ -29,6 +29,9 @@ from .posterior import LaplacePosterior, by_kind
 from .structures import INF, KFAC, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
 
+#: Statistics that are stored in part are taken some layers at a time, by passes of their own, where all take more.
+MOST_BYTES = 1 << 28
+
 
 @checked
 def last_layer(network: nn.Module, inputs: Inputs) -> tuple[str, ...]:
@@ -108,7 +111,7 @@ class Laplace(Method):
         next(curvature.seeds(prepared.likelihood, outputs, targets, lambda _: torch.zeros_like(outputs)))
         self._warn(covered)
         precisions = self._precisions(prepared.network, covered)
-        self._announce(covered, TensorOptions.of(prepared.network).dtype)
+        self._announce(covered, prepared.network)
         if training is not None:
             std = None if self.prior else (self.prior_precision or 1.0) ** -0.5
             trained = MAP(prior_std=std, prior=self.prior).fit_prepared(prepared, training)
@@ -119,16 +122,19 @@ class Laplace(Method):
             covered = cover(network, surveyed, names)
         blocks = list(covered.blocks.values())
         fit_sums = DataFitSums(prepared.likelihood, outputs, targets)
-        with passes_in(self.precision, *TensorOptions.of(prepared.network)):
-            measured, data_fit = self._measured(prepared, covered, curvature, fit_sums, training)
-        data_fit.warn_if_constant()
-        structures = {block.name: self.structure if block.kronecker else Diagonal() for block in blocks}
         facts, stored = {}, {}
-        for block in blocks:
-            structure, sums = structures[block.name], measured.pop(block.name)
-            chosen = structure.chosen(block, sums)
-            stored[block.weight] = structure.keep(block, sums)
-            facts[block.name] = {**chosen, **structure.facts(block, stored[block.weight])}
+
+        def keep(measured: dict[str, Statistics]) -> None:
+            for name in list(measured):
+                block, sums = covered.blocks[name], measured.pop(name)
+                structure = self.structure if block.kronecker else Diagonal()
+                chosen = structure.chosen(block, sums)
+                stored[block.weight] = structure.keep(block, sums)
+                facts[name] = {**chosen, **structure.facts(block, stored[block.weight])}
+
+        with passes_in(self.precision, *TensorOptions.of(prepared.network)):
+            data_fit = self._measured(prepared, covered, curvature, fit_sums, training, keep)
+        data_fit.warn_if_constant()
         posterior = LaplacePosterior(
             prepared.network,
             data_fit.likelihood,
@@ -195,8 +201,9 @@ class Laplace(Method):
         curvature: Curvature,
         fit_sums: DataFitSums,
         training: Training | None,
-    ) -> tuple[dict[str, Statistics], DataFit]:
-        """The curvature of all blocks, and what the network says about the data."""
+        keep: Callable[[dict[str, Statistics]], None],
+    ) -> DataFit:
+        """What the network says about the data; `keep` gets the curvature, of some blocks at a time."""
         network, likelihood, source = prepared.network, prepared.likelihood, prepared.source
         batch_size = self.batch_size or source.batch_size or 128
         device = TensorOptions.of(network).device
@@ -209,21 +216,24 @@ class Laplace(Method):
         if residual:
             fit_sums.read(network, source, batch_size)
             likelihood = fit_sums.result(residual_noise=True).likelihood
-        curvatures = statistics(
-            network,
-            covered,
-            source,
-            likelihood,
-            curvature,
-            **self.structure.needs,
-            batch_size=batch_size,
-            seed=prepared.seed,
-            processes=processes,
-            watch=None if residual else fit_sums.add,
-        )
+        for number, names in enumerate(self._together(covered, network)):
+            measured = statistics(
+                network,
+                covered.only(names),
+                source,
+                likelihood,
+                curvature,
+                **self.structure.needs,
+                batch_size=batch_size,
+                seed=prepared.seed,
+                processes=processes,
+                watch=None if residual or number else fit_sums.add,
+                keep_factors=False,
+            )
+            keep(measured)
         if not residual:
             fit_sums.join(processes, device)
-        return curvatures, fit_sums.result(residual_noise=residual)
+        return fit_sums.result(residual_noise=residual)
 
     def _precisions(self, network: nn.Module, covered: Cover) -> dict[str, float]:
         """τ of every block under a prior around weights, else nothing; what cannot be one τ is refused."""
@@ -258,18 +268,40 @@ class Laplace(Method):
             return last_used(network, surveyed)
         return resolve(self.subset, network)  # pyright: ignore[reportArgumentType]
 
-    def _announce(self, covered: Cover, dtype: torch.dtype) -> None:
-        """Log the memory that the fit takes beside the network and its passes."""
-        needs, sizes = self.structure.needs, []
-        for block in covered.blocks.values():
+    def _sizes(self, covered: Cover, network: nn.Module) -> dict[str, int]:
+        """Bytes of the statistics of each block."""
+        needs, sizes = self.structure.needs, {}
+        width = max(TensorOptions.of(network).dtype.itemsize, 4)
+        for name, block in covered.blocks.items():
             factors = needs["kronecker"] and block.kronecker
-            diagonals = 1 if not factors else needs["eigenvalues"] + needs["diagonal"]
+            diagonals = needs["eigenvalues"] + needs["diagonal"] if factors else 1
             size = factors * (block.rows**2 + block.columns**2) + diagonals * block.rows * block.columns
-            sizes.append(block.groups * size * max(dtype.itemsize, 4))
+            sizes[name] = block.groups * size * width
+        return sizes
+
+    def _together(self, covered: Cover, network: nn.Module) -> list[list[str]]:
+        """Blocks whose statistics are taken in one go: all that are stored whole, others up to some memory."""
+        if not isinstance(self.structure, INF):
+            return [list(covered.blocks)]
+        gone, groups = MOST_BYTES, []
+        for name, size in self._sizes(covered, network).items():
+            if gone + size > MOST_BYTES:
+                gone, groups = 0, [*groups, []]
+            gone += size
+            groups[-1].append(name)
+        return groups
+
+    def _announce(self, covered: Cover, network: nn.Module) -> None:
+        """Log the memory that the fit takes beside the network and its passes."""
+        sizes = self._sizes(covered, network)
+        most = max(sum(sizes[name] for name in names) for names in self._together(covered, network))
         logging.getLogger("dubito").info(
-            "%s of %d layers: %d bytes of statistics, %d of the largest layer",
-            self.structure, len(sizes), sum(sizes), max(sizes, default=0),
-        )  # fmt: skip
+            "%s of %d layers: %d bytes of statistics, %d at once",
+            self.structure,
+            len(sizes),
+            sum(sizes.values()),
+            most,
+        )
 
     def _warn(self, covered: Cover) -> None:
         """Name what is not covered as asked."""
