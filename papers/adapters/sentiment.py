@@ -35,6 +35,7 @@ from dubito import (
     Training,
 )
 
+from ..runner import provenance
 from ..settings import explicit
 
 RESULTS = Path(__file__).parent / "results" / "sentiment.json"
@@ -180,7 +181,9 @@ def trained_base(rows: Rows, sizes: Sizes) -> Transformer:
     torch.manual_seed(0)
     net = Transformer(sizes.vocabulary, sizes.width, rows.words.shape[1])
     training = explicit(Training, epochs=sizes.base_epochs, batch_size=64, lr=1e-3)
-    posterior = explicit(MAP).fit(net, tuple(rows), explicit(Categorical), training=training, progress=False)
+    posterior = provenance.fit(
+        explicit(MAP), net, tuple(rows), explicit(Categorical), training=training, progress=False
+    )
     folded = posterior.fold(0)
     assert isinstance(folded, Transformer)
     return folded
@@ -233,8 +236,15 @@ def run(folder: Path, sizes: Sizes, seeds: tuple[int, ...] = SEEDS) -> dict[str,
             more: Any = {"validation": tuple(parts["dev"])} if isinstance(method, Laplace) else {}
             if isinstance(method, DeepEnsemble):
                 more = {"start": lambda member, seed=seed: adapted(base, 100 * (seed + 1) + member)}
-            posterior = method.fit(
-                net, train, explicit(Categorical), training=training, seed=seed, progress=False, **more
+            posterior = provenance.fit(
+                method,
+                net,
+                train,
+                explicit(Categorical),
+                training=training,
+                seed=seed,
+                progress=False,
+                **more,
             )
             seconds = time.process_time() - start
             metrics = posterior.evaluate(tuple(parts["test"]))

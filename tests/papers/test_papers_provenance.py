@@ -35,7 +35,7 @@ def test_fits_are_written_down_once_each_and_only_while_somebody_listens():
         fitted(2)
     fitted(3)
     assert [record["seed"] for record in records] == [1, 2]
-    assert records[0]["method"] == encode(explicit(MeanField))
+    assert records[0]["method"] == {**encode(explicit(MeanField)), "prior": None}
     assert records[0]["training"] == encode(explicit(Training, iterations=1))
 
 

@@ -124,8 +124,9 @@ def test_results_say_with_which_settings_and_which_commit(toys):
     (path,) = stored(toys, "fitted")
     content = json.loads(path.read_text())
     (entry,) = content["fits"]
-    assert entry["method"] == {"type": "MAP", "prior_std": None}
-    assert entry["likelihood"] == {"type": "Categorical", "class_axis": 1}
+    assert entry["method"] == {"type": "MAP", "prior_std": None, "prior": None}
+    plain = {"class_axis": 1, "class_weights": None, "ignore_index": None, "shift": False}
+    assert entry["likelihood"] == {"type": "Categorical", **plain}
     assert entry["training"]["iterations"] == 2
     assert entry["training"]["optimizer"] == {"type": "Adam", "betas": [0.9, 0.999], "eps": 1e-08}
     assert entry["seed"] == 3
