@@ -434,6 +434,13 @@ def test_a_temperature_is_that_of_the_labels_that_count():
     assert ours == truth and ours.ignore_index == IGNORED and 0.05 < ours.temperature < 40
 
 
+def test_a_temperature_needs_rows_of_one_length():
+    batch = batch_of("gpt2-lm")
+    posterior = MAP().fit(model("gpt2-lm"), batch, CAUSAL, training=QUICK)
+    with pytest.raises(DataError, match="rows of one length"):
+        temperature_scaled(posterior, DataLoader(Ragged(batch), batch_size=4, collate_fn=padded), max_rows=4)
+
+
 def test_positions_count_where_pixels_are_classes_and_some_are_void():
     """Segmentation has its classes on axis 1, and a label for pixels that nobody named."""
     stream = torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import ConfigError, warn
+from ..errors import ConfigError, DataError, warn
 from ..evaluation import weighted_mean
 from ..fitting import checked_rows
 from ..hints import checked
@@ -101,6 +101,12 @@ def temperature_scaled(
         outputs.append([record.last(rows_of(batch.inputs)) for record in records])
         targets.append(batch.targets)
         shares += [] if batch.weights is None else [batch.weights]
+    lengths = sorted({tuple(part.shape[1:]) for part in targets})
+    if len(lengths) > 1:
+        raise DataError(
+            f"a temperature is fitted to rows of one length, got targets of shapes {lengths} after the rows' axis; pad "
+            "all batches of the validation rows to one length"
+        )
     draws = [
         [torch.cat(pieces) for pieces in zip(*batches, strict=True)] for batches in zip(*outputs, strict=True)
     ]
