@@ -50,7 +50,7 @@ def model() -> nn.Module:
     layers = int(os.environ.get("ADAPTER_LAYERS", "16"))
     config = transformers.LlamaConfig(
         vocab_size=128256, hidden_size=2048, intermediate_size=8192, num_hidden_layers=layers,
-        num_attention_heads=32, num_key_value_heads=8, head_dim=64, num_labels=2, pad_token_id=0,
+        num_attention_heads=32, num_key_value_heads=8, head_dim=64, num_labels=2, pad_token_id=0,  # pyright: ignore[reportCallIssue]
     )  # fmt: skip
     torch.manual_seed(0)
     torch.set_default_dtype(torch.bfloat16)

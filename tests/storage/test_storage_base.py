@@ -59,7 +59,7 @@ class Adapted(nn.Module):
         return self.base(inputs) + self.lora_B(self.lora_A(inputs))
 
 
-def adapted(width: int = 64, rank: int = 4, seed: int = 0) -> nn.Sequential:
+def adapted(width: int = 64, rank: int = 4, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return nn.Sequential(Adapted(width, rank), nn.Tanh(), Adapted(width, rank), nn.Linear(width, 3))
@@ -121,8 +121,8 @@ def test_posteriors_share_the_base_and_files_hold_none_of_it(name: str, tmp_path
         names = set(file.keys())
     assert not {f"network.{key}" for key in frozen(net)} & names
     assert {f"network.{key}" for key, p in net.named_parameters() if p.requires_grad} <= names
-    other = adapted()
-    loaded = dubito.load(path, other.requires_grad_(False))  # as networks for inference come
+    other: Any = adapted()
+    loaded: Any = dubito.load(path, other.requires_grad_(False))  # as networks for inference come
     assert same_memory(loaded, adapted()) is False and loaded.trainable == posterior.trainable
     weights = loaded.weights()
     assert all(weights[key].data_ptr() == other.get_parameter(key).data_ptr() for key in frozen(net))
@@ -157,7 +157,7 @@ def test_copies_of_posteriors_share_it_too(tmp_path):
 def test_a_folded_network_is_the_callers_own():
     net, posterior, _ = fitted("k-tied")
     before = {name: tensor.clone() for name, tensor in frozen(net).items()}
-    folded = posterior.fold(0)
+    folded: Any = posterior.fold(0)
     with torch.no_grad():
         for parameter in folded.parameters():
             parameter.add_(1.0)
@@ -166,17 +166,17 @@ def test_a_folded_network_is_the_callers_own():
 
 
 def test_members_drawn_anew_leave_the_base_alone():
-    net = adapted()
+    net: Any = adapted()
     state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
-    posterior = DeepEnsemble(members=2).fit(
+    posterior: Any = DeepEnsemble(members=2).fit(
         net, rows(), Categorical(), training=QUICK, start=lambda: adapted(seed=5), progress=False
     )
     assert same_memory(posterior, net)  # the factory's base is not used
-    member = renewed(net)
+    member: Any = renewed(net)
     assert not torch.equal(member[0].lora_A.weight, net[0].lora_A.weight)
     assert torch.equal(member[0].base.weight, net[0].base.weight)
     assert all(torch.equal(tensor, state[name]) for name, tensor in net.state_dict().items())
-    nets = [adapted(), adapted()]
+    nets: Any = [adapted(), adapted()]
     joined = DeepEnsemble.from_networks(nets, Categorical())
     assert joined.weights()["0.base.weight"].data_ptr() == nets[0][0].base.weight.data_ptr()
 
@@ -185,12 +185,12 @@ def test_another_base_is_refused_and_the_difference_named(tmp_path):
     _, posterior, _ = fitted("map")
     path = tmp_path / "p.safetensors"
     posterior.save(path)
-    net = adapted()
+    net: Any = adapted()
     with torch.no_grad():
         net[2].base.bias[3] += 1e-6
     with pytest.raises(StorageError, match=r"another base.* 1 differ, such as '2.base.bias'.*pretrained"):
         dubito.load(path, net)
-    half = adapted()
+    half: Any = adapted()
     half[0].base.to(torch.bfloat16)
     with pytest.raises(StorageError, match=r"2 differ, such as '0.base.weight', bfloat16"):
         dubito.load(path, half)
@@ -199,8 +199,8 @@ def test_another_base_is_refused_and_the_difference_named(tmp_path):
 
 
 def test_a_base_changed_in_place_is_another(tmp_path):
-    net = adapted()
-    posterior = MAP().fit(net, rows(), Categorical(), training=QUICK, progress=False)
+    net: Any = adapted()
+    posterior: Any = MAP().fit(net, rows(), Categorical(), training=QUICK, progress=False)
     posterior.save(tmp_path / "p.safetensors")
     with torch.no_grad():
         net[0].base.weight.mul_(2.0)
@@ -213,17 +213,17 @@ def test_a_base_changed_in_place_is_another(tmp_path):
     "method", [MAP(), KTied(), MeanField(), dubito.Rank1()], ids=lambda m: type(m).__name__
 )
 def test_a_file_is_as_large_as_its_adapters_and_their_distribution(method: Any, tmp_path):
-    net = adapted(width=1024, rank=64)
-    posterior = method.fit(net, rows(1024), Categorical(), training=QUICK, progress=False)
+    net: Any = adapted(width=1024, rank=64)
+    posterior: Any = method.fit(net, rows(1024), Categorical(), training=QUICK, progress=False)
     posterior.save(tmp_path / "p.safetensors")
     numbers = sum(row.num_parameters for row in posterior.summary().rows if row.name in posterior.trainable)
     assert (tmp_path / "p.safetensors").stat().st_size <= 1.05 * 4 * numbers
 
 
 def test_few_frozen_parameters_are_copied_and_stored(tmp_path):
-    net = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 3))
+    net: Any = nn.Sequential(nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 3))
     net[2].requires_grad_(False)
-    posterior = MAP().fit(net, rows(), Categorical(), training=QUICK, progress=False)
+    posterior: Any = MAP().fit(net, rows(), Categorical(), training=QUICK, progress=False)
     assert posterior.weights()["2.weight"].data_ptr() != net[2].weight.data_ptr()
     posterior.save(tmp_path / "p.safetensors")
     with safe_open(tmp_path / "p.safetensors", "pt") as file:
@@ -235,9 +235,11 @@ def test_few_frozen_parameters_are_copied_and_stored(tmp_path):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_models_of_peft_are_adapted_networks(dtype: torch.dtype, tmp_path):
     import peft
-    import transformers
+    import transformers as library
 
-    def made() -> nn.Module:
+    transformers: Any = library
+
+    def made() -> Any:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             config = transformers.LlamaConfig(
@@ -251,11 +253,11 @@ def test_models_of_peft_are_adapted_networks(dtype: torch.dtype, tmp_path):
     stream = torch.Generator().manual_seed(0)
     words = torch.randint(1, 32, (16, 6), generator=stream)
     data = words, (words[:, -1] > 16).long()
-    net = made()
+    net: Any = made()
     for method in (KTied(), dubito.Rank1(), DeepEnsemble(members=2)):
-        posterior = method.fit(net, data, Categorical(), training=QUICK, progress=False)
+        posterior: Any = method.fit(net, data, Categorical(), training=QUICK, progress=False)
         posterior.save(tmp_path / "p.safetensors")
-        loaded = dubito.load(tmp_path / "p.safetensors", made())
+        loaded: Any = dubito.load(tmp_path / "p.safetensors", made())
         expected = posterior.predict(data[0], num_samples=2).probs
         assert torch.equal(loaded.predict(data[0], num_samples=2).probs, expected)
         assert same_memory(posterior, net)
