@@ -1,7 +1,7 @@
 """A small transformer trained on IMDB, and posteriors over its adapters for SST-2, all from two files on disk.
 
 `python -m papers.adapters.sentiment FOLDER` reads `imdb_top20k_len80.npz` and `sst2.npz` there, takes some minutes on
-one core, and writes `results/sentiment.json`, from which the table of `docs/adapters.md` comes. It is nobody's
+one core, and writes `sentiment.json` beside it, from which the table of `docs/adapters.md` comes. It is nobody's
 benchmark: the base is small, and neither split nor training is one that others report.
 """
 
@@ -38,7 +38,7 @@ from dubito import (
 from ..runner import provenance
 from ..settings import explicit
 
-RESULTS = Path(__file__).parent / "results" / "sentiment.json"
+RESULTS = Path(__file__).with_suffix(".json")
 SEEDS = (0, 1, 2)
 #: Ids of padding and of words that the vocabulary lacks.
 PADDING, UNKNOWN = 0, 2

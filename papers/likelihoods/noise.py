@@ -1,7 +1,7 @@
 """The likelihood that a comparison chooses beside a Gaussian one, on tables of counts and with heavy tails.
 
 `python -m papers.likelihoods.noise` reads elevators and protein where DUBITO_DATA says, takes doctor visits from
-statsmodels (RAND's health insurance experiment), makes a table of counts, and writes `results/noise.json`, from which
+statsmodels (RAND's health insurance experiment), makes a table of counts, and writes `noise.json` beside it, from which
 the table of `docs/likelihoods.md` comes. The same rows, network and protocol; splits 0 to 2; no test row chooses.
 """
 
@@ -24,7 +24,7 @@ from dubito.training import AutoTraining
 from ..runner import provenance
 from ..settings import explicit
 
-RESULTS = Path(__file__).parent / "results" / "noise.json"
+RESULTS = Path(__file__).with_suffix(".json")
 METHODS, SPLITS, ROWS, TEST_ROWS = ("map", "swag", "laplace-kfac"), (0, 1, 2), 3000, 1000
 #: The 97.5 % quantile of Student's t with two degrees of freedom, those of three splits.
 STUDENT = 4.303
@@ -127,6 +127,5 @@ def table(figures: dict[str, Any]) -> str:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     done = run()
-    RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps(done, indent=1) + "\n")
     print(table(done))
