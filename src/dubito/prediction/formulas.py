@@ -39,10 +39,11 @@ class FunctionVariance:
 
     def __init__(self, class_axis: int | None = None) -> None:
         self.class_axis, self.count = class_axis, 0
-        self.first = self.sums = self.squares = torch.zeros(())
+        self.first = self.sums = self.squares = self.latest = torch.zeros(())
 
     def add(self, logits: Tensor) -> None:
         """Take some more draws, [s, B, ...]."""
+        self.latest = logits
         self.first = self.first if self.count else logits[0]
         change = logits - self.first
         if self.class_axis is not None:
@@ -52,6 +53,10 @@ class FunctionVariance:
 
     def value(self) -> Tensor:
         """The variance over all draws so far, laid out like the logits of a draw without their classes."""
+        if torch.compiler.is_compiling() and len(self.latest) == self.count:  # half as many operators
+            axis = () if self.class_axis is None else (self.class_axis + 1,)
+            centred = self.latest - self.latest.mean(axis, keepdim=True) if axis else self.latest
+            return (centred - centred.mean(0)).square().mean((0, *axis))
         variance = (self.squares / self.count - (self.sums / self.count).square()).clamp(min=0)
         return variance if self.class_axis is None else variance.mean(self.class_axis)
 
