@@ -125,13 +125,20 @@ class Campaign:
         while process.is_alive() and not (folder / "c").exists() and not (folder / "c.member-0").exists():
             time.sleep(0.002)
         process.join(self.stream.uniform(0.2, 0.6) * self.duration)
+        kills = 0
         if process.exitcode is None and process.pid is not None:
+            sent = time.time()
             os.kill(process.pid, signal.SIGTERM)
             process.join()
-            if process.exitcode not in (143, -signal.SIGTERM):
+            out = folder / "out"
+            late = (
+                process.exitcode == 0 and out.exists() and out.stat().st_mtime <= sent
+            )  # all was done before
+            kills = 0 if late else 1
+            if not late and process.exitcode not in (143, -signal.SIGTERM):
                 self.report.count("wrong status", f"{self.name} after SIGTERM: {process.exitcode}")
                 return
-        self.ended(folder, 1, "SIGTERM")
+        self.ended(folder, kills, "SIGTERM")
 
 
 def _compared(folder: Path) -> None:

@@ -42,6 +42,7 @@ from dubito.inference.map import MAPObjective
 from dubito.inputs import Batch, TensorOptions
 from dubito.method import TrainedMethod
 from dubito.sources import as_source
+from dubito.storage import whole
 from dubito.training import (
     SGD,
     Cosine,
@@ -826,3 +827,15 @@ def test_a_signal_to_all_processes_of_a_run(number, codes, tmp_path):
     reached = step_in(path)
     assert 3 < reached < 80
     assert same(interrupted_run.fit(path), interrupted_run.fit(None))
+
+
+def test_what_a_killed_writer_left_goes_also_where_nothing_more_is_written(tmp_path):
+    fit = partial(MAP().fit, mlp(), data(), Categorical(), training=QUICK, checkpoint=tmp_path / "c")
+    fit()
+    before = (tmp_path / "c").read_bytes()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    left = tmp_path / f".c.{whole._machine()}-{ended.pid}-abc.partial"
+    left.mkdir()
+    fit()  # it is done already
+    assert not left.exists() and (tmp_path / "c").read_bytes() == before

@@ -70,11 +70,9 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[Path]:
 def _replacing(path: Path) -> Iterator[Path]:
     """A file in a folder of its own beside `path`, since some writers make further files beside theirs.
 
-    What a killed process left there is removed by the next one that writes `path`.
+    What a killed process left there is removed by the next one that writes `path`, or goes on from it.
     """
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
-        if _given_up(left):
-            _remove(left)
+    remove_given_up(path)
     prefix = f".{path.name}.{_machine()}-{os.getpid()}-"
     folder = Path(tempfile.mkdtemp(dir=path.parent, prefix=prefix, suffix=PARTIAL))
     temporary = folder / f"writing{PARTIAL}"
@@ -88,6 +86,13 @@ def _replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         _remove(folder)
+
+
+def remove_given_up(path: Path) -> None:
+    """Remove what killed writers of a file left beside it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*{PARTIAL}"):
+        if _given_up(left):
+            _remove(left)
 
 
 def _given_up(left: Path) -> bool:

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
@@ -12,6 +13,7 @@ from .. import storage
 from ..errors import StorageError
 from ..fingerprints import first_difference, modules_of, weights_of
 from ..storage.schema import conform
+from ..storage.whole import remove_given_up
 from .contract import ObjectiveLike
 from .settings import Training
 
@@ -68,6 +70,7 @@ def load(
     """The checkpoint at `path`, None where there is none yet, an error where it belongs to another run."""
     if not storage.exists(path):
         return None
+    remove_given_up(Path(path))  # a run that is nearly done may write no more
     tensors, content = storage.read(path, KIND)
     with altered(path):
         conform(content, dict[str, Any], "its content")
