@@ -120,11 +120,12 @@ class Campaign:
         self.report.failures += [] if failure is None else [failure]
 
     def terminate(self, folder: Path) -> None:
-        """SIGTERM saves: the checkpoint is of the step at which it came, not of the start."""
+        """SIGTERM saves, though no checkpoint is due for an hour, and what goes on from it ends in the same bits."""
+        begin = time.monotonic()
+        self.started(folder.with_name("timed"), minutes=60.0).join()  # it writes less, and is faster
+        duration = time.monotonic() - begin
         process = self.started(folder, minutes=60.0)
-        while process.is_alive() and not (folder / "c").exists() and not (folder / "c.member-0").exists():
-            time.sleep(0.002)
-        process.join(self.stream.uniform(0.2, 0.6) * self.duration)
+        process.join(self.stream.uniform(0.2, 0.9) * duration)
         kills = 0
         if process.exitcode is None and process.pid is not None:
             sent = time.time()
@@ -137,6 +138,9 @@ class Campaign:
             kills = 0 if late else 1
             if not late and process.exitcode not in (143, -signal.SIGTERM):
                 self.report.count("wrong status", f"{self.name} after SIGTERM: {process.exitcode}")
+                return
+            if process.exitcode == 143 and not list(folder.glob("c*")):
+                self.report.count("not saved", f"{self.name} after SIGTERM left no checkpoint")
                 return
         self.ended(folder, kills, "SIGTERM")
 
