@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import storage
-from .errors import ConfigError, require_positive, unknown_name
+from .errors import ConfigError, NetworkError, require_positive, unknown_name
 from .hints import Checked
 
 
@@ -80,6 +80,8 @@ class Around(Checked):
         centre: dict[str, Tensor] = {}
         if isinstance(self.network, nn.Module):
             named = dict(self.network.named_parameters())
+            if not named:
+                raise NetworkError("network must have parameters to be a prior's centre, got none")
             chosen = {name: p for name, p in named.items() if p.requires_grad} or named
             centre = {name: parameter.detach().clone() for name, parameter in chosen.items()}
             object.__setattr__(self, "network", storage.checksum(centre))

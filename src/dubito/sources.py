@@ -59,6 +59,12 @@ class Labelled(Checked):
     data: Any
     target: str
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.data, Mapping | tuple | Source | IterableDataset) or holds_rows(self.data)):
+            raise DataError(
+                f"data must be a mapping, a Dataset or a DataLoader, got {type(self.data).__name__}"
+            )
+
 
 def named_target(target: str | None, *data: Any) -> list[Any]:
     """Data with the name of their targets, where one is given."""
