@@ -6,8 +6,8 @@ from torch import Tensor
 from .errors import DataError
 from .inputs import weighted
 from .prediction import (
-    BernoulliPrediction,
     CategoricalPrediction,
+    ClassPrediction,
     OutputPrediction,
     Prediction,
     RealPrediction,
@@ -35,12 +35,8 @@ def evaluate(prediction: Prediction, targets: Tensor, weights: Tensor | None = N
         return {"nll": nll, **real_metrics(prediction, targets, weights)}
     if isinstance(prediction, OutputPrediction):
         return {"nll": nll}
-    if isinstance(prediction, CategoricalPrediction):
-        probs, labels = prediction.flat(targets)
-    else:
-        assert isinstance(prediction, BernoulliPrediction)
-        probs = prediction.probs.flatten()
-        labels = aligned(targets, prediction.probs).long().flatten()
+    assert isinstance(prediction, ClassPrediction)
+    probs, labels = prediction.flat(targets)
     ignored = getattr(prediction, "ignore_index", None)
     seen = torch.ones_like(targets, dtype=torch.bool) if ignored is None else targets != ignored
     counts = seen.reshape(len(seen), -1).sum(1).cpu()  # of labels in each row
@@ -68,7 +64,6 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> float:
 
 def _weighted_metrics(probs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, float]:
     """Metrics of classes, of rows with weights: a row counts w times in every bin of the calibration error."""
-    probs = probs if probs.ndim > 1 else torch.stack([1 - probs, probs], -1)
     confidence, predicted = probs.max(1)
     hits = (predicted == labels).to(probs)
     truth = torch.nn.functional.one_hot(labels, probs.shape[1])

@@ -141,7 +141,8 @@ def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
 
     Both parts of the entropy are in nats.
     """
-    probs, labels = replicates.flat(seen.test, seen.targets)
+    assert isinstance(seen.test, ClassPrediction)
+    probs, labels = seen.test.flat(seen.targets)
     curve = metrics.reliability_curve(probs, labels, 10)
     (confidence, predicted), classes = probs.max(1), probs.shape[1]
     most = float(torch.log(torch.tensor(float(classes))))

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .. import metrics, seeds
 from ..prediction import (
-    BernoulliPrediction,
     ClassPrediction,
     MixturePrediction,
     RealPrediction,
@@ -105,7 +104,7 @@ def rows_of_metrics(seen: Any) -> dict[str, Tensor]:
         assert isinstance(test, ClassPrediction)
         labels = aligned(targets, test.labels) if targets.shape != test.labels.shape else targets
         values["accuracy"] = per_row((test.labels == labels).double())
-        values["brier"] = metrics.brier_per_example(*flat(test, targets)).view(len(test), -1).mean(1)
+        values["brier"] = metrics.brier_per_example(*test.flat(targets)).view(len(test), -1).mean(1)
     return {name: value.detach().cpu().double() for name, value in values.items()}
 
 
@@ -140,14 +139,6 @@ def calibration_errors(confidence: Tensor, right: Tensor, weights: Tensor) -> Te
     bins = torch.bucketize(confidence, torch.linspace(0, 1, 16, dtype=confidence.dtype)[1:-1])
     gaps = (right - confidence)[:, None] * torch.nn.functional.one_hot(bins, 15)
     return (weights @ gaps).abs().sum(1) / len(confidence)
-
-
-def flat(prediction: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities [N, C] and labels [N], positions and outputs taken as rows."""
-    if isinstance(prediction, BernoulliPrediction):
-        yes = prediction.probs.flatten()
-        return torch.stack([1 - yes, yes], 1), aligned(targets, prediction.probs).long().flatten()
-    return prediction.flat(targets)
 
 
 def areas(inside: Tensor, outside: Tensor, seed: int, split: int, name: str) -> Tensor:

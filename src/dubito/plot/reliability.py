@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from ..errors import DataError
 from ..hints import checked
 from ..metrics import ece, reliability_curve
-from ..prediction import BernoulliPrediction, CategoricalPrediction, ClassPrediction, aligned
+from ..prediction import ClassPrediction
 from .axes import axis_of, colour
 
 if TYPE_CHECKING:
@@ -35,7 +34,9 @@ def reliability(
     named = predictions if isinstance(predictions, Mapping) else {"": predictions}
     curves = {}
     for name, prediction in named.items():
-        probs, labels = flattened(prediction, targets)
+        if not isinstance(prediction, ClassPrediction):
+            raise DataError(f"reliability is of predictions of classes, got {type(prediction).__name__}")
+        probs, labels = prediction.flat(targets)
         curves[name] = reliability_curve(probs, labels, num_bins), ece(probs, labels, num_bins)
     axis = axis_of(axis)
     axis.plot([0, 1], [0, 1], color="0.6", linestyle=":", linewidth=1)
@@ -47,13 +48,3 @@ def reliability(
     axis.set(xlabel="confidence", ylabel="share of right answers", xlim=(0, 1), ylim=(0, 1.02))
     axis.legend()
     return axis
-
-
-def flattened(prediction: ClassPrediction, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities [N, C] and labels [N], positions and outputs taken as rows."""
-    if isinstance(prediction, BernoulliPrediction):
-        yes = prediction.probs.flatten()
-        return torch.stack([1 - yes, yes], 1), aligned(targets, prediction.probs).long().flatten()
-    if isinstance(prediction, CategoricalPrediction):
-        return prediction.flat(targets)
-    raise DataError(f"reliability is of predictions of classes, got {type(prediction).__name__}")

@@ -66,6 +66,10 @@ class ClassPrediction(Prediction):
         return (self.total - self.aleatoric).clamp(min=0)  # below 0 only by rounding
 
     @abstractmethod
+    def flat(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Probabilities [N, C] and labels [N] of all positions and outputs that count, one after the other."""
+
+    @abstractmethod
     def sets(self, level: float = 0.95) -> Tensor:
         """Smallest sets of classes that together hold at least `level`, as booleans along the class axis."""
 
@@ -114,7 +118,6 @@ class CategoricalPrediction(ClassPrediction):
         return log_mean_exp(draws, self.weights)  # log Σ_s w_s Π_positions p_s
 
     def flat(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities [N, C] and labels [N] of all positions that count, one after the other."""
         probs, labels = self.probs.movedim(self.class_axis, -1).flatten(0, -2), targets.flatten()
         seen = labels != self.ignore_index
         return (probs, labels) if self.ignore_index is None else (probs[seen.to(probs.device)], labels[seen])
@@ -147,6 +150,10 @@ class BernoulliPrediction(ClassPrediction):
     @property
     def total(self) -> Tensor:
         return entropy(torch.stack([self.log_complements, self.log_probs], -1), -1)
+
+    def flat(self, targets: Tensor) -> tuple[Tensor, Tensor]:
+        yes = self.probs.flatten()
+        return torch.stack([1 - yes, yes], 1), aligned(targets, self.probs).long().flatten()
 
     def sets(self, level: float = 0.95) -> Tensor:
         require_fraction(zero=False, one=True, level=level)
