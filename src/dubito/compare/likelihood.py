@@ -23,7 +23,7 @@ from ..likelihoods import (
     StudentT,
 )
 from ..metrics.paired import NEGLIGIBLE
-from ..training import Training
+from ..training.auto import AutoTraining
 from .network import Network
 
 LikelihoodName: TypeAlias = Literal[
@@ -41,7 +41,7 @@ COUNTS = ("poisson", "negative-binomial")
 #: Rows below which nothing is tried, different counts that there must be, and the most that counts are on average.
 LEAST_ROWS, LEAST_COUNTS, MOST_MEAN = 200, 3, 1000.0
 #: Steps of a pilot, rows whose residuals are looked at, and nats that noise with tails must gain on them in all.
-PILOT_STEPS, JUDGED_ROWS, EVIDENCE = 500, 4000, math.log(100)
+PILOT_STEPS, JUDGED_ROWS, EVIDENCE = 500, 4000, math.log(1000)
 
 
 def task_for(name: LikelihoodName | None) -> TaskKind | None:
@@ -139,13 +139,19 @@ def pilot_losses(
     inputs = torch.cat([validation.inputs, train.inputs[aside]])[:JUDGED_ROWS]
     truth = torch.cat([validation.targets, train.targets[aside]])[:JUDGED_ROWS]
     targets = train.targets[~aside]
+    watched = validation.targets
     if counts:
-        targets, truth = (original(data, values).to(values) for values in (targets, truth))
+        targets, truth, watched = (original(data, part).to(part) for part in (targets, truth, watched))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)
-        rows, training = (train.inputs[~aside], targets), Training(iterations=PILOT_STEPS, batch_size=128)
         pilot: Any = MAP().fit(
-            network.build(seed), rows, simple, training=training, seed=seed, progress=False
+            network.build(seed),
+            (train.inputs[~aside], targets),
+            simple,
+            training=AutoTraining(batch_size=128).training(PILOT_STEPS),
+            validation=(validation.inputs, watched),  # a pilot that overfits makes any noise look wide
+            seed=seed,
+            progress=False,
         )
         outputs = pilot.predict(inputs).mean.double()
     outputs = outputs.log() if counts else outputs
