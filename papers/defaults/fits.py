@@ -15,20 +15,19 @@ from dubito import methods
 from dubito.calibration import temperature_scaled
 from dubito.compare.network import suited
 from dubito.data import Data, Part
-from dubito.inference.map import MAP
 from dubito.likelihoods import Bernoulli, Categorical, Gaussian, Likelihood
 from dubito.method import Method
 from dubito.posterior import Posterior
 from dubito.prediction import ClassPrediction, Prediction, RealPrediction, per_row
-from dubito.protocol import Pilot, Recipe, pilot_of, recipe
-from dubito.protocol import fit as protocol_fit
+from dubito.protocol import Recipe
 from dubito.shifts import feature_shuffled
 from dubito.shifts.corruptions import chosen_rows
 from dubito.training import AutoTraining
 
 from ..runner import provenance
 from ..runner.experiment import Cell, Outcome
-from ..runner.scores import area, epistemic, losses_of, packed, total
+from ..runner.scores import area, epistemic, interval_scores, losses_of, packed, total
+from ..runner.shared_map import Rows, fit_from, map_fit, recipes_of
 
 #: Methods by name; the last stands around the MAP fit without validation rows.
 POST_HOC = "laplace-post-hoc"
@@ -52,6 +51,11 @@ class Ground(NamedTuple):
     test: Part
     network: nn.Module
     likelihood: Likelihood
+
+    @property
+    def rows(self) -> Rows:
+        """What a fit sees."""
+        return Rows(self.train, self.validation, self.network, self.likelihood)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +83,7 @@ class Fit:
 def settings_of(name: str, auto: AutoTraining, **changes: Any) -> Fit:
     """The settings of a method's cells."""
     method = methods()["laplace-kfac" if name == POST_HOC else name]
-    examples = [Pilot(prior_std=0.3, best_step=400, rows=1000, real=real) for real in (False, True)]
-    recipes = tuple(recipe(method, pilot, auto) for pilot in examples)
-    return Fit(method=method, auto=auto, recipes=recipes, **changes)
+    return Fit(method=method, auto=auto, recipes=recipes_of(method, auto), **changes)
 
 
 def ground_of(data: Data, train_rows: int, validation_rows: int, test_rows: int, seed: int) -> Ground:
@@ -109,10 +111,7 @@ def rival_of(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining) -> R
     """The MAP fit, made once for the methods of a table that one process runs."""
 
     def made() -> Rival:
-        point = provenance.fit(
-            MAP(prior_std=None, prior=None), ground.network, ground.train, ground.likelihood,
-            training=auto, validation=ground.validation, seed=cell.split, progress=False,
-        )  # fmt: skip
+        point = map_fit(ground.rows, auto, cell.split)
         fitted = temperature_scaled(point, ground.validation, smoothed=True)
         return Rival(point, losses_of(fitted.predict(ground.test.inputs), ground.test.targets))
 
@@ -144,18 +143,7 @@ def fitted(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining, point:
         return provenance.fit(
             settings.method, point.fold(0), ground.train, point.likelihood.settings, seed=cell.split
         )
-    steps = recipe(settings.method, pilot_of(point), auto)
-    common = ground.network, ground.train, ground.likelihood
-    provenance.record(steps.method, *common, training=steps.training, warm=steps.warm, seed=cell.split)
-    return protocol_fit(
-        settings.method,
-        *common,
-        auto,
-        validation=ground.validation,
-        seed=cell.split,
-        progress=False,
-        point=point,
-    )
+    return fit_from(point, settings.method, ground.rows, auto, cell.split)
 
 
 def judged(posterior: Posterior, rival: Rival, ground: Ground, samples: int) -> Outcome:
@@ -193,14 +181,7 @@ def share(prediction: Prediction) -> float:
 def certainty(prediction: Prediction, targets: Tensor) -> dict[str, float]:
     """Classes: accuracy of all and of the surest 80 %; reals: coverage and mean width of 90 % intervals, and RMSE."""
     if isinstance(prediction, RealPrediction):
-        low, high = prediction.interval(0.9)
-        inside = (low <= targets.reshape(low.shape)) & (targets.reshape(low.shape) <= high)
-        errors = prediction.mean - targets.reshape(prediction.mean.shape)
-        return {
-            "coverage_90": float(inside.double().mean()),
-            "width_90": float((high - low).mean()),
-            "rmse": float(errors.double().square().mean().sqrt()),
-        }
+        return interval_scores(prediction, targets)
     assert isinstance(prediction, ClassPrediction)
     right = (prediction.labels.flatten() == targets.flatten()).double()
     surest = per_row(prediction.total).argsort()[: max(1, round(0.8 * len(right)))]

@@ -126,7 +126,15 @@ def means_section(tables: Tables) -> str:
                     kind = "reals" if real else "classes"
                     missed.append(f"{method} ({kind}, {shown(bound)})")
         lines.append(f"| {method} | " + " | ".join(cells) + " |")
-    lines += ["", f"Missed on the confirming tables: {', '.join(missed) or 'none'}."]
+    lines += [
+        "",
+        f"Missed on the confirming tables: {', '.join(missed) or 'none'}.",
+        "",
+        "Of the tables that settings were chosen on, yacht decides the misses of reals: 31 test rows a split, and the "
+        "noise fitted on 28. laplace-post-hoc has no validation rows and takes the noise of the training rows' "
+        "residuals, which a network that fits its rows too well makes far too small (yacht, energy): give "
+        "`validation=`, or `Gaussian(std=...)`.",
+    ]
     return "\n".join(lines)
 
 
