@@ -24,7 +24,7 @@ from dubito.training import Training
 
 from ..runner import provenance
 from ..runner.experiment import Cell, Outcome
-from ..runner.scores import area, epistemic, losses_of, packed, total
+from ..runner.scores import area, epistemic, interval_scores, losses_of, packed, total
 from ..settings import explicit
 
 
@@ -174,9 +174,7 @@ def judged(posterior: Posterior, ground: Ground, samples: int, facts: dict[str, 
 def calibration_error(prediction: Prediction, targets: Tensor) -> float:
     """The expected calibration error; of reals how far the coverage of 90 % intervals is from .9."""
     if isinstance(prediction, RealPrediction):
-        low, high = prediction.interval(0.9)
-        inside = (low <= targets.reshape(low.shape)) & (targets.reshape(low.shape) <= high)
-        return abs(float(inside.double().mean()) - 0.9)
+        return abs(interval_scores(prediction, targets)["coverage_90"] - 0.9)
     assert isinstance(prediction, ClassPrediction)
     probs = prediction.probs.flatten() if isinstance(prediction, BernoulliPrediction) else prediction.probs
     return ece(probs, targets.flatten().long())

@@ -97,7 +97,7 @@ def load_cell(cell: Cell) -> Ground:
     judged = Part(*(tensor[:test] for tensor in data.test))
     if cell.data == "imdb":
         network = imdb_lstm(embedding=32, hidden=32, seed=cell.split)
-        outside = feature_shuffled(judged.inputs, seed=0)
+        outside = feature_shuffled(judged.inputs.double(), seed=0).long()  # words, place by place
         return Ground(fitted, watched, judged, outside, network, explicit(Bernoulli))
     others = load("kmnist", input_scaling=data.input_scaling, validation=0)
     network = lenet(channels=(6, 16), dense=(120, 84), seed=cell.split)
