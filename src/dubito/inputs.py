@@ -55,6 +55,10 @@ class Batch(NamedTuple):
         """Values [B, ...] of the rows times their weights."""
         return weighted(values, self.weights)
 
+    def total_weight(self) -> float:
+        """How often the rows count together."""
+        return len(self.targets) if self.weights is None else float(self.weights.sum())
+
 
 class TensorOptions(NamedTuple):
     """Dtype and device of the tensors that meet a network: floats take its dtype, everything its device."""

@@ -15,6 +15,7 @@ from ..inference.map import MAP
 from ..inference.mc_dropout import MCDropout
 from ..inference.mean_field import MeanField
 from ..inference.natural_gradient import VOGN, NaturalGradient, NoisyAdam, NoisyKFAC, Vadam
+from ..inference.pbp import PBP
 from ..inference.rank1 import Rank1
 from ..inference.swag import SWA, SWAG
 from ..method import Method
@@ -77,6 +78,7 @@ def recipe(method: Method, pilot: Pilot, auto: AutoTraining) -> Recipe:
 
 @recipe.register(Laplace)
 @recipe.register(HMC)
+@recipe.register(PBP)
 def _standing(method: Method, pilot: Pilot, auto: AutoTraining) -> Recipe:
     return Recipe(method=method, training=None, warm=True)
 

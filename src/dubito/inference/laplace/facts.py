@@ -31,6 +31,20 @@ class PrecisionChoice(TypedDict):
     no_uncertainty: bool
 
 
+class Search(TypedDict):
+    """How validation rows chose prior precision and data scale together: factors of the present ones, and losses."""
+
+    predictive: str
+    trials: int
+    num_samples: int
+    seed: int
+    precision_factors: list[Positive]
+    scale_factors: list[Positive]
+    losses: list[Recorded]
+    present_loss: Recorded
+    loss: Recorded
+
+
 class LaplaceDetails(Details):
     """See `LaplacePosterior`."""
 
@@ -45,3 +59,4 @@ class LaplaceDetails(Details):
     squared_errors: NotRequired[float | None]
     num_values: NotRequired[float | None]
     precision_choice: NotRequired[PrecisionChoice | None]
+    search: NotRequired[Search | None]

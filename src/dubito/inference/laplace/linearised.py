@@ -121,11 +121,13 @@ class Linearised:
         if shares.differences:
             # The only numbers that a prediction reads, one for each posterior, after all its work
             lost = values.isnan().flatten(2).any(2)
-            for number in (number for number, lacks in enumerate(lost.any(1).tolist()) if lacks):
-                rows = lost[number]
-                some = [posteriors[number]]
+            numbers = [number for number, lacks in enumerate(lost.any(1).tolist()) if lacks]
+            if numbers:
+                some, rows = [posteriors[number] for number in numbers], lost.any(0)
                 precise = BlockShares(self.cover, some, pairs=pairs, class_axis=class_axis, precise=True)
-                values[number, rows] = self._read(take(inputs, rows), precise, max_rows)[1][0]
+                again = self._read(take(inputs, rows), precise, max_rows)[1]
+                for number, exact in zip(numbers, again, strict=True):
+                    values[number, lost[number]] = exact[lost[number][rows]]
         return outputs, list(values)
 
     def _read(self, inputs: Inputs, shares: BlockShares, max_rows: int) -> tuple[Tensor, Tensor]:

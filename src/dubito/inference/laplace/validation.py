@@ -158,7 +158,7 @@ def best_scale(
     nll, rows = [0.0 for _ in judges], 0
     posteriors = [*candidates, before.normals]
     for batch, outputs, covariances in linearised_outputs(posterior, batches, posteriors, max_rows):
-        rows += len(batch.targets) if batch.weights is None else float(batch.weights.sum())
+        rows += batch.total_weight()
         for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):
             nll[index] -= float(
                 total(batch.weighted(predictive(judge, outputs, covariance).log_prob(batch.targets)))
