@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from .inference.natural_gradient import NoisyAdam as NoisyAdam
     from .inference.natural_gradient import NoisyKFAC as NoisyKFAC
     from .inference.natural_gradient import Vadam as Vadam
+    from .inference.pbp import PBP as PBP
     from .inference.rank1 import Rank1 as Rank1
     from .inference.swag import SWA as SWA
     from .inference.swag import SWAG as SWAG
@@ -102,6 +103,7 @@ _NAMES = {
     "inference.mc_dropout": ("MCDropout",),
     "inference.mean_field": ("MeanField",),
     "inference.natural_gradient": ("VOGN", "NoisyAdam", "NoisyKFAC", "Vadam"),
+    "inference.pbp": ("PBP",),
     "inference.rank1": ("Rank1",),
     "inference.swag": ("SWA", "SWAG"),
     "likelihoods": (

@@ -114,7 +114,7 @@ def test_every_method_has_a_page_and_a_place_in_the_choice():
 
     choice = (DOCS / "choose.md").read_text()
     pages = " ".join(path.read_text() for path in (DOCS / "methods").glob("*.md"))
-    for name, method in {**dubito.methods(), "HMC": dubito.HMC()}.items():
+    for name, method in {**dubito.methods(), "HMC": dubito.HMC(), "PBP": dubito.PBP()}.items():
         assert f"`{name}`" in choice, f"docs/choose.md does not name {name}"
         settings = repr(type(method)())
         assert settings in pages, f"no page under docs/methods states today's defaults: {settings}"
