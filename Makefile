@@ -47,12 +47,13 @@ defaults: .venv/ready
 bench: .venv/ready
 	$(BIN)/python -m benchmarks $(BENCH)
 
-# Other libraries in an environment of their own (they ask for torchvision, which is not needed), and their outputs
-# that docs/coming-from.md is tested against.
+# Other libraries in an environment of their own (they ask for torchvision, which is not needed; NGBoost for pandas 2),
+# and their outputs that docs/coming-from.md is tested against.
 bench-env:
 	$(PYTHON) -m venv .venv-peers
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy torchmetrics einops opt_einsum unfoldNd
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy torchmetrics einops einconv linear_operator opt_einsum unfoldNd
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps laplace-torch bayesian-torch backpack-for-pytorch curvlinops-for-pytorch asdfghjkl
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check ngboost "pandas<3" scikit-learn
 	.venv-peers/bin/python -P benchmarks/peers.py  # -P: benchmarks/laplace.py is not theirs
 
 docs: .venv/ready

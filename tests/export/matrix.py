@@ -43,7 +43,10 @@ INPUTS["attention"] = (Attention, rows(12, 5, 8))
 INPUTS["BERT"] = (classifier, {"input_ids": INPUTS["recurrent"][1]})
 CASES = [
     *((network, "classes") for network in ("dense", "convolutional", "recurrent", "attention", "BERT")),
-    *(("dense", name) for name in ("yes or no", "reals", "heavy tails", "Poisson", "negative binomial")),
+    *(
+        ("dense", name)
+        for name in ("yes or no", "reals", "correlated", "heavy tails", "Poisson", "negative binomial")
+    ),
     ("four outputs", "own noise"),
 ]
 

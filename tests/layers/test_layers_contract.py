@@ -556,6 +556,9 @@ class Doubled(Context):
 
 
 @quiet
+@pytest.mark.skipif(
+    torch.__version__ < (2, 13), reason="earlier dynamo does not trace classes that are changed"
+)
 def test_standins_are_made_anew_while_dynamo_traces() -> None:
     """Those that stood on a module before are read as plain tensors, without an error."""
     network, inputs, _ = case("linear", Layout.ROWS)

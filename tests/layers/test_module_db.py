@@ -21,7 +21,7 @@ def test_the_list_is_whole():
     assert {"nn.Linear", "nn.LSTM", "nn.MultiheadAttention", "nn.Embedding", "nn.GroupNorm"} <= set(
         with_parameters()
     )
-    assert len(with_parameters()) >= 34
+    assert len(with_parameters()) >= 33  # 34 since PyTorch 2.13
 
 
 def test_modules_without_tensors_are_refused_with_the_remedy():

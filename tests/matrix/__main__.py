@@ -12,7 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from .standins import CUDA, stand_in
+from .standins import stand_in
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,8 +45,8 @@ def make(environment: Path, oldest: bool) -> Path:
     constraints = environment / "constraints.txt"
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in lowest.items()))
     install("--no-deps", "-c", constraints, "torch")
-    if stand_in(environment):
-        install("--no-deps", *CUDA)
+    if small := stand_in(environment):
+        install("--no-deps", *small)
     install("-c", constraints, "-e", f"{ROOT}[dev]")
     return python
 

@@ -11,8 +11,8 @@ import sys
 from collections import defaultdict
 from pathlib import Path
 
-#: What is small enough to be there for real, in the versions that PyTorch 2.6 links to.
-CUDA = tuple(f"nvidia-cuda-{part}-cu12==12.4.127" for part in ("runtime", "cupti", "nvrtc"))
+#: What is small enough to be there for real.
+SMALL = re.compile(r"Requires-Dist: (nvidia-cuda-(?:runtime|cupti|nvrtc)-cu12==[\d.]+)")
 #: The libraries that are stood in for, and how their functions begin where these carry no version.
 EMPTY = {
     "libcublas.so.12": "cublas(?!Lt)",
@@ -24,16 +24,20 @@ EMPTY = {
     "libcusparse.so.12": "cusparse(?!Lt)",
     "libcusparseLt.so.0": "cusparseLt",
     "libnccl.so.2": "(p?)nccl",
+    "libcufile.so.0": "cuFile",
+    "libnvshmem_host.so.3": "nvshmem",
     "libcuda.so.1": "cu[A-Z]",
 }
+#: Versions of functions that are not called as their library is.
+VERSIONS = {"NVSHMEM": "libnvshmem_host.so.3"}
 
 
-def stand_in(environment: Path) -> bool:
-    """Give the environment's PyTorch empty CUDA libraries, if it is a build that wants them."""
+def stand_in(environment: Path) -> list[str]:
+    """Give the environment's PyTorch empty CUDA libraries, if it wants some; what is to be installed for real."""
     (site,) = (environment / "lib").glob("python3.*/site-packages")
     libraries = site / "torch" / "lib"
     if not (libraries / "libtorch_cuda.so").is_file():
-        return False
+        return []
     if sys.platform != "linux" or not (shutil.which("cc") and shutil.which("readelf")):
         sys.exit("the oldest PyTorch is a build for CUDA, and doing without CUDA takes cc and readelf")
     for name, functions in _functions(libraries).items():
@@ -41,15 +45,17 @@ def stand_in(environment: Path) -> bool:
         source.write_text(
             "".join(f"void *{function}(void) {{ return (void *)1; }}\n" for function in functions)
         )
-        versions.write_text(f"{name} {{ global: *; }};\n")
-        script = [] if None in functions.values() else [f"-Wl,--version-script={versions}"]
+        version = next(filter(None, functions.values()), None)
+        versions.write_text(f"{version} {{ global: *; }};\n")
+        script = [f"-Wl,--version-script={versions}"] if version else []
         command = ["cc", "-shared", "-fPIC", "-w", "-fno-builtin", f"-Wl,-soname,{name}", *script]
         subprocess.run([*command, "-o", libraries / name, source], check=True)
     (metadata,) = site.glob("torch-*.dist-info/METADATA")
     lines = metadata.read_text(encoding="utf-8").splitlines(keepends=True)
+    small = [match[1] for line in lines if (match := SMALL.match(line))]
     heavy = re.compile("Requires-Dist: (nvidia|triton)")
     metadata.write_text("".join(line for line in lines if not heavy.match(line)), encoding="utf-8")
-    return True
+    return small
 
 
 def _functions(libraries: Path) -> dict[str, dict[str, str | None]]:
@@ -60,8 +66,9 @@ def _functions(libraries: Path) -> dict[str, dict[str, str | None]]:
             ["readelf", "-W", "--dyn-syms", library], capture_output=True, text=True
         ).stdout
         for function, version in re.findall(r" UND (\w+)(?:@+([\w.]+))?", symbols):
-            if version in EMPTY:
-                wanted[version][function] = version
+            origin = VERSIONS.get(version, version)
+            if origin in EMPTY:
+                wanted[origin][function] = version
             elif not version:
                 for name in (name for name, begin in EMPTY.items() if re.match(begin, function)):
                     wanted[name][function] = None

@@ -157,6 +157,8 @@ def _text(path: Path, forms: Mapping[str, str]) -> tuple[Any, list[str], dict[st
     records = [line.split() for line in lines if line.strip()] if spaces else _records(lines, separator)
     headings = [heading.strip() for heading in records[0]] if records else []
     options: dict[str, Any] = {"sep": separator, "low_memory": False, "skipinitialspace": True}
+    if int(pandas.__version__.split(".")[0]) < 3:  # the default since; before, the last digit may be wrong
+        options["float_precision"] = "round_trip"
     rows, notes = records[1:], []
     longer = bool(rows) and all(len(row) == len(headings) + 1 for row in rows)
     if longer and not any(row[-1] for row in rows):  # a separator at the end of each row

@@ -119,7 +119,13 @@ def as_program(
                     node.meta.pop(key, None)
     program.example_inputs = None
     file = io.BytesIO()
-    torch.export.save(program, file)
+    try:
+        torch.export.save(program, file)
+    except Exception as error:
+        raise NetworkError(
+            f"PyTorch {torch.__version__} cannot store the traced program: {str(error).splitlines()[0]}; export to "
+            ".onnx, or take a newer PyTorch"
+        ) from error
     run = torch.export.load(io.BytesIO(file.getvalue())).module()
     return file.getvalue(), lambda rows: call_named(run, rows)
 

@@ -21,6 +21,10 @@ class Interruptible(Protocol):
         """Save at the next step, and go on."""
 
 
+#: What a loader raises whose worker has ended, also within a message.
+LOST_WORKER = (RuntimeError, ConnectionError, EOFError)
+
+
 @contextmanager
 def interruptible(run: Interruptible) -> Iterator[None]:
     """While open, in the main thread, Ctrl-C and SIGTERM ask the run to save itself and end at its next step.
@@ -64,8 +68,9 @@ def interruptible(run: Interruptible) -> Iterator[None]:
         if not raised:  # another process of the run was asked
             raise
         raise _told(raised[0], end, before) from end
-    except RuntimeError as error:
-        if not (raised and children and "DataLoader worker" in str(error)):
+    except LOST_WORKER as error:
+        ended = "DataLoader worker" in str(error) or not isinstance(error, RuntimeError)
+        if not (raised and children and ended):
             raise
         raise raised[0] from error
     finally:

@@ -25,7 +25,7 @@ from . import checkpoint
 from .account import account
 from .callbacks import RunFacts
 from .contract import ObjectiveLike, StepArguments, StepRecord
-from .interruption import interruptible
+from .interruption import LOST_WORKER, interruptible
 from .plan import Plan, plan_run
 from .progress import told
 from .resume import RunProgress, check_checkpoint
@@ -155,7 +155,7 @@ class Loop:
             with reading(self.source, self.run.seed, "data", self.progress.step, device=self.device):
                 try:
                     chunk = list(islice(passes, self.training.accumulate))
-                except RuntimeError as error:
+                except LOST_WORKER as error:
                     if not self.interrupted or self.processes.count > 1:
                         raise
                     self._save()  # the signal has ended the loader's workers too
