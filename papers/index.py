@@ -9,6 +9,8 @@ TABLES = {
     "bali-figure-1": "papers.bali.figure_1",
     "bali-table-1": "papers.bali.uci.tables_1_7",
     "bali-table-7": "papers.bali.uci.tables_1_7",
+    "bdl-imdb": "papers.references.bdl_imdb",
+    "bdl-cifar10": "papers.references.bdl_cifar10",
     "defaults-tables": "papers.defaults.tables",
     "defaults-gap": "papers.defaults.tables",
     "implicit-figure-1": "papers.implicit.figure_1",
@@ -35,4 +37,9 @@ TABLES = {
     "mixtures": "papers.mixtures.tables",
     "rank1-table-4-physionet": "papers.rank1.table_4",
     "rank1-cifar10-small": "papers.rank1.table_2",
+    "uci-gap": "papers.references.gap",
+    "uci-gap-hmc": "papers.references.hmc",
+    "sbc": "papers.references.calibration",
+    "tabular-reals": "papers.references.tabular",
+    "tabular-classes": "papers.references.tabular",
 }

@@ -17,6 +17,7 @@ from dubito import (
     INF,
     KFAC,
     MAP,
+    PBP,
     SWA,
     SWAG,
     VOGN,
@@ -90,6 +91,14 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "tree_depth": 8,
         "target_acceptance": 0.8,
         "thin": 1,
+    },
+    PBP: {
+        "epochs": 40,
+        "prior_shape": 6.0,
+        "prior_rate": 6.0,
+        "noise_shape": 6.0,
+        "noise_rate": 6.0,
+        "initial_std": 1.0,
     },
     MeanField: {
         "prior_std": 1.0,

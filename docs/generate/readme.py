@@ -52,7 +52,7 @@ def reproductions() -> list[Reproduction]:
     """Every paper's table that was run."""
     results, runs = Results(), []
     for table in tables().values():
-        if table.experiment.paper == "defaults":  # no paper's: they have a page of their own
+        if table.experiment.paper in ("defaults", "mixtures", "references"):  # they have pages of their own
             continue
         for scale, settings in table.experiment.scales.items():
             cells = [row for row in rows(table, scale, results, settings.cells) if row.ours is not None]

@@ -93,7 +93,7 @@ def _row(table: Table, scale: str, data: str, method: str, metric: Metric, found
     values = [
         outcome.metrics[metric.name]
         for cell, outcome in found.items()
-        if (cell.data, cell.method) == (data, method)
+        if (cell.data, cell.method) == (data, method) and metric.name in outcome.metrics
     ]
     ours = standard_error_over_runs(values) if len(values) > 1 else None
     # A smaller run is no reproduction of the paper's number, so the number does not stand beside it.

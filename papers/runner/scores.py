@@ -15,6 +15,18 @@ def losses_of(prediction: Prediction, targets: Tensor) -> Tensor:
     return -prediction.log_prob(targets).double()
 
 
+def interval_scores(prediction: RealPrediction, targets: Tensor) -> dict[str, float]:
+    """Coverage and mean width of 90 % intervals, and the root of the mean squared error."""
+    low, high = prediction.interval(0.9)
+    targets = targets.reshape(low.shape)
+    inside = (low <= targets) & (targets <= high)
+    return {
+        "coverage_90": float(inside.double().mean()),
+        "width_90": float((high - low).mean()),
+        "rmse": float((prediction.mean - targets).double().square().mean().sqrt()),
+    }
+
+
 def total(prediction: Prediction) -> Tensor:
     """Total uncertainty of every row: entropy, or the standard deviation."""
     if isinstance(prediction, RealPrediction):

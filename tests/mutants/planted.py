@@ -1185,4 +1185,26 @@ MUTANTS = (
         "inference/test_inference_around.py::test_laplace_has_the_posterior_and_its_evidence",
         "the evidence is that of a prior around 0",
     ),
+    # -- the search over prior precision and data scale, and PBP ---------------------------------------------------
+    mutant(
+        "inference/laplace/search.py",
+        "bases[pair.ratio]._view(10 ** (-pair.precision / 2))",
+        "bases[pair.ratio]._view(10**-pair.precision)",
+        "inference/test_inference_laplace_search.py::test_draws_judge_as_predict_draws",
+        "draws of a pair are as much narrower as its variances should be",
+    ),
+    mutant(
+        "inference/pbp.py",
+        "mean.square() @ spread.mT + variance @ (weight.square() + spread).mT",
+        "mean.square() @ spread.mT + variance @ weight.square().mT",
+        "inference/test_inference_pbp.py::test_moments_of_a_network_are_those_of_its_draws_where_layers_stay_normal",
+        "the variance of a product leaves out that of both factors together",
+    ),
+    mutant(
+        "inference/pbp.py",
+        "(by_mean.square() - 2 * by_variance)",
+        "(by_mean.square() - by_variance)",
+        "inference/test_inference_pbp.py::test_one_weight_is_updated_to_the_moments_of_the_exact_posterior",
+        "a row narrows weights too little",
+    ),
 )

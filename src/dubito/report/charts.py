@@ -257,7 +257,7 @@ def cost(items: Sequence[Item], what: str) -> str:
     spots = {item.name: chart.at(values[item.name], item.row.metrics["nll"]) for item in items}
     taken = [(px - 6, py - 6, px + 6, py + 6) for px, py in spots.values()]
     # The best choose first where their names stand.
-    names = {item.name: _free(*spots[item.name], 6.1 * len(item.name), taken, chart) for item in items}
+    names = {item.name: free_spot(*spots[item.name], 6.1 * len(item.name), taken, chart) for item in items}
     for item in reversed(items):
         value = values[item.name]
         shown = size(value) if what == "memory" else f"{value:.3g} s"
@@ -314,7 +314,7 @@ def _quality(values: Sequence[float]) -> Axis:
     return Axis(title="NLL", low=low, high=high)
 
 
-def _free(
+def free_spot(
     x: float, y: float, width: float, taken: list[tuple[float, float, float, float]], chart: Chart
 ) -> tuple[float, float] | None:
     """Where a name fits beside its mark without covering another; None where nowhere."""

@@ -1,7 +1,7 @@
 """The page of a comparison: one file that needs nothing else."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -64,8 +64,32 @@ def page(
     """The whole page as text."""
     name = escape(Path(results["data"]).name)
     timed = any(results["settings"][key] for key in ("budget", "budget_per_method"))
-    style = files("dubito.report").joinpath("style.css").read_text(encoding="utf-8")
-    script = files("dubito.report").joinpath("script.js").read_text(encoding="utf-8")
+    body = f"""{verdict(results)}
+{picker({item.name: item.place for item in items}, SHOWN)}
+<main>
+{summary(results, task, rows, styles)}
+{panels.data_panel(task)}
+{"".join(_sections(task, items, timed))}
+{_settings(results, task, rows)}
+</main>"""
+    lead = _lead(task, rows)
+    return document(f"{name}: methods compared by dubito", name, lead, body, set(styles.values()))
+
+
+def document(title: str, heading: str, lead: str, body: str, places: set[int]) -> str:
+    """A file that needs nothing else, with the style and the script of reports.
+
+    Args:
+        title: of the window.
+        heading: above all.
+        lead: below it.
+        body: HTML, like the other texts.
+        places: the styles of methods that it uses.
+    """
+    style, script = (
+        files("dubito.report").joinpath(name).read_text(encoding="utf-8")
+        for name in ("style.css", "script.js")
+    )
     style = style.replace("/*light hues*/", colours.variables(colours.LIGHT))
     style = style.replace("/*dark hues*/", colours.variables(colours.DARK))
     return f"""<!doctype html>
@@ -75,27 +99,20 @@ def page(
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{POLICY}">
 <meta name="color-scheme" content="light dark">
-<title>{name}: methods compared by dubito</title>
+<title>{title}</title>
 <link rel="icon" href="data:,">
 <style>
 {style}
-{colours.rules(set(styles.values()))}
+{colours.rules(places)}
 </style>
 </head>
 <body>
 <header>
 <button id="theme" type="button" hidden>Dark or light</button>
-<h1>{name}</h1>
-<p class="lead">{_lead(task, rows)}</p>
+<h1>{heading}</h1>
+<p class="lead">{lead}</p>
 </header>
-{verdict(results)}
-{_picker(items)}
-<main>
-{summary(results, task, rows, styles)}
-{panels.data_panel(task)}
-{"".join(_sections(task, items, timed))}
-{_settings(results, task, rows)}
-</main>
+{body}
 <div id="tip" role="status" aria-live="polite" hidden></div>
 <script>
 {script}
@@ -125,13 +142,19 @@ def _lead(task: dict[str, Any], rows: Sequence[MethodRow]) -> str:
     return text
 
 
-def _picker(items: Sequence[Item]) -> str:
+def picker(places: Mapping[str, int], shown: int) -> str:
+    """Boxes that show and hide methods.
+
+    Args:
+        places: the style of each method, by name.
+        shown: so many are ticked at first, and a few more where that is all.
+    """
     boxes = []
-    for number, item in enumerate(items):
-        checked = " checked" if number < SHOWN or len(items) <= SHOWN + 2 else ""
+    for number, (name, place) in enumerate(places.items()):
+        checked = " checked" if number < shown or len(places) <= shown + 2 else ""
         boxes.append(
-            f'<label class="m{item.place}"><input type="checkbox" id="on{item.place}" autocomplete="off"{checked}>'
-            f'<i class="swatch"></i>{escape(item.name)}</label>'
+            f'<label class="m{place}"><input type="checkbox" id="on{place}" autocomplete="off"{checked}>'
+            f'<i class="swatch"></i>{escape(name)}</label>'
         )
     buttons = "".join(
         f'<button type="button" data-show="{which}">{which}</button>' for which in ("all", "none")
