@@ -102,11 +102,7 @@ def measured(name: str) -> dict[str, float]:
 
 @benchmark(
     {
-        **{
-            name: Bar(1.1, "plain fine-tunings")
-            for name in METHODS
-            if name not in ("mean field", "KFAC", "INF")
-        },
+        **{name: Bar(1.1, "plain fine-tunings") for name in METHODS if name not in ("mean field", "KFAC", "INF")},
         **{name: Bar(None, "plain fine-tunings") for name in ("mean field", "KFAC", "INF")},
         **{f"{name}, file": Bar(1.05, "of its numbers") for name in METHODS},
     }

@@ -23,9 +23,7 @@ ROWS = 2048
 
 
 def classifier(inputs: int = 784) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10)
-    )
+    return nn.Sequential(nn.Linear(inputs, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 10))
 
 
 def images(inputs: int = 784) -> tuple[Tensor, Tensor]:

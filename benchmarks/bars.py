@@ -153,13 +153,9 @@ class Other:
 
     def __init__(self, script: str, source: Path | None = None) -> None:
         paths = [] if source is None else [str(source)]
-        code = (
-            f"import sys\nsys.path[:0] = {paths}\n{script}\nfrom benchmarks.bars import serve\nserve(works)\n"
-        )
+        code = f"import sys\nsys.path[:0] = {paths}\n{script}\nfrom benchmarks.bars import serve\nserve(works)\n"
         command = [sys.executable, "-c", code]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        )
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         self.names: list[str] = self._answer()
 
     def _answer(self) -> Any:
@@ -188,9 +184,7 @@ def serve(works: Mapping[str, Work]) -> None:
         print(json.dumps(cpu_seconds(works[name], repeats)), flush=True)
 
 
-def interleaved_with(
-    other: Other, works: Mapping[str, Work], rounds: int, *, warm: int = 1
-) -> dict[str, list[float]]:
+def interleaved_with(other: Other, works: Mapping[str, Work], rounds: int, *, warm: int = 1) -> dict[str, list[float]]:
     """As `interleaved`, with the works of another process among them, one call each per round."""
     seconds: dict[str, list[float]] = {name: [] for name in (*other.names, *works)}
     for number in range(-warm, rounds):

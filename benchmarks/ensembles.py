@@ -24,12 +24,7 @@ def fit(method: MAP | DeepEnsemble, steps: int) -> Work:
     return lambda: method.fit(net, data, Categorical(), training=training, progress=False)
 
 
-@benchmark(
-    {
-        "DeepEnsemble(4), 300 steps": Bar(1.7, "MAP fits"),
-        "DeepEnsemble(4), 60 steps": Bar(1.7, "MAP fits"),
-    }
-)
+@benchmark({"DeepEnsemble(4), 300 steps": Bar(1.7, "MAP fits"), "DeepEnsemble(4), 60 steps": Bar(1.7, "MAP fits")})
 def ensembles(rounds: int) -> Values:
     """Digits by 64-128-128-10, steps of 64 rows."""
     torch.set_num_threads(1)

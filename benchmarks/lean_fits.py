@@ -65,10 +65,7 @@ def lean_fits(rounds: int) -> Values:
     given, single = BALI(effective_data=1400.0), BALI(effective_data=500.0, refactor_every=1)
     fits = {"BALI, default fit": BALI(), "BALI, effective data given": given, "Noisy K-FAC": NoisyKFAC()}
     works = {name: fit(method, *digits()) for name, method in fits.items()}
-    several = {
-        "BALI, width 1,024": BALI(effective_data=500.0),
-        "BALI, width 1,024, factorised at every step": single,
-    }
+    several = {"BALI, width 1,024": BALI(effective_data=500.0), "BALI, width 1,024, factorised at every step": single}
     for name, method in several.items():
         works |= {f"{name}, first": wide(method, FIRST), f"{name}, all": wide(method, LAST)}
     other = Other(f"import torch\ntorch.set_num_threads(1)\n{BASE_WORKS}", base_source())
@@ -83,6 +80,4 @@ def lean_fits(rounds: int) -> Values:
 
 def _difference(seconds: Values, name: str) -> list[float]:
     """What the steps after the first took."""
-    return [
-        whole - part for whole, part in zip(seconds[f"{name}, all"], seconds[f"{name}, first"], strict=True)
-    ]
+    return [whole - part for whole, part in zip(seconds[f"{name}, all"], seconds[f"{name}, first"], strict=True)]

@@ -13,25 +13,14 @@ from torch.nn import functional as F
 from dubito import INF, KFAC, Categorical, Diagonal, DubitoWarning, Laplace
 from dubito.models import resnet18
 
-from .bars import (
-    Bar,
-    Values,
-    benchmark,
-    cpu_seconds,
-    importable,
-    interleaved,
-    peak_mebibytes,
-    ratios,
-)
+from .bars import Bar, Values, benchmark, cpu_seconds, importable, interleaved, peak_mebibytes, ratios
 
 STRUCTURES: dict[str, Any] = {"diagonal": Diagonal(), "KFAC": KFAC(), "INF": INF()}
 
 
 def dense_network(*widths: int) -> nn.Sequential:
     """Linear layers with ReLUs between them."""
-    layers = [
-        module for m, n in zip(widths[1:], widths, strict=False) for module in (nn.Linear(n, m), nn.ReLU())
-    ]
+    layers = [module for m, n in zip(widths[1:], widths, strict=False) for module in (nn.Linear(n, m), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
 
 
@@ -53,10 +42,7 @@ def predicting(posterior: Any, inputs: Tensor) -> Callable[[], object]:
 
 
 @benchmark(
-    {
-        f"linearised {name}, exponent from 100 to 1,000 classes": Bar(1.2, "log10 of a ratio")
-        for name in STRUCTURES
-    }
+    {f"linearised {name}, exponent from 100 to 1,000 classes": Bar(1.2, "log10 of a ratio") for name in STRUCTURES}
 )
 def linearised_classes(rounds: int) -> Values:
     """128-128-128-C, 64 rows."""

@@ -52,11 +52,7 @@ def small_resnet() -> nn.Module:
 
 STEPS: dict[str, tuple[Make, tuple[int, ...], int]] = {
     "mlp": (lambda: mlp(784), (1024, 784), 10),
-    "lenet": (
-        lambda: lenet(num_classes=100, in_channels=3, image_size=32, kernel_size=3),
-        (128, 3, 32, 32),
-        100,
-    ),
+    "lenet": (lambda: lenet(num_classes=100, in_channels=3, image_size=32, kernel_size=3), (128, 3, 32, 32), 100),
     "resnet": (small_resnet, (64, 3, 32, 32), 10),
 }
 
@@ -170,9 +166,7 @@ def peak(case: str) -> float:
         if case == "ensemble":
             nets = [mlp(784) for _ in range(K)]
             works = [
-                step(
-                    list(net.parameters()), lambda net=net: F.cross_entropy(net(batch.inputs), batch.targets)
-                )
+                step(list(net.parameters()), lambda net=net: F.cross_entropy(net(batch.inputs), batch.targets))
                 for net in nets
             ]
         else:

@@ -46,9 +46,7 @@ def section(name: str, runs: list[dict[str, Any]]) -> str:
         limit = row["limit"]
         met = "" if limit is None else "yes" if row["median"] <= limit else "**no**"
         past = ", ".join(
-            f"{old[case]['median']:.4g} ({run['commit']}, {run['date'][5:10]})"
-            for run, old in before
-            if case in old
+            f"{old[case]['median']:.4g} ({run['commit']}, {run['date'][5:10]})" for run, old in before if case in old
         )
         most = "" if limit is None else f"{limit:g}"
         cells = [case, f"{row['median']:.4g}", f"{row['least']:.4g}", most, met, row["unit"], past]

@@ -60,10 +60,7 @@ def bayesian_torch(net: nn.Sequential, x: Tensor, y: Tensor, places: Tensor) -> 
     """The divergence as it is reported (a mean over each tensor's elements), and moments over 4,000 passes."""
     import copy
 
-    from bayesian_torch.models.dnn_to_bnn import (  # pyright: ignore[reportMissingImports]
-        dnn_to_bnn,
-        get_kl_loss,
-    )
+    from bayesian_torch.models.dnn_to_bnn import dnn_to_bnn, get_kl_loss  # pyright: ignore[reportMissingImports]
 
     std = 0.05
     converted = copy.deepcopy(net).float()

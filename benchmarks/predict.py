@@ -24,11 +24,7 @@ METHODS = {
 }
 STRUCTURES = {"KFAC": KFAC(), "EFB": EFB()}
 #: What is compared with which library, case by case.
-PEERS = {
-    "mean field": "bayesian_torch",
-    "KFAC": "laplace",
-    "KFAC linearised": "laplace",
-}
+PEERS = {"mean field": "bayesian_torch", "KFAC": "laplace", "KFAC linearised": "laplace"}
 
 
 def rows(inputs: int, count: int = 256) -> tuple[Tensor, Tensor]:

@@ -32,12 +32,7 @@ WEIGHTS = {
     "BALI": BALI(effective_data=256.0),
     "KFAC": Laplace(structure=KFAC()),
 }
-FACTORS = {
-    "rank-1": Rank1(),
-    "implicit": Implicit(),
-    "BatchEnsemble": BatchEnsemble(),
-    "MC dropout": MCDropout(),
-}
+FACTORS = {"rank-1": Rank1(), "implicit": Implicit(), "BatchEnsemble": BatchEnsemble(), "MC dropout": MCDropout()}
 #: At most so many passes of the bare network: with stacked weights, with factors, and with factors drawn anew.
 LIMITS = {"small": (20.0, 10.0, 100.0), "MLP": (62.0, 13.0, 65.0)}
 FRESH = ("rank-1", "implicit")

@@ -41,11 +41,7 @@ BARS = {
 #: Networks and batches in which a 2-tied step must not be slower than mean field's with the same estimator.
 STEPS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
     "mlp": (lambda: mlp(784), (1024, 784), 10),
-    "lenet": (
-        lambda: lenet(num_classes=100, in_channels=3, image_size=32, kernel_size=3),
-        (128, 3, 32, 32),
-        100,
-    ),
+    "lenet": (lambda: lenet(num_classes=100, in_channels=3, image_size=32, kernel_size=3), (128, 3, 32, 32), 100),
     "table 4": (lambda: mlp(784, (128,)), (32, 784), 10),
     "small mlp": (lambda: mlp(784, (100, 100)), (128, 784), 10),
     "wide mlp": (lambda: mlp(784, (1200, 1200)), (128, 784), 10),
@@ -84,8 +80,7 @@ def steps(name: str) -> dict[str, Work]:
             cases[f"{label} {key}"] = method_step(method(estimator=estimator), net, Batch(x, y))
     for label, (peer, divergence) in peers(make).items():
         cases[label] = step(
-            list(peer.parameters()),
-            lambda peer=peer, kl=divergence: F.cross_entropy(peer(x), y) + kl(peer) / 50_000,
+            list(peer.parameters()), lambda peer=peer, kl=divergence: F.cross_entropy(peer(x), y) + kl(peer) / 50_000
         )
     return cases
 

@@ -38,9 +38,7 @@ def parser() -> argparse.ArgumentParser:
     runs = commands.add_parser("runs", help="run what was not run yet; stop and start it at any time")
     runs.add_argument("--only", metavar="PATTERN", help="part of 'table scale data method', with * and ?")
     runs.add_argument("--jobs", type=int, help="workers (default: one a core)")
-    runs.add_argument(
-        "--list", action="store_true", help="print what would be run, in order, and run nothing"
-    )
+    runs.add_argument("--list", action="store_true", help="print what would be run, in order, and run nothing")
     runs.add_argument("--scale", help="small, paper or all (default: the one each table is run at)")
     runs.add_argument("--retry", action="store_true", help="try cells again that failed twice")
     runs.add_argument("--results", type=Path, default=PAPERS, help="folder of all papers' results")

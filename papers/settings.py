@@ -50,28 +50,8 @@ from dubito import (
     Vadam,
 )
 from dubito.errors import ConfigError
-from dubito.factors import (
-    Cauchy,
-    HalfCauchy,
-    InverseGamma,
-    LogNormal,
-    NearOne,
-    Normal,
-    Point,
-    Signs,
-)
-from dubito.training import (
-    KL,
-    SGD,
-    Adam,
-    AdamW,
-    AutoTraining,
-    Constant,
-    Cosine,
-    EarlyStopping,
-    Linear,
-    Step,
-)
+from dubito.factors import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
+from dubito.training import KL, SGD, Adam, AdamW, AutoTraining, Constant, Cosine, EarlyStopping, Linear, Step
 
 Settings = TypeVar("Settings")
 
@@ -311,9 +291,7 @@ def explicit(kind: type[Settings], **changes: Any) -> Settings:
         changes: what differs from `FROZEN`.
     """
     if kind not in FROZEN:
-        raise ConfigError(
-            f"the settings of {kind.__name__} are not spelled out; add them to papers/settings.py"
-        )
+        raise ConfigError(f"the settings of {kind.__name__} are not spelled out; add them to papers/settings.py")
     unnamed = {field.name for field in fields(kind)} - {*FROZEN[kind], *changes}  # pyright: ignore[reportArgumentType]
     if unnamed:
         raise ConfigError(

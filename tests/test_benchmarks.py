@@ -16,9 +16,7 @@ def test_every_file_enters_benchmarks_with_limits_above_zero():
     files = {path.stem for path in command.FOLDER.glob("*.py")} - command.OTHERS
     entered = {getattr(item.measure, "func", item.measure).__module__ for item in benchmarks.values()}
     assert entered == {f"benchmarks.{file}" for file in files}
-    limits = [
-        bar.limit for item in benchmarks.values() for bar in item.bars.values() if bar.limit is not None
-    ]
+    limits = [bar.limit for item in benchmarks.values() for bar in item.bars.values() if bar.limit is not None]
     assert len(limits) > 50 and min(limits) > 0
 
 
@@ -37,9 +35,7 @@ def test_ratios_are_of_the_same_round():
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts peaks")
 def test_a_peak_is_counted_though_it_is_gone():
     code = "import torch; from benchmarks.bars import peak_mebibytes as peak; print(peak(lambda: torch.ones(2**24)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=bars.ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=bars.ROOT)
     assert 60 < float(done.stdout) < 128  # 64 MiB
 
 
@@ -56,11 +52,7 @@ def test_the_page_shows_every_bar_with_its_history(tmp_path, monkeypatch):
         return {"median": median, "least": median, "rounds": 7, "limit": 10.0, "unit": "passes"}
 
     for day, (commit, median) in enumerate((("aaa", 12.0), ("bbb", 9.0)), 1):
-        content = {
-            "commit": commit,
-            "date": f"2026-01-0{day}T00:00",
-            "benchmarks": {"x_y": {"case": row(median)}},
-        }
+        content = {"commit": commit, "date": f"2026-01-0{day}T00:00", "benchmarks": {"x_y": {"case": row(median)}}}
         (tmp_path / f"2026-01-0{day}-{commit}.json").write_text(json.dumps(content))
     monkeypatch.setattr(page, "RUNS", tmp_path)
     monkeypatch.setattr(page, "PAGE", tmp_path / "page.md")

@@ -86,9 +86,7 @@ def test_errors_are_one_line_and_tracebacks_on_request(capsys, monkeypatch):
     monkeypatch.setattr("dubito.cli.methods.run", surprised)
     assert main(["methods"]) == 1
     error = capsys.readouterr().err
-    assert (
-        error == "dubito: this should not happen: ZeroDivisionError: division by zero; --debug shows where\n"
-    )
+    assert error == "dubito: this should not happen: ZeroDivisionError: division by zero; --debug shows where\n"
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -159,31 +157,12 @@ def test_names_in_brackets_are_printed_as_they_are(tmp_path, capsys):
     rows = "".join(f"{row},{row % 5},{names[row % 2]}\n" for row in range(40))
     table.write_text(f"a[1],[blue]b,price[/x]\n{rows}")
     out = tmp_path / "[out]"
-    arguments = [
-        "compare",
-        str(table),
-        "--target",
-        "price[/x]",
-        "--methods",
-        "map",
-        "--steps",
-        "4",
-        "--out",
-        str(out),
-    ]
+    arguments = ["compare", str(table), "--target", "price[/x]", "--methods", "map", "--steps", "4", "--out", str(out)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
     assert "'price[/x]' holds 2 different words" in printed and f"results and posteriors: {out}" in printed
     predictions = tmp_path / "[p].csv"
-    arguments = [
-        "predict",
-        str(out / "map.safetensors"),
-        str(table),
-        "--keep",
-        "all",
-        "--out",
-        str(predictions),
-    ]
+    arguments = ["predict", str(out / "map.safetensors"), str(table), "--keep", "all", "--out", str(predictions)]
     assert main(arguments) == 0
     assert f"40 rows: {predictions}" in capsys.readouterr().err
     header, first, *_ = predictions.read_text().splitlines()
@@ -196,10 +175,7 @@ def test_names_in_brackets_are_printed_as_they_are(tmp_path, capsys):
 @pytest.mark.parametrize("value", ["-5m", "-.5h", "-3"])
 def test_a_negative_budget_is_told_what_a_budget_is(value, capsys):
     assert main(["compare", "wine", "--budget", value]) == 1
-    assert (
-        capsys.readouterr().err
-        == f"dubito: a budget must be a time such as 90s, 10m or 1.5h, got {value!r}\n"
-    )
+    assert capsys.readouterr().err == f"dubito: a budget must be a time such as 90s, 10m or 1.5h, got {value!r}\n"
 
 
 def test_warnings_are_one_line_without_a_path(monkeypatch, capsys):

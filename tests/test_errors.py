@@ -18,9 +18,7 @@ from dubito.errors import (
 
 
 def test_every_error_is_ours_and_an_ordinary_one():
-    classes = [
-        cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__
-    ]
+    classes = [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if cls.__module__ == errors.__name__]
     raised = [cls for cls in classes if not issubclass(cls, Warning)]
     assert len(raised) > 5
     for cls in raised:

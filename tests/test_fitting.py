@@ -18,9 +18,7 @@ from dubito.posterior import Posterior
 from dubito.training import Training
 
 QUICK = Training(epochs=1, batch_size=8)
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -50,9 +48,7 @@ def laplace() -> Any:
 #: All that read data with targets.
 READERS: dict[str, Callable[[Any, Any], Any]] = {
     "fit": lambda posterior, data: MAP().fit(net(), data, Categorical(), training=QUICK),
-    "validation": lambda posterior, data: MAP().fit(
-        net(), (X, Y), Categorical(), training=QUICK, validation=data
-    ),
+    "validation": lambda posterior, data: MAP().fit(net(), (X, Y), Categorical(), training=QUICK, validation=data),
     "update": lambda posterior, data: posterior.update(data),
     "evaluate": lambda posterior, data: posterior.evaluate(data),
     "temperature": lambda posterior, data: temperature_scaled(posterior, data),
@@ -87,19 +83,13 @@ def test_rows_that_must_be_counted(laplace, reader: str):
 
 def test_read_says_what_was_wrong():
     assert torch.equal(read(lambda x: x + 1, X), X + 1)
-    with pytest.raises(
-        NetworkError, match=r"answer 16 rows with 16 rows of outputs on the first axis, got .*\(4,"
-    ):
+    with pytest.raises(NetworkError, match=r"answer 16 rows with 16 rows of outputs on the first axis, got .*\(4,"):
         read(lambda x: x.T, X)
     with pytest.raises(NetworkError, match=r"got shape \(\)"):
         read(lambda x: x.sum(), X)
     with pytest.raises(DataError, match=r"cannot read inputs of shape \{'inputs': \(16, 4\)\}: no"):
         read(raising(ValueError("no")), X)
-    for error in (
-        NetworkError("ours"),
-        torch.OutOfMemoryError("memory"),
-        KeyError("a fault of the network's"),
-    ):
+    for error in (NetworkError("ours"), torch.OutOfMemoryError("memory"), KeyError("a fault of the network's")):
         with pytest.raises(type(error)) as caught:
             read(raising(error), X)
         assert caught.value is error
@@ -190,9 +180,7 @@ def test_a_network_at_rest_does_not_tell_what_was_frozen():
     likelihood = Categorical().build(None)
     first = Still(duplicate(given), likelihood, method=MAP()).finished()
     assert first.trainable == {"2.weight", "2.bias"}
-    with pytest.raises(
-        NetworkError, match=r"no parameter of this network requires gradients.* pass trainable="
-    ):
+    with pytest.raises(NetworkError, match=r"no parameter of this network requires gradients.* pass trainable="):
         Still(first.network, likelihood, method=MAP())
     again = Still(first.network, likelihood, method=MAP(), trainable=first.trainable).finished()
     assert [p.requires_grad for p in again.fold().parameters()] == [False, False, True, True]

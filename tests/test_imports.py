@@ -204,16 +204,11 @@ def forbidden(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names]
             names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
-            if {"pickle", "cloudpickle", "dill", "shelve", "marshal"} & {
-                name.split(".")[0] for name in names
-            }:
+            if {"pickle", "cloudpickle", "dill", "shelve", "marshal"} & {name.split(".")[0] for name in names}:
                 yield ast.unparse(node)
         elif isinstance(node, ast.Attribute):
             text = ast.unparse(node)
-            if (
-                text in ("torch.save", "torch.load", "joblib.dump", "joblib.load")
-                or "pickle" in node.attr.lower()
-            ):
+            if text in ("torch.save", "torch.load", "joblib.dump", "joblib.load") or "pickle" in node.attr.lower():
                 yield text
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             if not (isinstance(node.value, ast.Constant) and node.value.value is False):
@@ -257,9 +252,7 @@ def test_the_check_finds_what_it_forbids(text: str):
     assert list(forbidden(ast.parse(text)))
 
 
-@pytest.mark.parametrize(
-    "text", ["net.eval()", "torch.cuda.is_available()", "np.load(path, allow_pickle=False)"]
-)
+@pytest.mark.parametrize("text", ["net.eval()", "torch.cuda.is_available()", "np.load(path, allow_pickle=False)"])
 def test_the_check_lets_the_rest_pass(text: str):
     assert not list(forbidden(ast.parse(text)))
 

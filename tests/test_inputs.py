@@ -71,11 +71,7 @@ TREE = {"ids": torch.arange(6), "pair": (torch.rand(6, 2), [torch.rand(6, 1, 3),
 
 
 def test_trees_are_walked_mapped_and_cut():
-    assert [name for name, _ in named_tensors(TREE)] == [
-        "inputs['ids']",
-        "inputs['pair'][0]",
-        "inputs['pair'][1][0]",
-    ]
+    assert [name for name, _ in named_tensors(TREE)] == ["inputs['ids']", "inputs['pair'][0]", "inputs['pair'][1][0]"]
     doubled = map_tensors(lambda tensor: tensor * 2, TREE)
     assert torch.equal(doubled["pair"][1][0], TREE["pair"][1][0] * 2)
     assert doubled["pair"][1][1] == "mode" and doubled["flag"] is True  # other leaves pass unchanged
@@ -106,23 +102,13 @@ def test_arrays_of_every_layout_become_the_same_tensor():
     frozen = plain.copy()
     frozen.flags.writeable = False  # PyTorch warns of such memory, and warnings are errors here
     turned = plain[::-1]
-    for array in (
-        frozen,
-        np.asfortranarray(plain),
-        plain.astype(">f8"),
-        turned[::-1],
-        np.broadcast_to(plain, (4, 3)),
-    ):
-        assert torch.equal(
-            to_tensors(array, DOUBLE.dtype), torch.arange(12.0, dtype=torch.float64).reshape(4, 3)
-        )
+    for array in (frozen, np.asfortranarray(plain), plain.astype(">f8"), turned[::-1], np.broadcast_to(plain, (4, 3))):
+        assert torch.equal(to_tensors(array, DOUBLE.dtype), torch.arange(12.0, dtype=torch.float64).reshape(4, 3))
     assert torch.equal(to_tensors(turned, DOUBLE.dtype), torch.tensor(plain).flip(0))
     assert to_tensors(np.array(2.0), DOUBLE.dtype).shape == ()
 
 
-@pytest.mark.parametrize(
-    "array", [np.array(["a", "b"]), np.array([1, None]), np.array(["2020-01-01"], dtype="M8[D]")]
-)
+@pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([1, None]), np.array(["2020-01-01"], dtype="M8[D]")])
 def test_arrays_of_other_things_than_numbers_are_refused(array: np.ndarray):
     with pytest.raises(DataError, match=r"arrays must hold numbers, got dtype .* encode"):
         to_tensors(array, SINGLE.dtype)
@@ -157,9 +143,7 @@ def test_inputs_without_rows_are_refused(inputs, message: str):
 def test_what_is_not_finite_is_refused_with_its_place(value: float, dtype: torch.dtype):
     x = torch.zeros(7, 2, 3, dtype=dtype)
     x[4, 1, 2] = x[6, 0, 0] = value
-    with pytest.raises(
-        DataError, match=rf"inputs\['x'\]\[0\] must be finite, got {value} at row 4, position \(1, 2\)"
-    ):
+    with pytest.raises(DataError, match=rf"inputs\['x'\]\[0\] must be finite, got {value} at row 4, position \(1, 2\)"):
         check_finite({"ids": torch.arange(7), "x": (x,)})
     vector = x[:, 1, 2].clone()
     with pytest.raises(DataError, match=rf"targets must be finite, got {value} at row 4; remove or impute"):
@@ -262,12 +246,7 @@ BAD = {
     "negative label": ((ROWS, spoiled(LABELS, 7, -1)), Categorical(), DataError, "got -1 at row 7"),
     "real label": ((ROWS, LABELS.float()), Categorical(), DataError, "whole numbers, got torch.float32"),
     "many labels": ((ROWS, LABELS), Bernoulli(), DataError, r"outputs' shape \(9, 3\), got \(9,\)"),
-    "no binary": (
-        (ROWS, LABELS[:, None] + torch.zeros(3)),
-        Bernoulli(),
-        DataError,
-        "must be 0 or 1, got 2 at row 2",
-    ),
+    "no binary": ((ROWS, LABELS[:, None] + torch.zeros(3)), Bernoulli(), DataError, "must be 0 or 1, got 2 at row 2"),
     "words": ((ROWS, ["a"] * 9), Categorical(), DataError, "numbers"),
     "empty": ((ROWS[:0], LABELS[:0]), Categorical(), DataError, "at least one row"),
     "lengths": ((ROWS, LABELS[:5]), Categorical(), DataError, "same length, got 9 and 5"),
@@ -275,12 +254,7 @@ BAD = {
     "noise": ((ROWS, ROWS), Gaussian(std=(1.0, 2.0)), NetworkError, "std is for 2 outputs"),
     "width": ((ROWS[:, :1], LABELS), Categorical(), DataError, r"cannot read inputs of shape .*\(8, 1\)"),
     "no data": (None, Categorical(), DataError, "must be a pair"),
-    "no likelihood": (
-        (ROWS, LABELS),
-        "classification",
-        ConfigError,
-        r"must be an instance such as Categorical\(\)",
-    ),
+    "no likelihood": ((ROWS, LABELS), "classification", ConfigError, r"must be an instance such as Categorical\(\)"),
     "class": ((ROWS, LABELS), Categorical, ConfigError, r"add \(\)"),
 }
 
@@ -398,17 +372,13 @@ def test_data_that_do_not_tell_their_number_need_it():
     with pytest.raises(DataError, match="pass num_data="):
         MAP().fit(net, Stream(), Categorical(), training=Training(epochs=1))
     MAP().fit(net, Stream(), Categorical(), training=Training(epochs=1), num_data=9)
-    MAP().fit(
-        net, (ROWS, LABELS), Categorical(), training=Training(epochs=1), num_data=100
-    )  # of a larger whole
+    MAP().fit(net, (ROWS, LABELS), Categorical(), training=Training(epochs=1), num_data=100)  # of a larger whole
 
 
 @pytest.mark.filterwarnings("ignore:the network is no better than a constant")  # it was not trained
 @pytest.mark.parametrize("method", [MAP(), Laplace()], ids=["trained", "post hoc"])
 def test_a_fit_leaves_the_global_state_alone_whatever_the_loader_draws(method):
-    loader = DataLoader(
-        TensorDataset(ROWS, LABELS), sampler=WeightedRandomSampler(torch.ones(9), 9), batch_size=3
-    )
+    loader = DataLoader(TensorDataset(ROWS, LABELS), sampler=WeightedRandomSampler(torch.ones(9), 9), batch_size=3)
     net = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 3))
     training = Training(epochs=2) if isinstance(method, MAP) else None
     outputs = []

@@ -32,8 +32,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 @BOTH
 @pytest.mark.parametrize(
-    ("shape", "axis"),
-    [((7, 4), 1), ((1, 2), 1), ((5, 3, 2, 4), 1), ((5, 6, 3), -1), ((5, 6, 3), 2), ((4, 2, 5, 3), 2)],
+    ("shape", "axis"), [((7, 4), 1), ((1, 2), 1), ((5, 3, 2, 4), 1), ((5, 6, 3), -1), ((5, 6, 3), 2), ((4, 2, 5, 3), 2)]
 )
 def test_categorical_log_prob(shape, axis: int, dtype: torch.dtype):
     logits = normal(*shape, dtype=dtype) * 3
@@ -154,9 +153,7 @@ def test_extreme_logits_keep_exact_log_densities(dtype: torch.dtype):
         torch.testing.assert_close(ours, torch.tensor(expected, dtype=dtype))
     pair = torch.tensor([1e4, -1e4], dtype=dtype)
     binary = Bernoulli().build(pair)
-    assert torch.equal(
-        binary.log_prob(pair, torch.tensor([1.0, 0.0], dtype=dtype)), torch.zeros(2, dtype=dtype)
-    )
+    assert torch.equal(binary.log_prob(pair, torch.tensor([1.0, 0.0], dtype=dtype)), torch.zeros(2, dtype=dtype))
     wrong = binary.log_prob(pair, torch.tensor([0.0, 1.0], dtype=dtype))
     assert torch.equal(wrong, torch.full((2,), -1e4, dtype=dtype))
 
@@ -200,8 +197,7 @@ def test_bernoulli_draws_have_the_right_frequencies(dtype: torch.dtype):
 
 @BOTH
 @pytest.mark.parametrize(
-    "settings_",
-    [Gaussian(std=0.4), Gaussian(std=(0.1, 2.0, 1.0)), Gaussian(covariance=COVARIANCE), Gaussian()],
+    "settings_", [Gaussian(std=0.4), Gaussian(std=(0.1, 2.0, 1.0)), Gaussian(covariance=COVARIANCE), Gaussian()]
 )
 def test_gaussian_draws_have_the_right_moments(settings_: Gaussian, dtype: torch.dtype):
     outputs = torch.tensor([1.0, -2.0, 0.5], dtype=dtype).expand(COUNT, 3)
@@ -230,18 +226,14 @@ def test_draws_follow_their_generator_and_are_targets(settings_, shape):
     outputs = normal(*shape).requires_grad_()
     likelihood = settings_.build(outputs)
     state = torch.get_rng_state()
-    first, again, other = (
-        likelihood.sample(outputs, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2)
-    )
+    first, again, other = (likelihood.sample(outputs, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(torch.get_rng_state(), state)
     assert not first.requires_grad
     assert torch.equal(likelihood.check_targets(outputs, first), first)
     # The same rows of noise give the same targets whatever the batch.
     noise = normal(*shape, seed=5)
-    assert torch.equal(
-        likelihood.sample_with(outputs[2:4], noise[2:4]), likelihood.sample_with(outputs, noise)[2:4]
-    )
+    assert torch.equal(likelihood.sample_with(outputs[2:4], noise[2:4]), likelihood.sample_with(outputs, noise)[2:4])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -294,9 +286,7 @@ def dense_hessian(likelihood: BuiltLikelihood, outputs: Tensor, targets: Tensor,
 )
 def test_the_root_squares_to_the_hessian(settings_, shape, dtype: torch.dtype):
     outputs = normal(*shape, dtype=dtype) * 2
-    likelihood = settings_.build(
-        outputs, normal(*shape, dtype=dtype) * 3 if settings_ == Gaussian() else None
-    )
+    likelihood = settings_.build(outputs, normal(*shape, dtype=dtype) * 3 if settings_ == Gaussian() else None)
     targets = likelihood.sample(outputs, torch.Generator().manual_seed(0))
     root = likelihood.hessian_root(outputs)
     assert root.dtype == dtype and not root.requires_grad
@@ -413,10 +403,7 @@ def test_gaussian_settings_that_are_refused(arguments):
 
 
 def test_gaussian_settings_become_plain_and_comparable():
-    assert (
-        Gaussian(std=np.float32(0.5)) == Gaussian(std=0.5)
-        and type(Gaussian(std=np.float32(0.5)).std) is float
-    )
+    assert Gaussian(std=np.float32(0.5)) == Gaussian(std=0.5) and type(Gaussian(std=np.float32(0.5)).std) is float
     assert Gaussian(std=[1, 2]) == Gaussian(std=(1.0, 2.0))  # pyright: ignore
     assert Gaussian(covariance=np.eye(2)) == Gaussian(covariance=((1.0, 0.0), (0.0, 1.0)))  # pyright: ignore
     rounded = np.linalg.inv(np.linalg.inv(np.array(COVARIANCE)))  # symmetric but for rounding
@@ -460,27 +447,12 @@ def test_outputs_that_do_not_fit(settings_, outputs: Tensor, message: str):
 @pytest.mark.parametrize(
     ("settings_", "outputs", "targets", "message"),
     [
-        (
-            Categorical(),
-            (4, 3),
-            torch.tensor([0, 1, 3, 2]),
-            r"labels must lie in 0\.\.2 .*3 outputs.*got 3 at row 12",
-        ),
+        (Categorical(), (4, 3), torch.tensor([0, 1, 3, 2]), r"labels must lie in 0\.\.2 .*3 outputs.*got 3 at row 12"),
         (Categorical(), (4, 3), torch.tensor([0, -1, 1, 2]), "got -1 at row 11"),
         (Categorical(), (4, 3), torch.zeros(4), r"whole numbers, got torch.float32; use y\.long\(\)"),
         (Categorical(), (4, 3), torch.zeros(4, dtype=torch.bool), "whole numbers, got torch.bool"),
-        (
-            Categorical(),
-            (4, 3),
-            torch.zeros(4, 3, dtype=torch.int64),
-            r"shape \[B\], got \(4, 3\); one-hot .*argmax",
-        ),
-        (
-            Categorical(),
-            (4, 3),
-            torch.zeros(4, 1, dtype=torch.int64),
-            r"shape \[B\], got \(4, 1\); y\.squeeze\(-1\)",
-        ),
+        (Categorical(), (4, 3), torch.zeros(4, 3, dtype=torch.int64), r"shape \[B\], got \(4, 3\); one-hot .*argmax"),
+        (Categorical(), (4, 3), torch.zeros(4, 1, dtype=torch.int64), r"shape \[B\], got \(4, 1\); y\.squeeze\(-1\)"),
         (Categorical(), (4, 3, 5), torch.zeros(4, dtype=torch.int64), r"shape \[B, 5\], got \(4,\)"),
         (Categorical(class_axis=-1), (4, 3, 5), torch.zeros(4, 5, dtype=torch.int64), r"shape \[B, 3\]"),
         (Bernoulli(), (4,), torch.tensor([0, 1, 2, 0]), "must be 0 or 1, got 2 at row 12"),
@@ -510,9 +482,7 @@ def test_targets_are_brought_into_form():
 
 @pytest.mark.parametrize("value", ["classification", Categorical, None, nn.CrossEntropyLoss()])
 def test_a_likelihood_is_an_object(value):
-    with pytest.raises(
-        ConfigError, match=r"must be an instance such as Categorical\(\) or Gaussian\(\), got"
-    ):
+    with pytest.raises(ConfigError, match=r"must be an instance such as Categorical\(\) or Gaussian\(\), got"):
         settings_of(value)
 
 

@@ -95,9 +95,7 @@ def seeded() -> Iterator[None]:
 
 
 def dense() -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 9, bias=False), nn.Tanh(), nn.Linear(9, 3)
-    )
+    return nn.Sequential(nn.Linear(8, 10), nn.Tanh(), nn.Linear(10, 9, bias=False), nn.Tanh(), nn.Linear(9, 3))
 
 
 #: Networks whose draws at few rows are functions, and those whose draws are written out.
@@ -107,9 +105,7 @@ FUNCTIONS = {
     "convolution": lambda: nn.Sequential(
         nn.Unflatten(1, (1, 8)), nn.Conv1d(1, 2, 3), nn.Flatten(), nn.Tanh(), nn.Linear(12, 3)
     ),
-    "sequence": lambda: nn.Sequential(
-        nn.Unflatten(1, (2, 4)), Turned(4, 9), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)
-    ),
+    "sequence": lambda: nn.Sequential(nn.Unflatten(1, (2, 4)), Turned(4, 9), nn.Tanh(), nn.Flatten(), nn.Linear(18, 3)),
 }
 WRITTEN = {"backwards": Backwards, "twice": Twice, "noisy": lambda: Noisy(nn.Linear(8, 3))}
 
@@ -178,9 +174,7 @@ def test_draws_that_do_not_fit_one_pass_come_in_several(method: str):
     once = posterior.sample_outputs(x, 7, seed=3)
     for max_rows in (2, 5, 6):
         torch.testing.assert_close(posterior.sample_outputs(x, 7, seed=3, max_rows=max_rows), once)
-    torch.testing.assert_close(
-        posterior.sample_outputs(x, 7, seed=3, max_rows=1), once
-    )  # more rows than a pass takes
+    torch.testing.assert_close(posterior.sample_outputs(x, 7, seed=3, max_rows=1), once)  # more rows than a pass takes
 
 
 @methods

@@ -53,9 +53,7 @@ def test_a_text_that_is_gone_is_named():
 
 def test_every_room_has_a_bug():
     def parts(folder: Path) -> set[str]:
-        return {
-            path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()
-        }
+        return {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
 
     rooms = parts(PACKAGE) - WITHOUT - {"inference"}
     methods = {f"inference/{name}" for name in parts(PACKAGE / "inference") - WITHOUT}

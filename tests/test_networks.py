@@ -10,15 +10,7 @@ from torch.nn.utils import parametrizations
 
 from dubito.errors import ConfigError, NetworkError, UnknownNameError
 from dubito.layers.shell import leased
-from dubito.networks import (
-    copied,
-    frozen_modes,
-    resolve,
-    run,
-    trainable,
-    with_flags,
-    with_weights,
-)
+from dubito.networks import copied, frozen_modes, resolve, run, trainable, with_flags, with_weights
 
 
 class Tied(nn.Module):
@@ -183,13 +175,7 @@ def test_trainable_parameters_are_the_users_own():
     net = sample_net()
     net[0].requires_grad_(False)
     assert list(trainable(net)) == ["1.weight", "1.bias", "3.weight", "3.bias"]
-    assert list(trainable(Tied())) == [
-        "encoder.weight",
-        "encoder.bias",
-        "decoder.bias",
-        "norm.weight",
-        "norm.bias",
-    ]
+    assert list(trainable(Tied())) == ["encoder.weight", "encoder.bias", "decoder.bias", "norm.weight", "norm.bias"]
 
 
 def test_subsets_by_name_module_and_predicate():
@@ -213,9 +199,7 @@ def test_tied_parameters_are_found_by_all_their_names():
 
 def test_subsets_that_pick_nothing_are_refused():
     net = sample_net()
-    with pytest.raises(
-        UnknownNameError, match=r"unknown parameter or module '3\.wieght', did you mean '3\.weight'"
-    ):
+    with pytest.raises(UnknownNameError, match=r"unknown parameter or module '3\.wieght', did you mean '3\.weight'"):
         resolve(["3.wieght"], net)
     with pytest.raises(ConfigError, match=r"list of names or a predicate, got 'head'; give \['head'\]"):
         resolve("head", net)
@@ -232,10 +216,7 @@ def test_subsets_that_pick_nothing_are_refused():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_network_with_other_weights_is_a_copy(dtype: torch.dtype):
     net = Tied().to(dtype).eval()
-    new = {
-        "encoder.weight": torch.rand(3, 3, dtype=dtype),
-        "norm.running_var": torch.full((3,), 4.0, dtype=dtype),
-    }
+    new = {"encoder.weight": torch.rand(3, 3, dtype=dtype), "norm.running_var": torch.full((3,), 4.0, dtype=dtype)}
     plain = with_weights(net, new)
     x = torch.rand(2, 3, dtype=dtype)
     torch.testing.assert_close(plain(x), run(net, new, x))

@@ -8,16 +8,7 @@ from scipy import stats
 from torch import Tensor
 
 from dubito import ConfigError, factors
-from dubito.factors import (
-    Cauchy,
-    HalfCauchy,
-    InverseGamma,
-    LogNormal,
-    NearOne,
-    Normal,
-    Point,
-    Signs,
-)
+from dubito.factors import Cauchy, HalfCauchy, InverseGamma, LogNormal, NearOne, Normal, Point, Signs
 
 FAMILIES = (
     Normal(prior_mean=0.8, prior_std=0.4),
@@ -42,9 +33,7 @@ def prior_log_density(family: factors.Family, x: Tensor) -> Tensor:
         found = stats.halfcauchy.logpdf(values, 0, family.prior_scale)
     else:
         found = (
-            math.log(2)
-            + x.log().numpy()
-            + stats.invgamma.logpdf(values**2, family.concentration, scale=family.rate)
+            math.log(2) + x.log().numpy() + stats.invgamma.logpdf(values**2, family.concentration, scale=family.rate)
         )
     return torch.as_tensor(found)
 
@@ -88,9 +77,7 @@ def test_points_have_no_divergence():
 def test_starts():
     stream = torch.Generator().manual_seed(0)
     near = NearOne(std=0.5).draw((20_000,), Normal(), stream)
-    assert float(near.mean()) == pytest.approx(1, abs=0.02) and float(near.std()) == pytest.approx(
-        0.5, rel=0.03
-    )
+    assert float(near.mean()) == pytest.approx(1, abs=0.02) and float(near.std()) == pytest.approx(0.5, rel=0.03)
     assert float(NearOne(std=0.5).draw((20_000,), LogNormal(), stream).mean()) == pytest.approx(0, abs=0.02)
     signs = Signs(probability=0.75).draw((20_000,), Normal(), stream)
     assert set(signs.tolist()) == {-1.0, 1.0}

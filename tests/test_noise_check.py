@@ -119,9 +119,7 @@ def test_rows_without_anything_to_learn_are_no_reason() -> None:
 def test_figures_are_those_of_the_rows() -> None:
     """The NLL under noise is the mean over draws on evenly spread rows, the centre's that of the means."""
     x, y = table(300)
-    posterior = MeanField(initial_std=2.0).fit(
-        net(), (x, y), Categorical(), training=Training(iterations=1, lr=1e-9)
-    )
+    posterior = MeanField(initial_std=2.0).fit(net(), (x, y), Categorical(), training=Training(iterations=1, lr=1e-9))
     rows = torch.arange(128) * 300 // 128
     labels = y[rows]
     outputs = posterior.sample_outputs(x[rows], 8)
@@ -146,9 +144,7 @@ def test_the_constant_prediction_is_the_best_one() -> None:
     labels = torch.randint(3, (50, 4), generator=stream)
     logits = (torch.bincount(labels.flatten()) / 200).log()[None, :, None].expand(50, 3, 4)
     judge = Categorical().build(logits)
-    assert constant_nll(judge, labels) == pytest.approx(
-        float(-judge.log_prob(logits, labels).mean()), rel=1e-5
-    )
+    assert constant_nll(judge, labels) == pytest.approx(float(-judge.log_prob(logits, labels).mean()), rel=1e-5)
     yes = (torch.rand(50, 2, generator=stream) < torch.tensor([0.2, 0.6])).float()
     odds = torch.logit(yes.mean(0)).expand_as(yes)
     coin = Bernoulli().build(odds)

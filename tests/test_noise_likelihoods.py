@@ -120,9 +120,7 @@ def test_empirical_curvature_is_autograds(name: str):
     likelihood, outputs = built(name)
     targets = torch.as_tensor(law(name, outputs.numpy()).rvs(random_state=1), dtype=torch.float64)
     ((weight, gradient),) = Empirical().seeds(likelihood, outputs, targets, lambda _: normal(1))
-    truth = vmap(jacrev(lambda row, target: -likelihood.log_prob(row[None], target[None])[0]))(
-        outputs, targets
-    )
+    truth = vmap(jacrev(lambda row, target: -likelihood.log_prob(row[None], target[None])[0]))(outputs, targets)
     assert weight == 1
     torch.testing.assert_close(gradient, truth, rtol=1e-10, atol=1e-10)
 
@@ -344,9 +342,7 @@ def test_linearised_predictions_integrate_the_linear_network(name: str):
     torch.manual_seed(0)
     net = nn.Linear(2, 2 if name == "heteroscedastic" else 1)
     settings = SETTINGS[name]
-    posterior = Laplace(structure=KFAC(), prior_precision=3.0).fit(
-        net, (inputs, targets), settings, progress=False
-    )
+    posterior = Laplace(structure=KFAC(), prior_precision=3.0).fit(net, (inputs, targets), settings, progress=False)
     closed = posterior.predict(inputs[:5], 4000, linearised=True)
     drawn = posterior.predict(inputs[:5], 4000, linearised=False)
     for quantity in ("mean", "std"):

@@ -187,9 +187,7 @@ def test_the_installed_wheel_works_with_any_extra_missing(wheel: Path, tmp_path:
     cases.append((" ".join(name for name, *_ in cases), None, []))
     code = f"WHEEL, CASES = {str(site)!r}, {cases!r}\n{SCRIPT}"
     environment = {**os.environ, "PYTHONPATH": str(site), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
 
@@ -217,25 +215,18 @@ def test_forms_can_be_read(path: Path) -> None:
     form = yaml.safe_load(path.read_text(encoding="utf-8"))
     assert form.keys() == {"blank_issues_enabled"} or {"name", "description", "body"} <= form.keys()
     for part in form.get("body", []):
-        assert (
-            part["type"] in ("checkboxes", "dropdown", "input", "markdown", "textarea") and part["attributes"]
-        )
+        assert part["type"] in ("checkboxes", "dropdown", "input", "markdown", "textarea") and part["attributes"]
 
 
 def test_the_page_of_compatibility_names_the_floors() -> None:
     page = (ROOT / "docs" / "compatibility.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| ([\w-]+) \| ([\d.]+) \|$", page, re.MULTILINE)
-    declared = [
-        tuple(line.split(">=")) for line in (f"Python{PROJECT['requires-python']}", *PROJECT["dependencies"])
-    ]
+    declared = [tuple(line.split(">=")) for line in (f"Python{PROJECT['requires-python']}", *PROJECT["dependencies"])]
     assert listed == declared
 
 
 def test_the_oldest_packages_are_the_floors_of_all_requirements() -> None:
-    extras = {
-        "cli": ["scikit-learn>=1.7", "dubito[hf]"],
-        "report": ["scikit-learn>=1.10", "dask[a,b]>=2024.8"],
-    }
+    extras = {"cli": ["scikit-learn>=1.7", "dubito[hf]"], "report": ["scikit-learn>=1.10", "dask[a,b]>=2024.8"]}
     project = {"dependencies": ["torch>=2.6", "numpy>=1.26,<3"], "optional-dependencies": extras}
     lowest = {"torch": "2.6", "numpy": "1.26", "scikit-learn": "1.10", "dask": "2024.8"}
     assert floors(project) == lowest

@@ -51,9 +51,7 @@ def rows(count: int = 10, dtype: torch.dtype = torch.float32, seed: int = 1, wid
     return torch.randn(count, width, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
-def spread(
-    net: nn.Module | None = None, likelihood=None, components: int = 1, kind: type[Posterior] = Spread
-):
+def spread(net: nn.Module | None = None, likelihood=None, components: int = 1, kind: type[Posterior] = Spread):
     """A posterior around the network, at rest."""
     network = copied(net or small_net()).eval()
     likelihood = likelihood or Categorical().build(None)
@@ -113,9 +111,7 @@ def test_noise_of_a_component_meets_its_own_draws():
     posterior = spread(net, Gaussian().build(torch.zeros(1, 1)).with_noise(std=stds), components=3)
     x, y = rows(), rows(seed=2)[:, :1]
     outputs = posterior.sample_outputs(x, 6, seed=1)
-    log_probs = torch.stack(
-        [torch.distributions.Normal(outputs[s], stds[s % 3]).log_prob(y).sum(1) for s in range(6)]
-    )
+    log_probs = torch.stack([torch.distributions.Normal(outputs[s], stds[s % 3]).log_prob(y).sum(1) for s in range(6)])
     prediction = posterior.predict(x, 6, seed=1)
     torch.testing.assert_close(prediction.log_prob(y), log_probs.logsumexp(0) - math.log(6))
 
@@ -173,9 +169,7 @@ def test_answers_must_keep_their_rows(shape):
 
     posterior = spread(Reshaped(4, 3))
     for max_rows in (1024, 3):
-        with pytest.raises(
-            NetworkError, match=r"must answer \d+ rows with \d+ rows of outputs on the first axis, got"
-        ):
+        with pytest.raises(NetworkError, match=r"must answer \d+ rows with \d+ rows of outputs on the first axis, got"):
             posterior.sample_outputs(rows(), 2, max_rows=max_rows)
 
 
@@ -264,27 +258,15 @@ def test_evaluation_reads_every_form_of_data():
     posterior, x, y = spread(), rows(23), torch.arange(23) % 3
     expected = posterior.evaluate((x, y), num_samples=4)
     pairs = TensorDataset(x, y)
-    for data in (
-        pairs,
-        Subset(pairs, range(23)),
-        DataLoader(pairs, batch_size=5),
-        Stream(),
-        (x.numpy(), y.tolist()),
-    ):
+    for data in (pairs, Subset(pairs, range(23)), DataLoader(pairs, batch_size=5), Stream(), (x.numpy(), y.tolist())):
         for max_rows in (4, 1024):
-            assert posterior.evaluate(data, num_samples=4, max_rows=max_rows) == pytest.approx(
-                expected, rel=1e-5
-            )
+            assert posterior.evaluate(data, num_samples=4, max_rows=max_rows) == pytest.approx(expected, rel=1e-5)
 
 
 def test_evaluation_names_the_bad_row():
     posterior, x, y = spread(), rows(23), torch.arange(23) % 3
     y[17] = 5
-    for data in (
-        (x, y),
-        Subset(TensorDataset(x, y), range(23)),
-        DataLoader(TensorDataset(x, y), sampler=range(23)),
-    ):
+    for data in ((x, y), Subset(TensorDataset(x, y), range(23)), DataLoader(TensorDataset(x, y), sampler=range(23))):
         with pytest.raises(DataError, match=r"labels must lie in 0\.\.2 .* got 5 at row 17"):
             posterior.evaluate(data, max_rows=6)
     with pytest.raises(DataError, match="whole numbers"):
@@ -343,10 +325,7 @@ def test_moving_moves_everything():
         assert torch.equal(tensor, before[name].to(tensor.dtype)), name
     prediction = posterior.predict(rows())
     assert prediction.mean.dtype == prediction.std.dtype == torch.float64
-    assert {tensor.dtype for tensor in (*posterior.parameters(), *posterior.buffers())} == {
-        torch.float64,
-        torch.int64,
-    }
+    assert {tensor.dtype for tensor in (*posterior.parameters(), *posterior.buffers())} == {torch.float64, torch.int64}
 
 
 # -- sizes, names, the summary -----------------------------------------------------------------------------

@@ -27,9 +27,7 @@ from dubito.method import Method
 from dubito.posterior import Posterior
 from dubito.precision import half_passes, passes_in
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 
 METHODS: dict[str, Method] = {
     "mean field": MeanField(),
@@ -88,9 +86,7 @@ def test_a_prediction_in_bf16_is_the_mean_over_passes_under_autocast():
             outputs.append(posterior.fold(index)(x))
     assert outputs[0].dtype == torch.bfloat16
     probs = torch.stack(outputs).double().softmax(-1).mean(0)
-    torch.testing.assert_close(
-        posterior.predict(x, 4, precision="bf16").probs.double(), probs, rtol=0, atol=1e-6
-    )
+    torch.testing.assert_close(posterior.predict(x, 4, precision="bf16").probs.double(), probs, rtol=0, atol=1e-6)
 
 
 def test_fp16_is_finer_than_bf16():
@@ -168,9 +164,7 @@ def test_sums_of_half_precision_passes_are_in_full_precision():
         vectors, values = stored["input_vectors"][0].double(), stored["input_eigenvalues"][0].double()
         truth = a.mT @ a / len(a)
         # Single precision: sums of 3,000 terms in bf16 would be wrong in the second digit.
-        torch.testing.assert_close(
-            (vectors * values) @ vectors.mT, truth, rtol=1e-4, atol=2e-6 * float(truth.max())
-        )
+        torch.testing.assert_close((vectors * values) @ vectors.mT, truth, rtol=1e-4, atol=2e-6 * float(truth.max()))
         assert stored["input_vectors"].dtype == torch.float32
 
 

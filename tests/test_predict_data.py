@@ -88,9 +88,7 @@ def test_rows_of_data_are_predicted_in_the_order_of_the_data(posterior, name: st
     torch.testing.assert_close(prediction.probs, expected.probs)
     torch.testing.assert_close(prediction.aleatoric, expected.aleatoric)
     parts = list(posterior.predict_batches(DATA[name](), 6, seed=4, max_rows=8))
-    assert sum(map(len, parts)) == 23 and (
-        len(parts) > 2 or name == "stream"
-    )  # 128 rows of a stream at a time
+    assert sum(map(len, parts)) == 23 and (len(parts) > 2 or name == "stream")  # 128 rows of a stream at a time
     torch.testing.assert_close(torch.cat([part.probs for part in parts]), expected.probs)
 
 
@@ -163,9 +161,7 @@ def test_several_inputs():
 
 def test_data_that_cannot_be_read_are_refused_in_words(posterior):
     fours = [(row, row, 0, 0) for row in rows()]
-    with pytest.raises(
-        DataError, match=r"a pair \(inputs, targets\), got 4 values; several inputs go into one tuple"
-    ):
+    with pytest.raises(DataError, match=r"a pair \(inputs, targets\), got 4 values; several inputs go into one tuple"):
         posterior.predict(loader(fours))
     with pytest.raises(DataError, match="at least one row, got an empty dataset"):
         posterior.predict(loader([]))

@@ -99,9 +99,7 @@ def test_doubt_about_classes_splits_in_two(values: Tensor):
         assert quantity.dtype == values.dtype
         assert (quantity >= 0).all(), name
         np.testing.assert_allclose(quantity.double().numpy(), expected, rtol=0, atol=atol, err_msg=name)
-    torch.testing.assert_close(
-        prediction.total, prediction.aleatoric + prediction.epistemic, rtol=0, atol=atol
-    )
+    torch.testing.assert_close(prediction.total, prediction.aleatoric + prediction.epistemic, rtol=0, atol=atol)
     np.testing.assert_allclose(prediction.probs.double().numpy(), probs.mean(0), rtol=0, atol=atol)
     assert (prediction.probs <= 1).all() and (prediction.confidence <= 1).all()
     np.testing.assert_array_equal(prediction.confidence.numpy(), prediction.probs.numpy().max(-1))
@@ -250,10 +248,7 @@ def test_yes_and_no_of_every_shape(shape, dtype: torch.dtype):
 def test_many_labels_are_judged_together():
     """Two labels that always agree: the joint is not the product of the marginals."""
     values = torch.tensor([[[20.0, 20.0]], [[-20.0, -20.0]]])
-    both, one = (
-        binary(values).log_prob(torch.tensor([[1, 1]])),
-        binary(values).log_prob(torch.tensor([[1, 0]])),
-    )
+    both, one = (binary(values).log_prob(torch.tensor([[1, 1]])), binary(values).log_prob(torch.tensor([[1, 0]])))
     assert both.item() == pytest.approx(math.log(0.5), abs=1e-5)
     assert one.item() < -15
 
@@ -261,16 +256,12 @@ def test_many_labels_are_judged_together():
 def assert_smallest(probs: np.ndarray, chosen: np.ndarray, level: float) -> None:
     """No other set of classes that holds the level is smaller, by trying all sets."""
     every = [
-        list(some)
-        for size in range(1, len(probs) + 1)
-        for some in itertools.combinations(range(len(probs)), size)
+        list(some) for size in range(1, len(probs) + 1) for some in itertools.combinations(range(len(probs)), size)
     ]
     masses = {tuple(some): probs[some].sum() for some in every}
     if any(abs(mass - level) < 1e-9 for mass in masses.values()):
         return  # a matter of rounding
-    assert chosen.sum() == min(
-        len(some) for some, mass in masses.items() if mass >= level or len(some) == len(probs)
-    )
+    assert chosen.sum() == min(len(some) for some, mass in masses.items() if mass >= level or len(some) == len(probs))
     assert probs[chosen].sum() >= level
     assert probs[chosen].min() >= probs[~chosen].max(initial=0)
 
@@ -339,9 +330,7 @@ def test_real_moments_and_density_are_those_of_the_mixture(shape, dtype: torch.d
     torch.testing.assert_close(prediction.mean.double(), truth.mean, **tolerance)
     torch.testing.assert_close(prediction.std.double() ** 2, truth.variance, **tolerance)
     torch.testing.assert_close(prediction.aleatoric + prediction.epistemic, prediction.std**2)
-    torch.testing.assert_close(
-        prediction.aleatoric.double(), torch.full(shape[1:], 0.49).double(), **tolerance
-    )
+    torch.testing.assert_close(prediction.aleatoric.double(), torch.full(shape[1:], 0.49).double(), **tolerance)
     assert prediction.mean.dtype == prediction.std.dtype == dtype
 
     targets = normal(*shape[1:], dtype=dtype, seed=5)
@@ -379,9 +368,7 @@ def test_full_covariances(components: int, dtype: torch.dtype):
     torch.testing.assert_close(prediction.std.double() ** 2, truth.variance, rtol=1e-5, atol=1e-5)
     part = prediction[torch.tensor([3, 1])]
     torch.testing.assert_close(part.log_prob(targets[[3, 1]]), prediction.log_prob(targets)[[3, 1]])
-    torch.testing.assert_close(
-        prediction.to(torch.float64).log_prob(targets).to(dtype), prediction.log_prob(targets)
-    )
+    torch.testing.assert_close(prediction.to(torch.float64).log_prob(targets).to(dtype), prediction.log_prob(targets))
 
 
 def by_brentq(means: np.ndarray, stds: np.ndarray, q: float) -> float:
@@ -412,10 +399,7 @@ def test_quantiles_are_roots_of_the_mixture(q: float, dtype: torch.dtype):
         expected = by_brentq(means.double().numpy()[:, row, output], scales[:, row, output], q)
         # An error of eps in the level moves the quantile by eps · level / density, a few eps for these mixtures.
         tolerance = 2e-6 if dtype == torch.float32 else 1e-13
-        assert found[row, output].item() == pytest.approx(expected, rel=tolerance, abs=tolerance), (
-            row,
-            output,
-        )
+        assert found[row, output].item() == pytest.approx(expected, rel=tolerance, abs=tolerance), (row, output)
 
 
 @BOTH
@@ -438,9 +422,7 @@ def test_the_quantile_of_one_draw_is_the_normals_own(q: float, dtype: torch.dtyp
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(0.001, 0.999), min_size=2, max_size=6), st.integers(0, 1000), DTYPES)
 def test_quantiles_never_fall(levels: list[float], seed: int, dtype: torch.dtype):
-    prediction = real(
-        normal(5, 3, 2, dtype=dtype, seed=seed), normal(5, 2, dtype=dtype, seed=seed).abs() + 0.01
-    )
+    prediction = real(normal(5, 3, 2, dtype=dtype, seed=seed), normal(5, 2, dtype=dtype, seed=seed).abs() + 0.01)
     values = prediction.quantile(torch.tensor(sorted(levels), dtype=torch.float64))
     assert values.shape == (len(levels), 3, 2)
     assert (values.diff(dim=0) >= -8 * torch.finfo(dtype).eps * values.abs().max()).all()  # but for rounding
@@ -483,9 +465,7 @@ def test_intervals_are_of_the_mixture_and_not_of_its_moments():
 def test_rescaling_is_a_change_of_variables(kind: str, dtype: torch.dtype):
     means = normal(5, 4, 2, dtype=dtype)
     likelihood = Gaussian().build(means[0])
-    noise = {"std": torch.tensor([0.3, 2.0]), "covariance": torch.tensor([[1.0, 0.5], [0.5, 2.0]])}[kind].to(
-        dtype
-    )
+    noise = {"std": torch.tensor([0.3, 2.0]), "covariance": torch.tensor([[1.0, 0.5], [0.5, 2.0]])}[kind].to(dtype)
     prediction = likelihood.with_noise(**{kind: noise}).predictive(iter(means))
     targets = normal(4, 2, dtype=dtype, seed=1)
     for shift, scale in ((np.array([100.0, -3.0]), [10.0, 0.5]), (5, 2), (torch.tensor([1.0]), 3.0)):
@@ -542,9 +522,7 @@ EXAMPLES = {
     "real": real(normal(4, 6)),
     "reals": real(normal(4, 6, 2), torch.tensor([0.1, 2.0]).double()),
     "components": real(normal(4, 6, 2), normal(2, 2).abs()),
-    "covariance": Gaussian(covariance=((1.0, 0.5), (0.5, 2.0)))
-    .build(normal(6, 2))
-    .predictive(iter(normal(4, 6, 2))),
+    "covariance": Gaussian(covariance=((1.0, 0.5), (0.5, 2.0))).build(normal(6, 2)).predictive(iter(normal(4, 6, 2))),
 }
 every_kind = pytest.mark.parametrize("kind", EXAMPLES)
 
@@ -558,9 +536,7 @@ def assert_rows(part: Prediction, whole: Prediction, rows: list[int]) -> None:
     assert len(part) == len(rows) and type(part) is type(whole)
     for name in whole.columns:
         torch.testing.assert_close(getattr(part, name), getattr(whole, name)[rows])
-    torch.testing.assert_close(
-        part.log_prob(targets_of(whole)[rows]), whole.log_prob(targets_of(whole))[rows]
-    )
+    torch.testing.assert_close(part.log_prob(targets_of(whole)[rows]), whole.log_prob(targets_of(whole))[rows])
 
 
 @every_kind
@@ -613,9 +589,7 @@ def test_predictions_move(kind: str):
     for name in prediction.columns:
         quantity = getattr(prediction, name)
         assert quantity.dtype == (torch.int64 if name == "labels" else torch.float32)
-        torch.testing.assert_close(
-            quantity.double(), getattr(EXAMPLES[kind], name).double(), rtol=1e-5, atol=1e-6
-        )
+        torch.testing.assert_close(quantity.double(), getattr(EXAMPLES[kind], name).double(), rtol=1e-5, atol=1e-6)
     assert prediction.to("cpu", torch.float64).log_prob(targets_of(prediction)).dtype == torch.float64
 
 

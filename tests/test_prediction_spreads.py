@@ -103,12 +103,7 @@ def test_outputs_of_every_shape() -> None:
         truth = MultivariateNormal(means.reshape(2, 5, -1), spread + 0.3 * torch.eye(size).double())
         expected = truth.log_prob(targets.reshape(5, -1)).logsumexp(0) - np.log(2)
         torch.testing.assert_close(prediction.log_prob(targets), expected)
-        assert (
-            prediction.epistemic.shape
-            == prediction.std.shape
-            == prediction.quantile(0.3).shape
-            == (5, *shape)
-        )
+        assert prediction.epistemic.shape == prediction.std.shape == prediction.quantile(0.3).shape == (5, *shape)
         assert prediction.rescaled(1.0, 2.0).mean_covariances.shape == spread.shape
 
 
@@ -121,8 +116,6 @@ def test_metrics_see_the_spread() -> None:
     assert found["nll"] == pytest.approx(-float(Normal(mean[0], std).log_prob(targets).mean()))
     error = ((targets - mean[0]) / std).numpy()
     # CRPS of a Normal: σ (z (2Φ(z) − 1) + 2φ(z) − 1/√π)
-    crps = std.numpy() * (
-        error * (2 * scipy.stats.norm.cdf(error) - 1) + 2 * scipy.stats.norm.pdf(error) - np.pi**-0.5
-    )
+    crps = std.numpy() * (error * (2 * scipy.stats.norm.cdf(error) - 1) + 2 * scipy.stats.norm.pdf(error) - np.pi**-0.5)
     assert found["crps"] == pytest.approx(crps.mean())
     assert found["coverage"] == pytest.approx((np.abs(error) < 1.959964).mean())

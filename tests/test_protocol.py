@@ -77,14 +77,7 @@ def test_a_map_fit_made_before_changes_nothing(name):
     """Whoever compares methods trains it once; the result is that of a fit by itself."""
     point, method = fit(), methods()[name]
     shared = protocol.fit(
-        method,
-        network(),
-        rows(120),
-        Categorical(),
-        QUICK,
-        validation=rows(40, 1),
-        progress=False,
-        point=point,
+        method, network(), rows(120), Categorical(), QUICK, validation=rows(40, 1), progress=False, point=point
     )
     assert same(shared, fit(method)) and shared.details == fit(method).details
 
@@ -129,14 +122,7 @@ def test_a_warm_start_begins_at_the_map_fit():
     auto = Training.auto(iterations=4, patience=400, every=20, batch_size=16)
     point = fit(training=Training.auto(iterations=200, batch_size=16, every=20))
     posterior = protocol.fit(
-        MeanField(),
-        network(),
-        rows(120),
-        Categorical(),
-        auto,
-        validation=rows(40, 1),
-        progress=False,
-        point=point,
+        MeanField(), network(), rows(120), Categorical(), auto, validation=rows(40, 1), progress=False, point=point
     )
     for name, weight in posterior.weights().items():
         start = dict(network().named_parameters())[name]
@@ -157,9 +143,7 @@ def test_few_of_many_validation_rows_watch_and_all_choose(monkeypatch):
 
     seen, watch = set(), loop.Loop._validate
     monkeypatch.setattr(
-        loop.Loop,
-        "_validate",
-        lambda self, count: (seen.add(self.run.validation.num_data), watch(self, count))[1],
+        loop.Loop, "_validate", lambda self, count: (seen.add(self.run.validation.num_data), watch(self, count))[1]
     )
     posterior = fit(training=dataclasses.replace(QUICK, watched=25))
     assert seen == {25}
@@ -239,9 +223,7 @@ def test_an_interrupted_fit_goes_on_to_the_same_end(method, tmp_path, monkeypatc
 
 def test_a_posterior_that_is_far_too_wide_is_scaled_down():
     point = fit(training=Training.auto(iterations=300, patience=300, every=20, batch_size=16))
-    prepared = dubito.fitting.prepare(
-        network(), rows(120), Categorical(), validation=rows(200, 1), progress=False
-    )
+    prepared = dubito.fitting.prepare(network(), rows(120), Categorical(), validation=rows(200, 1), progress=False)
     wide = MeanField(initial_std=0.5).build(point.fold(0), Categorical(), 120).posterior()
     narrow = MeanField(initial_std=0.05).build(point.fold(0), Categorical(), 120).posterior()
     assert settled(wide, prepared, {}).scale < 1
@@ -266,7 +248,5 @@ def test_few_rows_that_are_all_right_do_not_ask_for_certainty():
         doubted = 1 / 32  # of 30 rows
         return -float(((1 - doubted) * logs[torch.arange(30), labels] + doubted * logs.mean(1)).mean())
 
-    assert found == pytest.approx(
-        2.718281828 ** minimize_scalar(loss, bounds=(-4, 3), method="bounded").x, rel=1e-3
-    )
+    assert found == pytest.approx(2.718281828 ** minimize_scalar(loss, bounds=(-4, 3), method="bounded").x, rel=1e-3)
     assert targets.shape == labels.shape

@@ -44,8 +44,7 @@ def test_streams_repeat_and_are_independent():
     state = torch.get_rng_state()
     count = 20_000
     one, again, other = (
-        torch.randn(count, generator=seeds.generator(0, "draw", index), dtype=torch.float64)
-        for index in (0, 0, 1)
+        torch.randn(count, generator=seeds.generator(0, "draw", index), dtype=torch.float64) for index in (0, 0, 1)
     )
     assert torch.equal(one, again)
     # The correlation of independent standard Normals has a standard error of 1/√n; five of them.
@@ -104,9 +103,7 @@ def test_reseed_reaches_the_named_device_and_not_the_current_one(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_rows_noise_does_not_depend_on_its_batch(dtype: torch.dtype):
     def rows(start: int, count: int, **kwargs) -> torch.Tensor:
-        return seeds.RowNoise(3, "labels", block=8, **kwargs).rows(
-            start, torch.empty(count, 2, 3, dtype=dtype)
-        )
+        return seeds.RowNoise(3, "labels", block=8, **kwargs).rows(start, torch.empty(count, 2, 3, dtype=dtype))
 
     whole = rows(0, 50)
     assert whole.shape == (50, 2, 3) and whole.dtype == dtype
@@ -130,6 +127,4 @@ def test_row_noise_follows_the_shape_of_the_rows():
     noise = seeds.RowNoise(0, "labels")
     assert noise.rows(0, torch.empty(4, 3)).shape == (4, 3)
     assert noise.rows(0, torch.empty(4, 5, 2)).shape == (4, 5, 2)
-    assert torch.equal(
-        noise.rows(0, torch.empty(4, 3)), seeds.RowNoise(0, "labels").rows(0, torch.empty(4, 3))
-    )
+    assert torch.equal(noise.rows(0, torch.empty(4, 3)), seeds.RowNoise(0, "labels").rows(0, torch.empty(4, 3)))

@@ -28,9 +28,7 @@ def test_the_command_tells_what_held_where(capsys):
     assert main([*arguments, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["torch"] == torch.__version__ and told["device"] == "cpu" and told["dtype"] == "float32"
-    assert {(check["method"], check["passed"]) for check in told["checks"]} == {
-        (name, True) for name in METHODS
-    }
+    assert {(check["method"], check["passed"]) for check in told["checks"]} == {(name, True) for name in METHODS}
     assert main(arguments) == 0
     table = capsys.readouterr().out
     assert "linearised as on the CPU" in table and table.endswith("12 of 12 checks are right\n")
@@ -80,9 +78,7 @@ def shifted_curvature(posterior: Posterior) -> Posterior:
         ("mean-field", "same seed, saved and loaded", "load", moved_weights),
     ],
 )
-def test_what_is_wrong_is_named(
-    method: str, check: str, name: str, spoil: Callable[..., Any], monkeypatch, capsys
-):
+def test_what_is_wrong_is_named(method: str, check: str, name: str, spoil: Callable[..., Any], monkeypatch, capsys):
     right = getattr(module, name)
     monkeypatch.setattr(module, name, lambda *args: spoil(right(*args)))
     result = results(torch.device("cpu"), method)[method, check]

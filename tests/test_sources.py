@@ -97,9 +97,7 @@ def test_every_form_gives_all_rows_in_order(data, kind):
         assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(
-    "data", [(X, Y), Items(), DataLoader(Subset(PAIRS, range(11)), batch_size=2, shuffle=True)]
-)
+@pytest.mark.parametrize("data", [(X, Y), Items(), DataLoader(Subset(PAIRS, range(11)), batch_size=2, shuffle=True)])
 def test_rows_are_read_by_number(data):
     source = as_source(data, SINGLE)
     assert isinstance(source, OrderedSource)
@@ -256,10 +254,7 @@ def test_other_targets_are_checked_as_they_come(data):
         (Stream(0), "at least one row"),
         (DataLoader(Stream(0), batch_size=2), "at least one row"),
         ((X, Y[:5]), "same length, got 11 and 5"),
-        (
-            (X, Y, Y, Y),
-            r"must be a pair \(inputs, targets\), got 4 values; weights of rows come third, several inputs",
-        ),
+        ((X, Y, Y, Y), r"must be a pair \(inputs, targets\), got 4 values; weights of rows come third, several inputs"),
         ((X,), "got 1 values"),
         (TensorDataset(X), "must be a pair"),
         (TensorDataset(X, X, Y, Y), "must be a pair"),
@@ -303,7 +298,5 @@ def test_fingerprints_tell_data_apart():
 def test_training_leaves_no_gradient_on_the_users_tensors():
     inputs = torch.randn(8, 3, requires_grad=True)
     net = torch.nn.Linear(3, 2)
-    dubito.MAP().fit(
-        net, (inputs, torch.arange(8) % 2), dubito.Categorical(), training=dubito.Training(epochs=1)
-    )
+    dubito.MAP().fit(net, (inputs, torch.arange(8) % 2), dubito.Categorical(), training=dubito.Training(epochs=1))
     assert inputs.grad is None and inputs.requires_grad

@@ -90,9 +90,7 @@ def test_whole_weights_are_copies_for_every_method(name: str, kind: str) -> None
     weighted = method.fit(network(outputs), (INPUTS, targets, WEIGHTS), likelihood, training=WHOLE)
     copied = method.fit(network(outputs), (INPUTS[COPIES], targets[COPIES]), likelihood, training=WHOLE)
     assert_same(weighted, copied, 1e-8)
-    assert [step["nll"] for step in weighted.history] == pytest.approx(
-        [step["nll"] for step in copied.history]
-    )
+    assert [step["nll"] for step in weighted.history] == pytest.approx([step["nll"] for step in copied.history])
 
 
 @pytest.mark.parametrize("kind", LIKELIHOODS)
@@ -102,21 +100,14 @@ def test_whole_weights_are_copies_for_every_likelihood(kind: str) -> None:
     method = Laplace(structure=KFAC())
     weighted = method.fit(network(outputs), (INPUTS, targets, WEIGHTS), likelihood)
     copied = method.fit(network(outputs), (INPUTS[COPIES], targets[COPIES]), likelihood)
-    assert_same(
-        weighted, copied, 1e-3 if kind in ("heavy tails", "counts") else 1e-10
-    )  # LBFGS ends near the least
+    assert_same(weighted, copied, 1e-3 if kind in ("heavy tails", "counts") else 1e-10)  # LBFGS ends near the least
     assert weighted.num_data == copied.num_data == len(COPIES)
     for name in ("log_likelihood", "squared_errors", "num_values"):
-        assert weighted.details[name] == (
-            copied.details[name] and pytest.approx(copied.details[name], rel=1e-6)
-        )
+        assert weighted.details[name] == (copied.details[name] and pytest.approx(copied.details[name], rel=1e-6))
     assert weighted.log_marginal_likelihood() == pytest.approx(copied.log_marginal_likelihood(), rel=1e-6)
     updated = [
         posterior.update(data).details
-        for posterior, data in (
-            (weighted, (INPUTS, targets, WEIGHTS)),
-            (copied, (INPUTS[COPIES], targets[COPIES])),
-        )
+        for posterior, data in ((weighted, (INPUTS, targets, WEIGHTS)), (copied, (INPUTS[COPIES], targets[COPIES])))
     ]
     assert updated[0]["num_data"] == 2 * len(COPIES)
     assert updated[0]["log_likelihood"] == pytest.approx(updated[1]["log_likelihood"], rel=1e-6)
@@ -135,9 +126,7 @@ def test_statistics_of_all_layers(name: str, curvature: Any) -> None:
     wanted: dict[str, Any] = {"kronecker": True, "eigenvalues": True, "diagonal": True, "seed": 0}
     rows = WEIGHTS.nonzero().flatten()
     part = Batch(
-        map_tensors(lambda t: t[rows], inputs),
-        case.targets[rows],
-        weights=WEIGHTS[rows] / WEIGHTS[rows].mean(),
+        map_tensors(lambda t: t[rows], inputs), case.targets[rows], weights=WEIGHTS[rows] / WEIGHTS[rows].mean()
     )
     copies = Batch(map_tensors(lambda t: t[COPIES], inputs), case.targets[COPIES])
     weighted = statistics(net, covered, TensorSource(part), likelihood, curvature, batch_size=4, **wanted)
@@ -179,9 +168,7 @@ def test_losses_are_linear_where_components_are_mixed_inside_of_the_logarithm() 
     objective = method.build(network(3), Categorical(), ROWS)
 
     def nll(weights: Tensor | None) -> Tensor:
-        return objective.loss(
-            INPUTS, LABELS, weights=weights, generator=torch.Generator().manual_seed(3)
-        ).nll.detach()
+        return objective.loss(INPUTS, LABELS, weights=weights, generator=torch.Generator().manual_seed(3)).nll.detach()
 
     nll(None)
     parts = torch.stack([nll(torch.eye(ROWS)[row]) for row in range(ROWS)])
@@ -194,9 +181,7 @@ def test_minibatches_estimate_the_weighted_sum_without_bias() -> None:
     prepared = prepare(network(3), (INPUTS, LABELS, WEIGHTS), Categorical())
     objective = MAP(prior_std=1.0).objective(prepared)
     batches = list(prepared.source.batches(5))
-    losses = [
-        float(objective.batch_loss(batch, 1.0, None).nll.detach()) * len(batch.targets) for batch in batches
-    ]
+    losses = [float(objective.batch_loss(batch, 1.0, None).nll.detach()) * len(batch.targets) for batch in batches]
     net = network(3)
     log_probs = net(INPUTS).detach().log_softmax(1)[torch.arange(ROWS), LABELS]
     assert sum(losses) / 10 == pytest.approx(-float((log_probs * WEIGHTS).sum() / WEIGHTS.sum()))
@@ -254,9 +239,7 @@ def test_units_of_targets_are_weighted(form: str) -> None:
     )
     expected = reference(standardise=True).likelihood
     for name in ("location", "scale"):
-        torch.testing.assert_close(
-            getattr(fitted.likelihood, name), getattr(expected, name), rtol=1e-12, atol=1e-12
-        )
+        torch.testing.assert_close(getattr(fitted.likelihood, name), getattr(expected, name), rtol=1e-12, atol=1e-12)
 
 
 def test_weights_of_zero_are_no_rows_whatever_the_batches() -> None:
@@ -274,9 +257,7 @@ def test_weights_of_one_change_nothing() -> None:
     small, ones = Training(epochs=2, batch_size=5, lr=1e-2), torch.ones(ROWS)
     for method in (MAP(), dubito.methods()["vogn"], Laplace(structure=EFB())):
         plain = method.fit(network(3), (INPUTS, LABELS), Categorical(), training=small)
-        assert_same(
-            method.fit(network(3), (INPUTS, LABELS, ones), Categorical(), training=small), plain, 1e-12
-        )
+        assert_same(method.fit(network(3), (INPUTS, LABELS, ones), Categorical(), training=small), plain, 1e-12)
 
 
 def test_fractions_count_as_parts_of_a_row() -> None:
@@ -353,10 +334,7 @@ def test_the_energy_of_chains() -> None:
 
 
 BAD: dict[str, tuple[Any, str]] = {
-    "negative": (
-        torch.tensor([1.0] * 11 + [-0.5]),
-        "weights must be finite and at least 0, got -0.5 at row 11",
-    ),
+    "negative": (torch.tensor([1.0] * 11 + [-0.5]), "weights must be finite and at least 0, got -0.5 at row 11"),
     "NaN": (torch.tensor([math.nan] + [1.0] * 11), "got nan at row 0"),
     "infinite": (torch.tensor([1.0, math.inf] + [1.0] * 10), "got inf at row 1"),
     "short": (torch.ones(11), r"one real number per row, \[12\]"),
@@ -395,9 +373,7 @@ def test_what_cannot_be_weighed_says_so() -> None:
         BALI().fit(network(3), (INPUTS, LABELS, WEIGHTS), Categorical(), training=WHOLE)
     with pytest.raises(NetworkError, match="as many numbers as the network has outputs, got 2"):
         MAP().fit(network(3), (INPUTS, LABELS), Categorical(class_weights=(1.0, 2.0)), training=WHOLE)
-    with pytest.raises(
-        ConfigError, match=r"class_weights\[1\] must be a finite number of at least 0, got -1"
-    ):
+    with pytest.raises(ConfigError, match=r"class_weights\[1\] must be a finite number of at least 0, got -1"):
         Categorical(class_weights=(1.0, -1.0))
     with pytest.raises(ConfigError, match="sum above 0"):
         Categorical(class_weights=(0.0, 0.0))

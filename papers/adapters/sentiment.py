@@ -103,8 +103,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         inner = self.first(x)
         split = [
-            layer(inner).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
+            layer(inner).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
         ]
         attended = F.scaled_dot_product_attention(*split, attn_mask=mask[:, None, None])
         x = x + self.out(attended.transpose(1, 2).flatten(2))
@@ -148,18 +147,13 @@ def imdb(folder: Path, rows: int | None) -> tuple[Rows, Rows, dict[str, int]]:
     file = dict(np.load(folder / "imdb_top20k_len80.npz"))
     words = bytes(file["vocab_utf8"]).decode().split("\n")
     parts = [
-        Rows(
-            torch.tensor(file[f"x_{part}"][:rows].astype(np.int64)),
-            torch.tensor(file[f"y_{part}"][:rows]).long(),
-        )
+        Rows(torch.tensor(file[f"x_{part}"][:rows].astype(np.int64)), torch.tensor(file[f"y_{part}"][:rows]).long())
         for part in ("train", "test")
     ]
     return parts[0], parts[1], {word: number + 4 for number, word in enumerate(words)}
 
 
-def sst2(
-    folder: Path, ids: dict[str, int], vocabulary: int, length: int = 40
-) -> tuple[dict[str, Rows], float]:
+def sst2(folder: Path, ids: dict[str, int], vocabulary: int, length: int = 40) -> tuple[dict[str, Rows], float]:
     """The parts of SST-2 in the ids of IMDB, and the share of words that these lack."""
     file, parts, unknown, count = dict(np.load(folder / "sst2.npz")), {}, 0, 0
     for part in ("train", "dev", "test"):
@@ -237,14 +231,7 @@ def run(folder: Path, sizes: Sizes, seeds: tuple[int, ...] = SEEDS) -> dict[str,
             if isinstance(method, DeepEnsemble):
                 more = {"start": lambda member, seed=seed: adapted(base, 100 * (seed + 1) + member)}
             posterior = provenance.fit(
-                method,
-                net,
-                train,
-                explicit(Categorical),
-                training=training,
-                seed=seed,
-                progress=False,
-                **more,
+                method, net, train, explicit(Categorical), training=training, seed=seed, progress=False, **more
             )
             seconds = time.process_time() - start
             metrics = posterior.evaluate(tuple(parts["test"]))

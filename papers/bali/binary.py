@@ -169,13 +169,7 @@ TABLES = (
         ),
         published={},
         claims=tuple(
-            Claim(
-                text=f"BALI is better calibrated than {other}",
-                metric="ece",
-                better="bali",
-                than=other,
-                data=DATA,
-            )
+            Claim(text=f"BALI is better calibrated than {other}", metric="ece", better="bali", than=other, data=DATA)
             for other in ("mc-dropout", "map")
         ),
     ),
@@ -217,9 +211,7 @@ TABLES = (
         ),
         published={},
         claims=(
-            Claim(
-                text="BALI-L learns faster", metric="reach", better="bali-l", than="bali", data=(LOCAL[0],)
-            ),
+            Claim(text="BALI-L learns faster", metric="reach", better="bali-l", than="bali", data=(LOCAL[0],)),
             Claim(
                 text="BALI-L overfits more: BALI has the smaller gap",
                 metric="gap",

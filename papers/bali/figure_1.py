@@ -129,11 +129,7 @@ def fitted(cell: Cell, train: Part, settings: Toy, steps: int | None) -> Posteri
     width, moons = train.inputs.shape[1], cell.data == MOONS
     net = mlp(width, settings.hidden, num_classes=1, activation="tanh", seed=cell.seed)
     training = explicit(
-        Training,
-        iterations=steps or settings.iterations,
-        batch_size=len(train.inputs),
-        lr=settings.lr,
-        kl=settings.kl,
+        Training, iterations=steps or settings.iterations, batch_size=len(train.inputs), lr=settings.lr, kl=settings.kl
     )
     method = explicit(MeanField, prior_std=explicit(He))
     if cell.method == "bali":
@@ -188,11 +184,7 @@ TABLES = (
         experiment=EXPERIMENT,
         metrics=(
             Metric(name="nll", title="NLL of fresh points", lower_is_better=True),
-            Metric(
-                name="growth",
-                title="doubt far from the points over that on fresh ones",
-                lower_is_better=False,
-            ),
+            Metric(name="growth", title="doubt far from the points over that on fresh ones", lower_is_better=False),
             Metric(name="far", title="doubt far from the points", lower_is_better=False),
         ),
         published={},

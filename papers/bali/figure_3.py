@@ -61,9 +61,7 @@ def generate_cell(cell: Cell) -> Images:
     return Images(part, part, torch.rand(60, 1, 28, 28, generator=stream))
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None) -> list[Outcome]:
     """Train on one set, tell its test images from the other's."""
     return [run_seed(cell, images, settings, steps) for cell, images in zip(cells, data, strict=True)]
 
@@ -110,9 +108,7 @@ def roc(inside: Tensor, outside: Tensor, places: int = 101) -> dict[str, list[fl
 def variants(settings: Fit, seconds: dict[str, float]) -> dict[tuple[str, str], Variant]:
     """Every method on both pairs."""
     return {
-        (data, method): Variant(settings=settings, cpu_seconds=seconds[method])
-        for data in PAIRS
-        for method in METHODS
+        (data, method): Variant(settings=settings, cpu_seconds=seconds[method]) for data in PAIRS for method in METHODS
     }
 
 
@@ -121,15 +117,11 @@ EXPERIMENT = Experiment(
     name="bali-figure-3",
     scales={
         "small": Scale(
-            variants=variants(
-                Fit(iterations=3000, batch_size=1024), {"bali": 150.0, "mc-dropout": 50.0, "map": 40.0}
-            ),
+            variants=variants(Fit(iterations=3000, batch_size=1024), {"bali": 150.0, "mc-dropout": 50.0, "map": 40.0}),
             seeds=3,
             smaller="3,000 iterations of 1,024 images instead of 30,000 of 2,048",
         ),
-        "paper": Scale(
-            variants=variants(Fit(), {"bali": 2400.0, "mc-dropout": 900.0, "map": 750.0}), seeds=3
-        ),
+        "paper": Scale(variants=variants(Fit(), {"bali": 2400.0, "mc-dropout": 900.0, "map": 750.0}), seeds=3),
     },
     load=load_cell,
     generate=generate_cell,

@@ -121,9 +121,7 @@ def rival_of(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining) -> R
     return provenance.shared(_rivals, key, made)
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Ground], settings: Fit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Ground], settings: Fit, steps: int | None) -> list[Outcome]:
     """A method on splits of one table."""
     return [run_split(cell, ground, settings, steps) for cell, ground in zip(cells, data, strict=True)]
 
@@ -140,9 +138,7 @@ def run_split(cell: Cell, ground: Ground, settings: Fit, steps: int | None) -> O
 def fitted(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining, point: Posterior) -> Posterior:
     """The method's posterior."""
     if cell.method == POST_HOC:
-        return provenance.fit(
-            settings.method, point.fold(0), ground.train, point.likelihood.settings, seed=cell.split
-        )
+        return provenance.fit(settings.method, point.fold(0), ground.train, point.likelihood.settings, seed=cell.split)
     return fit_from(point, settings.method, ground.rows, auto, cell.split)
 
 
@@ -150,9 +146,7 @@ def judged(posterior: Posterior, rival: Rival, ground: Ground, samples: int) -> 
     """What the test rows say, and rows whose columns were shuffled apart."""
     inputs, targets = ground.test
     prediction = posterior.predict(inputs, samples)
-    apart = feature_shuffled(inputs.flatten(1), seed=0).reshape(
-        inputs.shape
-    )  # of images, pixels are the columns
+    apart = feature_shuffled(inputs.flatten(1), seed=0).reshape(inputs.shape)  # of images, pixels are the columns
     shuffled = posterior.predict(apart, samples)
     differences = losses_of(prediction, targets) - rival.losses
     metrics = {

@@ -77,9 +77,7 @@ def recipe_words(name: str, real: bool) -> str:
     start = "from the MAP fit" if made.warm else "from scratch"
     if made.training is None:
         return f"{start}; nothing is trained"
-    training = changes(
-        explicit(Training), made.training, leave_out=("epochs", "early_stopping", "batch_size")
-    )
+    training = changes(explicit(Training), made.training, leave_out=("epochs", "early_stopping", "batch_size"))
     stopping = made.training.early_stopping
     ends = "to its end" if stopping is None else "to its end, or back" if stopping.last else "early stopping"
     settings = "; ".join(part for part in (changed, training) if part)
@@ -90,9 +88,7 @@ def changes(before: object, after: object, leave_out: tuple[str, ...] = ()) -> s
     """The settings in which two differ."""
     names = [item.name for item in fields(after) if item.name not in leave_out]  # pyright: ignore[reportArgumentType]
     return ", ".join(
-        f"`{name}={getattr(after, name)!r}`"
-        for name in names
-        if getattr(before, name) != getattr(after, name)
+        f"`{name}={getattr(after, name)!r}`" for name in names if getattr(before, name) != getattr(after, name)
     )
 
 
@@ -105,9 +101,7 @@ def means_section(tables: Tables) -> str:
         "rows within a split; tables fixed and weighed alike). Asked for: at most .01 (classes) and .03 (reals) on the "
         f"confirming tables. Run so far: {', '.join(tables) or 'none'}.",
         "",
-        "| method | "
-        + " | ".join(f"{kind}, {half}" for half in halves for kind in ("classes", "reals"))
-        + " |",
+        "| method | " + " | ".join(f"{kind}, {half}" for half in halves for kind in ("classes", "reals")) + " |",
         "|---|" + "---:|" * 4,
     ]
     missed = []

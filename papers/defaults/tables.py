@@ -48,14 +48,7 @@ REALS = ("uci/wine-red", "uci/concrete", "uci/energy", "uci/yacht", "uci/power",
 
 AUTO = explicit(AutoTraining)
 #: Rough costs of a fit in CPU-seconds: of most methods, and of dearer ones.
-SECONDS = {
-    "bali": 9.0,
-    "noisy-kfac": 7.0,
-    "deep-ensemble": 6.0,
-    "rank1": 6.0,
-    "batch-ensemble": 5.0,
-    "map": 4.0,
-}
+SECONDS = {"bali": 9.0, "noisy-kfac": 7.0, "deep-ensemble": 6.0, "rank1": 6.0, "batch-ensemble": 5.0, "map": 4.0}
 
 
 def variants(data: Mapping[str, int], **changes: int) -> dict[tuple[str, str], Variant]:
@@ -91,9 +84,7 @@ def generate_cell(cell: Cell) -> Ground:
     inputs = torch.randn(90, 5, generator=stream)
     real = cell.data in REALS or cell.data.startswith("gap/")
     targets = inputs[:, :1] if real else (inputs[:, 0] > 0).long()
-    train, validation, test = (
-        Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90))
-    )
+    train, validation, test = (Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90)))
     kind = "regression" if real else "classification"
     return Ground(train, validation, test, mlp(5, [8], num_classes=1 if real else 2), LIKELIHOODS[kind]())
 
@@ -116,10 +107,7 @@ EXPERIMENT = Experiment(
 SMALL = ("boston", "concrete", "energy", "power", "wine-red", "yacht")
 GAPS = {f"gap/{name}": GAP_SPLITS[name] for name in SMALL}
 GAP_EXPERIMENT = replace(
-    EXPERIMENT,
-    name="defaults-gap",
-    scales={"paper": Scale(variants=variants(GAPS), splits=GAPS)},
-    load=load_gap,
+    EXPERIMENT, name="defaults-gap", scales={"paper": Scale(variants=variants(GAPS), splits=GAPS)}, load=load_gap
 )
 NLL = Metric(name="difference", title="NLL less MAP's", lower_is_better=True)
 AUROC = Metric(name="auroc_total", title="AUROC, shuffled columns", lower_is_better=False)

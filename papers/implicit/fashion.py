@@ -172,12 +172,7 @@ Run = Callable[[Cell, Clothes, Any, int | None], Outcome]
 
 
 def experiment(
-    name: str,
-    settings: Mapping[tuple[str, str], Judged],
-    run: Run,
-    *,
-    beside: float = 20.0,
-    shared: bool = True,
+    name: str, settings: Mapping[tuple[str, str], Judged], run: Run, *, beside: float = 20.0, shared: bool = True
 ) -> Experiment:
     """An experiment at both scales.
 

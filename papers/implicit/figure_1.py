@@ -78,9 +78,7 @@ def generate_cell(cell: Cell) -> Points:
     return Points(Part(x, y), Part(x, y), units, Scaling(torch.zeros(1), torch.full((1,), 20.0)))
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Points], settings: Fit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Points], settings: Fit, steps: int | None) -> list[Outcome]:
     """Train and judge on 1,000 new points."""
     return [run_cell(cell, points, settings, steps) for cell, points in zip(cells, data, strict=True)]
 
@@ -131,9 +129,7 @@ def trained(points: Points, settings: Fit, depth: int, seed: int, steps: int | N
     )
 
 
-def predicted(
-    posterior: Posterior, inputs: Tensor, points: Points, num_samples: int, seed: int
-) -> RealPrediction:
+def predicted(posterior: Posterior, inputs: Tensor, points: Points, num_samples: int, seed: int) -> RealPrediction:
     """The prediction in original units."""
     prediction = posterior.predict(inputs, num_samples, seed=seed)
     assert isinstance(prediction, RealPrediction)

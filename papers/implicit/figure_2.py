@@ -22,18 +22,7 @@ from dubito.posterior import Posterior
 
 from ..runner.experiment import Cell, Claim, Metric, Outcome, Table
 from ..settings import explicit
-from .fashion import (
-    DATA,
-    DIFFERS,
-    IMPLICIT,
-    Clothes,
-    Fit,
-    Judged,
-    experiment,
-    predicted,
-    tested,
-    trained,
-)
+from .fashion import DATA, DIFFERS, IMPLICIT, Clothes, Fit, Judged, experiment, predicted, tested, trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +149,7 @@ def window(places: Tensor, count: int) -> Sequence[Tensor]:
     """Values of both coordinates around some places, half their range beyond them on either side."""
     low, high = places.aminmax(dim=0)
     margin = (high - low) / 2
-    return [
-        torch.linspace(float(a), float(b), count) for a, b in zip(low - margin, high + margin, strict=True)
-    ]
+    return [torch.linspace(float(a), float(b), count) for a, b in zip(low - margin, high + margin, strict=True)]
 
 
 def rounded(values: Tensor) -> Any:
@@ -181,10 +168,7 @@ TABLES = (
         plus_minus="none",
         experiment=experiment(
             "implicit-plane",
-            {
-                (DATA, "implicit"): Surface(fit=Fit(method=IMPLICIT)),
-                (DATA, "plain"): Surface(fit=Fit(method=PLAIN)),
-            },
+            {(DATA, "implicit"): Surface(fit=Fit(method=IMPLICIT)), (DATA, "plain"): Surface(fit=Fit(method=PLAIN))},
             run_plane,
             beside=60.0,
         ),

@@ -7,18 +7,7 @@ from dubito.shifts import gaussian_mixed, salt_and_pepper
 
 from ..runner.experiment import Cell, Claim, Metric, Outcome, Table
 from ..settings import explicit
-from .fashion import (
-    DATA,
-    DIFFERS,
-    IMPLICIT,
-    Clothes,
-    Fit,
-    Judged,
-    experiment,
-    predicted,
-    tested,
-    trained,
-)
+from .fashion import DATA, DIFFERS, IMPLICIT, Clothes, Fit, Judged, experiment, predicted, tested, trained
 
 WIDTHS = (1, 2, 4, 8)
 LEVELS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -77,10 +66,7 @@ TABLES = (
             {
                 (DATA, f"{name}-{width}"): Judged(fit=Fit(method=method, width=width))
                 for width in WIDTHS
-                for name, method in (
-                    ("implicit", IMPLICIT),
-                    ("mean-field", explicit(MeanField, prior_std=1.0)),
-                )
+                for name, method in (("implicit", IMPLICIT), ("mean-field", explicit(MeanField, prior_std=1.0)))
             },
             run_width,
             shared=False,
@@ -92,9 +78,7 @@ TABLES = (
         published={},
         claims=(
             error_claim("the implicit network improves with width, 8 against 1", "implicit-8", "implicit-1"),
-            error_claim(
-                "mean field gets worse beyond 165k parameters, width 2", "mean-field-2", "mean-field-8"
-            ),
+            error_claim("mean field gets worse beyond 165k parameters, width 2", "mean-field-2", "mean-field-8"),
             error_claim("at width 8 the implicit network errs less", "implicit-8", "mean-field-8"),
         ),
         differs=DIFFERS,

@@ -45,9 +45,7 @@ def toy(results: Results) -> Figure | None:
 
 def active(results: Results) -> Figure | None:
     """Figure 5: the test error along active learning, means over splits with their standard errors."""
-    runs = {
-        (data, method): errors(results, data, method) for data in figure_5.UCI for method in figure_5.RANKS
-    }
+    runs = {(data, method): errors(results, data, method) for data in figure_5.UCI for method in figure_5.RANKS}
     if any(own is None for own in runs.values()):
         return None
     figure = Figure(figsize=(12, 3.8), layout="constrained")

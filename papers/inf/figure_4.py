@@ -100,9 +100,7 @@ def shared_work(cell: Cell) -> tuple:
     return cell.split, cell.seed
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Points], settings: Toy, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Points], settings: Toy, steps: int | None) -> list[Outcome]:
     """Distances of one method's predictive to that of HMC."""
     return [run_split(cell, points, settings, steps) for cell, points in zip(cells, data, strict=True)]
 
@@ -170,9 +168,7 @@ def chains_of(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)  # what it warns of is refused below
-        chains = provenance.fit(
-            method, network(settings, cell.seed), points.train, noise(points), seed=cell.seed
-        )
+        chains = provenance.fit(method, network(settings, cell.seed), points.train, noise(points), seed=cell.seed)
     assert isinstance(chains, HMCPosterior)
     if steps is None:
         chains.reference()
@@ -203,8 +199,7 @@ def fitted(cell: Cell, points: Points, settings: Toy, steps: int | None) -> tupl
 def scale(settings: Toy, splits: int) -> Scale:
     """Every method on every draw; the chains cost most, and are found by the first method of a draw."""
     return Scale(
-        variants={(DATA, method): Variant(settings=settings, cpu_seconds=120.0) for method in METHODS},
-        splits=splits,
+        variants={(DATA, method): Variant(settings=settings, cpu_seconds=120.0) for method in METHODS}, splits=splits
     )
 
 

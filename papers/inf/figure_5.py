@@ -46,9 +46,7 @@ class Steps:
     prior_std: float = 1.0
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Split], settings: Steps, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Split], settings: Steps, steps: int | None) -> list[Outcome]:
     """The curve of one way to choose."""
     return [run_split(cell, split, settings, steps) for cell, split in zip(cells, data, strict=True)]
 
@@ -96,11 +94,7 @@ EXPERIMENT = Experiment(
     name="inf-figure-5",
     scales={
         "paper": Scale(
-            variants={
-                (data, method): Variant(settings=Steps(), cpu_seconds=24.0)
-                for data in UCI
-                for method in RANKS
-            },
+            variants={(data, method): Variant(settings=Steps(), cpu_seconds=24.0) for data in UCI for method in RANKS},
             splits=20,
         )
     },

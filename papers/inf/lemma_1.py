@@ -71,9 +71,7 @@ def generate_cell(cell: Cell) -> Part:
     return Part(inputs, inputs[:, :1].sin())
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Part], settings: Layers, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Part], settings: Layers, steps: int | None) -> list[Outcome]:
     """Errors of guarded INF over those of EFB and of KFAC, layer by layer."""
     return [run_cell(cell, part, settings, steps) for cell, part in zip(cells, data, strict=True)]
 
@@ -91,9 +89,7 @@ def run_cell(cell: Cell, part: Part, settings: Layers, steps: int | None) -> Out
     training = explicit(Training, iterations=steps or settings.iterations, batch_size=64, lr=settings.lr)
     likelihood = explicit(Categorical) if classes else explicit(Gaussian, std=1.0)
     data = (inputs, targets)
-    point = provenance.fit(
-        explicit(MAP), net.double(), data, likelihood, training=training, seed=seed, progress=False
-    )
+    point = provenance.fit(explicit(MAP), net.double(), data, likelihood, training=training, seed=seed, progress=False)
     few = slice(20 if steps else settings.rows)
     errors = layer_errors(point.network, point.likelihood, inputs[few], targets[few])
     ratios = {name: own["inf"] / own["efb"] for name, own in errors.items()}
@@ -197,15 +193,10 @@ def shrunk_norm(left: Tensor, right: Tensor, values: Tensor, shrink: Tensor) -> 
 
 def variants() -> dict[tuple[str, str], Variant]:
     """The paper's networks on its tables, and two image networks small enough for exact blocks."""
-    found = {
-        (name, "mlp-50"): Variant(settings=Layers(hidden=(50, 50)), cpu_seconds=12.0)
-        for name in TABLES_OF_UCI
-    }
+    found = {(name, "mlp-50"): Variant(settings=Layers(hidden=(50, 50)), cpu_seconds=12.0) for name in TABLES_OF_UCI}
     images = {"train": 4000, "rows": 200, "iterations": 400, "lr": 1e-3}
     found["mnist", "mlp-16"] = Variant(settings=Layers(hidden=(16, 16), **images), cpu_seconds=60.0)
-    found["mnist", "lenet"] = Variant(
-        settings=Layers(network="lenet", hidden=(32,), **images), cpu_seconds=60.0
-    )
+    found["mnist", "lenet"] = Variant(settings=Layers(network="lenet", hidden=(32,), **images), cpu_seconds=60.0)
     return found
 
 

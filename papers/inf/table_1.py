@@ -69,9 +69,7 @@ def shared_work(cell: Cell) -> tuple:
     return cell.data, cell.split, cell.seed
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Part], settings: Network, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Part], settings: Network, steps: int | None) -> list[Outcome]:
     """The errors of one structure; those of the others come along and are kept for their turn."""
     outcomes = []
     for cell, part in zip(cells, data, strict=True):
@@ -95,15 +93,11 @@ def errors(part: Part, settings: Network, seed: int, steps: int | None) -> dict[
         network, covered, TensorSource(Batch(*part)), likelihood, GGN(),
         kronecker=True, eigenvalues=True, diagonal=True, batch_size=1024, seed=seed,
     )  # fmt: skip
-    hidden = blocks[
-        0
-    ]  # with one output the last layer's information is a Kronecker product: all are exact there
+    hidden = blocks[0]  # with one output the last layer's information is a Kronecker product: all are exact there
     truth = exact_information(network, part)
     norms = squares(truth)
     return {
-        method: dict(
-            zip(("diagonal", "off_diagonal"), (squares(own - truth) / norms).sqrt().tolist(), strict=True)
-        )
+        method: dict(zip(("diagonal", "off_diagonal"), (squares(own - truth) / norms).sqrt().tolist(), strict=True))
         for method, own in approximations(found[hidden.name])
     }
 
@@ -171,8 +165,7 @@ EXPERIMENT = Experiment(
     name="inf-information",
     scales={
         "paper": Scale(
-            variants=variants(TABLES_OF_UCI),
-            splits={name: 5 if name == "protein" else 20 for name in TABLES_OF_UCI},
+            variants=variants(TABLES_OF_UCI), splits={name: 5 if name == "protein" else 20 for name in TABLES_OF_UCI}
         )
     },
     load=load_cell,

@@ -11,19 +11,7 @@ from functools import partial
 
 import torch
 
-from dubito import (
-    EFB,
-    INF,
-    KFAC,
-    MAP,
-    Categorical,
-    DeepEnsemble,
-    Diagonal,
-    Laplace,
-    MCDropout,
-    metrics,
-    seeds,
-)
+from dubito import EFB, INF, KFAC, MAP, Categorical, DeepEnsemble, Diagonal, Laplace, MCDropout, metrics, seeds
 from dubito.data import Part
 from dubito.inference.laplace import LaplacePosterior
 from dubito.inference.laplace.structures import Structure
@@ -106,9 +94,7 @@ def shared_work(cell: Cell) -> tuple:
     return (cell.seed,)
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None) -> list[Outcome]:
     """Train, judge own test images and foreign ones."""
     return [run_seed(cell, images, settings, steps) for cell, images in zip(cells, data, strict=True)]
 
@@ -145,9 +131,7 @@ def run_seed(cell: Cell, images: Images, settings: Fit, steps: int | None) -> Ou
     )
 
 
-def fitted(
-    cell: Cell, images: Images, settings: Fit, steps: int | None
-) -> tuple[Posterior, dict[str, float]]:
+def fitted(cell: Cell, images: Images, settings: Fit, steps: int | None) -> tuple[Posterior, dict[str, float]]:
     """The method's posterior, and what was chosen for it."""
     train = first(images.train, settings.rows)
     training = explicit(
@@ -167,9 +151,7 @@ def fitted(
         members = explicit(DeepEnsemble, members=settings.members)
         return provenance.fit(members, net, train, likelihood, training=training, seed=cell.seed), {}
     key = (cell.data, cell.split, cell.seed, len(train.targets), settings, steps)
-    train_point = partial(
-        provenance.fit, explicit(MAP), net, train, likelihood, training=training, seed=cell.seed
-    )
+    train_point = partial(provenance.fit, explicit(MAP), net, train, likelihood, training=training, seed=cell.seed)
     point = provenance.shared(_points, key, train_point)
     if cell.method == "nn":
         return point, {}
@@ -187,9 +169,7 @@ def variants(settings: Fit) -> dict[tuple[str, str], Variant]:
     """All methods; an epoch costs 5 seconds, Laplace and predictions a minute."""
     trained = {"nn": 1, "mc-dropout": 1, "deep-ensemble": settings.members}
     return {
-        (DATA, method): Variant(
-            settings=settings, cpu_seconds=60.0 + trained.get(method, 0) * 5.0 * settings.epochs
-        )
+        (DATA, method): Variant(settings=settings, cpu_seconds=60.0 + trained.get(method, 0) * 5.0 * settings.epochs)
         for method in METHODS
     }
 

@@ -27,9 +27,7 @@ def build(cell: Cell) -> nn.Module:
         return models.make(cell.data)
 
 
-def count(
-    cells: Sequence[Cell], networks: Sequence[nn.Module], settings: Count, steps: int | None
-) -> list[Outcome]:
+def count(cells: Sequence[Cell], networks: Sequence[nn.Module], settings: Count, steps: int | None) -> list[Outcome]:
     """Numbers beside the weights: mn for the diagonal, n² + m² for the factors, both for EFB."""
     outcomes = []
     for cell, network in zip(cells, networks, strict=True):
@@ -48,9 +46,7 @@ EXPERIMENT = Experiment(
     scales={
         "paper": Scale(
             variants={
-                (name, method): Variant(settings=Count(), cpu_seconds=1.0)
-                for name in NETWORKS
-                for method in METHODS
+                (name, method): Variant(settings=Count(), cpu_seconds=1.0) for name in NETWORKS for method in METHODS
             }
         )
     },

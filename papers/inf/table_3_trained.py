@@ -67,9 +67,7 @@ def generate_cell(cell: Cell) -> Images:
     return Images(part, part)
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None) -> list[Outcome]:
     """Train and count."""
     return [run_cell(cell, images, settings, steps) for cell, images in zip(cells, data, strict=True)]
 
@@ -138,9 +136,7 @@ EXPERIMENT = Experiment(
     scales={
         "small": Scale(
             variants={
-                (NAME, METHOD): Variant(
-                    settings=Fit(epochs=3, train=6000, curvature_rows=1000), cpu_seconds=400.0
-                )
+                (NAME, METHOD): Variant(settings=Fit(epochs=3, train=6000, curvature_rows=1000), cpu_seconds=400.0)
             },
             smaller="3 epochs on 6,000 images, curvature of 1,000 of them",
         ),

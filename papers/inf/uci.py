@@ -80,9 +80,7 @@ def shared_work(cell: Cell) -> tuple:
     return cell.data, cell.split, cell.seed
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Split], settings: Fit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Split], settings: Fit, steps: int | None) -> list[Outcome]:
     """Fit, tune and judge: the linearised predictive of each structure, in original units."""
     return [run_split(cell, split, settings, steps) for cell, split in zip(cells, data, strict=True)]
 
@@ -119,10 +117,7 @@ def run_split(cell: Cell, split: Split, settings: Fit, steps: int | None) -> Out
     assert isinstance(prediction, RealPrediction)
     original = prediction.rescaled(*split.scaling)
     truth = split.scaling.undo(split.test.targets)
-    found = {
-        "log_likelihood": float(original.log_prob(truth).mean()),
-        "rmse": metrics.rmse(truth, original.mean),
-    }
+    found = {"log_likelihood": float(original.log_prob(truth).mean()), "rmse": metrics.rmse(truth, original.mean)}
     return Outcome(metrics=found, details=details)
 
 
@@ -132,9 +127,7 @@ EXPERIMENT = Experiment(
     scales={
         "paper": Scale(
             variants={
-                (data, method): Variant(settings=Fit(), cpu_seconds=1.0)
-                for data in UCI
-                for method in STRUCTURES
+                (data, method): Variant(settings=Fit(), cpu_seconds=1.0) for data in UCI for method in STRUCTURES
             },
             splits=20,
         )

@@ -25,9 +25,7 @@ SHOWN = "fc2.weight"
 LAYERS = ("fc1.weight", "fc2.weight", "fc.weight")
 
 
-def performance(
-    cells: Sequence[Cell], data: Sequence[Digits], settings: Regime, steps: int | None
-) -> list[Outcome]:
+def performance(cells: Sequence[Cell], data: Sequence[Digits], settings: Regime, steps: int | None) -> list[Outcome]:
     """Test metrics and the number of parameters after training."""
     outcomes = []
     for cell, digits in zip(cells, data, strict=True):
@@ -72,14 +70,7 @@ def _watched(seed: int, digits: Digits, settings: Convergence, steps: int | None
         explicit(Adam),
     )
     provenance.record(
-        method,
-        net,
-        digits.train,
-        likelihood,
-        optimizer=adam,
-        lr=regime.lr,
-        batch_size=regime.batch_size,
-        seed=seed,
+        method, net, digits.train, likelihood, optimizer=adam, lr=regime.lr, batch_size=regime.batch_size, seed=seed
     )
     objective = method.build(net, likelihood, num_data)
     optimizer = adam.make(objective.parameter_groups(regime.lr))
@@ -130,10 +121,7 @@ def _of_spread(snr: GradientSNR, posterior: NormalPosterior) -> tuple[float, flo
     names = [name for key in ("raw_std", "log_u", "log_v") if (name := f"{key}.{SHOWN}") in ratios]
     sizes = [tensors[name].numel() for name in names]
     found = [(ratios[name].paper, ratios[name].median) for name in names]
-    means = [
-        sum(value * size for value, size in zip(each, sizes, strict=True))
-        for each in zip(*found, strict=True)
-    ]
+    means = [sum(value * size for value, size in zip(each, sizes, strict=True)) for each in zip(*found, strict=True)]
     return means[0] / sum(sizes), means[1] / sum(sizes)
 
 
@@ -172,8 +160,7 @@ CONVERGENCE = Experiment(
         "paper": Scale(
             variants={
                 (DATA, method): Variant(
-                    settings=Convergence(regime=Regime(rank=rank, lr=SLOW, num_samples=32)),
-                    cpu_seconds=380.0,
+                    settings=Convergence(regime=Regime(rank=rank, lr=SLOW, num_samples=32)), cpu_seconds=380.0
                 )
                 for method, rank in RANKS.items()
             },
@@ -233,10 +220,7 @@ TABLES = (
             "after 300 epochs the divergence's weight is 0.73"
         ),
         experiment=PERFORMANCE,
-        metrics=(
-            *mnist.METRICS,
-            Metric(name="thousand_parameters", title="thousand parameters", lower_is_better=True),
-        ),
+        metrics=(*mnist.METRICS, Metric(name="thousand_parameters", title="thousand parameters", lower_is_better=True)),
         published=mnist.published(LEFT, ("neg_elbo", "nll", "accuracy", "thousand_parameters")),
         claims=tuple(
             Claim(
@@ -266,10 +250,7 @@ TABLES = (
                 for name, title in (("snr", "mean SNR"), ("median_snr", "median SNR"))
                 for mark in MARKS
             ),
-            *(
-                Metric(name=f"neg_elbo_{mark}", title=f"−ELBO at step {mark}", lower_is_better=True)
-                for mark in MARKS
-            ),
+            *(Metric(name=f"neg_elbo_{mark}", title=f"−ELBO at step {mark}", lower_is_better=True) for mark in MARKS),
         ),
         published=right(),
         claims=tuple(

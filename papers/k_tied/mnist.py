@@ -74,9 +74,7 @@ class Regime:
             batches = -(-num_data // self.batch_size)
             kl = explicit(KL, warmup=1 / (self.kl_slope * batches), every=100)
         epochs = self.epochs if steps is None else None
-        return explicit(
-            Training, epochs=epochs, iterations=steps, batch_size=self.batch_size, lr=self.lr, kl=kl
-        )
+        return explicit(Training, epochs=epochs, iterations=steps, batch_size=self.batch_size, lr=self.lr, kl=kl)
 
 
 def load_cell(cell: Cell) -> Digits:
@@ -93,10 +91,7 @@ def generate_cell(cell: Cell) -> Digits:
     """Made-up images."""
     stream = seeds.generator(cell.seed, "made-up images")
     parts = [
-        Part(
-            2 * torch.rand(rows, 1, 28, 28, generator=stream) - 1,
-            torch.randint(10, (rows,), generator=stream),
-        )
+        Part(2 * torch.rand(rows, 1, 28, 28, generator=stream) - 1, torch.randint(10, (rows,), generator=stream))
         for rows in (64, 16, 16)
     ]
     return Digits(train=parts[0], validation=parts[1], test=parts[2])
@@ -142,11 +137,7 @@ def tested(
     means = {name: float(values.mean()) for name, values in each.items()}
     # −ELBO / N = KL / N + E_q[−log p(y | x, w)], on test images  [Eq. 2]
     divergence = float(posterior.kl()) / num_data
-    found = {
-        "neg_elbo": divergence + means["expected_nll"],
-        "nll": means["nll"],
-        "accuracy": means["accuracy"],
-    }
+    found = {"neg_elbo": divergence + means["expected_nll"], "nll": means["nll"], "accuracy": means["accuracy"]}
     errors = {name: float(values.std() / len(values) ** 0.5) for name, values in each.items()}
     return found, {"kl_per_image": divergence, **{f"{name}_se": error for name, error in errors.items()}}
 
@@ -159,8 +150,7 @@ METRICS = (
 METHODS = ("mean-field", "1-tied", "2-tied", "3-tied")
 RANKS = dict(zip(METHODS, (None, 1, 2, 3), strict=True))
 PLUS_MINUS = (
-    "standard error over test examples, as the binomial of its accuracies shows, though the paper says over "
-    "100 draws"
+    "standard error over test examples, as the binomial of its accuracies shows, though the paper says over 100 draws"
 )
 
 
@@ -171,7 +161,5 @@ def published(printed: str, names: tuple[str, ...]) -> dict[tuple[str, str, str]
         for name, entry in zip(names, entries, strict=True):
             value, _, error = entry.partition("±")
             exact = Published(float(value))
-            numbers[data, method, name] = (
-                replace(exact, error=float(error), over=Over.EXAMPLES) if error else exact
-            )
+            numbers[data, method, name] = replace(exact, error=float(error), over=Over.EXAMPLES) if error else exact
     return numbers

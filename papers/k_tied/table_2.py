@@ -37,9 +37,7 @@ def shared_work(cell: Cell) -> tuple:
     return (cell.seed,)
 
 
-def truncated(
-    cells: Sequence[Cell], data: Sequence[Digits], settings: Truncation, steps: int | None
-) -> list[Outcome]:
+def truncated(cells: Sequence[Cell], data: Sequence[Digits], settings: Truncation, steps: int | None) -> list[Outcome]:
     """Test metrics of the mean field cut down to a rank."""
     outcomes = []
     for cell, digits in zip(cells, data, strict=True):
@@ -57,9 +55,7 @@ def truncated(
     return outcomes
 
 
-def spectra(
-    cells: Sequence[Cell], data: Sequence[Digits], settings: Regime, steps: int | None
-) -> list[Outcome]:
+def spectra(cells: Sequence[Cell], data: Sequence[Digits], settings: Regime, steps: int | None) -> list[Outcome]:
     """Shares of variance of the first singular values of one layer's means or standard deviations."""
     outcomes = []
     for cell, digits in zip(cells, data, strict=True):
@@ -67,9 +63,7 @@ def spectra(
         name = LAYERS[cell.data]
         spectrum = posterior.spectrum()[name]
         plain, own = (
-            (spectrum.mean, spectrum.mean_centred)
-            if cell.method == "means"
-            else (spectrum.std, spectrum.std_centred)
+            (spectrum.mean, spectrum.mean_centred) if cell.method == "means" else (spectrum.std, spectrum.std_centred)
         )
         found = {
             "rank_1": float(plain[0]),
@@ -98,8 +92,7 @@ TRUNCATION = Experiment(
         "paper": Scale(
             variants={
                 (DATA, method): Variant(
-                    settings=Truncation(rank=rank),
-                    cpu_seconds=TESTING + (TRAINING if rank is None else 0.0),
+                    settings=Truncation(rank=rank), cpu_seconds=TESTING + (TRAINING if rank is None else 0.0)
                 )
                 for method, rank in mnist.RANKS.items()
             },
@@ -147,9 +140,7 @@ imdb-lstm       1-tied      0.687±0.0058  0.491±0.0056  80.0±0.25
 imdb-lstm       2-tied      0.621±0.0058  0.494±0.0057  80.1±0.25
 imdb-lstm       3-tied      0.595±0.0058  0.493±0.0056  80.1±0.25
 """
-DIFFERS = (
-    "300 epochs at the learning rate 0.003 and σ_p = 0.2, where the paper trains until the ELBO converges"
-)
+DIFFERS = "300 epochs at the learning rate 0.003 and σ_p = 0.2, where the paper trains until the ELBO converges"
 TABLES = (
     Table(
         name="ktied-table-2",

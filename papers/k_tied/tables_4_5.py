@@ -22,11 +22,7 @@ from . import mnist
 
 # -- Table 4 ----------------------------------------------------------------------------------------------------
 
-TIMED: dict[str, TrainedMethod] = {
-    "point": explicit(MAP),
-    "mean-field": explicit(MeanField),
-    "2-tied": explicit(KTied),
-}
+TIMED: dict[str, TrainedMethod] = {"point": explicit(MAP), "mean-field": explicit(MeanField), "2-tied": explicit(KTied)}
 TIMED_DATA = "dense-128"
 
 
@@ -88,9 +84,7 @@ def step_times(part: Part, settings: Timing, seed: int, steps: int | None) -> di
 def _stepping(method: TrainedMethod, part: Part, batch_size: int, seed: int) -> Callable[[], None]:
     """A function that makes one training step."""
     net, likelihood, adam = models.mlp(784, (128,), seed=seed), explicit(Categorical), explicit(Adam)
-    provenance.record(
-        method, net, part, likelihood, optimizer=adam, lr=1e-3, batch_size=batch_size, seed=seed
-    )
+    provenance.record(method, net, part, likelihood, optimizer=adam, lr=1e-3, batch_size=batch_size, seed=seed)
     objective = method.build(net, likelihood, len(part.targets))
     optimizer = adam.make(objective.parameter_groups(1e-3))
     noise = seeds.generator(seed, "noise")
@@ -152,18 +146,12 @@ def build(cell: Cell) -> nn.Module:
     return models.make(cell.data)
 
 
-def counted(
-    cells: Sequence[Cell], networks: Sequence[nn.Module], settings: Count, steps: int | None
-) -> list[Outcome]:
+def counted(cells: Sequence[Cell], networks: Sequence[nn.Module], settings: Count, steps: int | None) -> list[Outcome]:
     """Parameters of the posterior, and batch norm's running statistics, which the paper counts too."""
     outcomes = []
     for network in networks:
         rank = settings.rank
-        method = (
-            explicit(MeanField, subset=kernels)
-            if rank is None
-            else explicit(KTied, rank=rank, subset=kernels)
-        )
+        method = explicit(MeanField, subset=kernels) if rank is None else explicit(KTied, rank=rank, subset=kernels)
         provenance.record(method, network, None, explicit(Categorical))
         draft = method.build(network, explicit(Categorical), 50_000).draft
         running = sum(b.numel() for name, b in network.named_buffers() if "running" in name)

@@ -91,9 +91,7 @@ def run() -> dict[str, Any]:
                 entry["chosen"].append(chosen.likelihood_reason)
                 entry["counts"] = isinstance(chosen.likelihood, Poisson | NegativeBinomial)
                 for method, splits in entry["methods"].items():
-                    splits.append(
-                        {"chosen": scores(chosen, method, split), "gaussian": scores(plain, method, split)}
-                    )
+                    splits.append({"chosen": scores(chosen, method, split), "gaussian": scores(plain, method, split)})
             entry["seconds"] = round(time.process_time() - start)
             figures[name] = entry
             print(name, entry["chosen"], entry["seconds"], flush=True)
@@ -109,18 +107,13 @@ def less(splits: list[dict[str, dict[str, float]]], metric: str) -> str:
 
 def table(figures: dict[str, Any]) -> str:
     """The page's table."""
-    lines = [
-        "| table | chosen | method | CRPS, Gaussian | CRPS less | NLL less |",
-        "|---|---|---|---|---|---|",
-    ]
+    lines = ["| table | chosen | method | CRPS, Gaussian | CRPS less | NLL less |", "|---|---|---|---|---|---|"]
     for name, entry in figures.items():
         chosen = ", ".join(dict.fromkeys(reason.split(":")[0] for reason in entry["chosen"]))
         for method, splits in entry["methods"].items():
             gaussian = float(np.mean([pair["gaussian"]["crps"] for pair in splits]))
             nll = "" if entry["counts"] else less(splits, "nll")
-            lines.append(
-                f"| {name} | {chosen} | {method} | {gaussian:.3f} | {less(splits, 'crps')} | {nll} |"
-            )
+            lines.append(f"| {name} | {chosen} | {method} | {gaussian:.3f} | {less(splits, 'crps')} | {nll} |")
     return "\n".join(lines)
 
 

@@ -94,9 +94,7 @@ def pool_of(cell: Cell, ground: Ground, settings: Fit, training: Training) -> tu
     return provenance.shared(_pools, key, made)
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Ground], settings: Fit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Ground], settings: Fit, steps: int | None) -> list[Outcome]:
     """A method on splits of one data set."""
     return [run_split(cell, ground, settings, steps) for cell, ground in zip(cells, data, strict=True)]
 
@@ -132,9 +130,7 @@ def fitted(cell: Cell, ground: Ground, settings: Fit, training: Training) -> tup
     ]
     mixture = MixturePosterior(points, method=explicit(MAP)).finished()
     if isinstance(method, Laplace):
-        provenance.record(
-            method, ground.network, ground.train, ground.likelihood, around="the pool's members"
-        )
+        provenance.record(method, ground.network, ground.train, ground.likelihood, around="the pool's members")
         mixture = method.around(mixture, ground.train, seed=cell.split)
         mixture = mixture if settings.shared is None else mixture.shared(settings.shared)
     return mixture, seconds * settings.members / settings.pool + time.process_time() - started

@@ -141,11 +141,7 @@ def verdict(tables: Mapping[str, Rows]) -> str:
         "|---|---|---|---|---|",
     ]
     for name in MIXTURES:
-        pairs = {
-            data: difference(rows, name, rival_of(rows, name)[0])
-            for data, rows in tables.items()
-            if name in rows
-        }
+        pairs = {data: difference(rows, name, rival_of(rows, name)[0]) for data, rows in tables.items() if name in rows}
         groups: list[list[str]] = [[], [], [], []]
         for data, (mean, half) in pairs.items():
             place = (0 if mean + half < 0 else 1) if mean < 0 else (3 if mean - half > 0 else 2)

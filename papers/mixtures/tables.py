@@ -52,10 +52,7 @@ def settings_of(data: str) -> dict[str, Fit]:
     gathered = training_of(data, schedule=explicit(Linear, start=0.4, end=0.5, final=0.3))
     swag = {**around, "training": gathered}
     return {
-        **{
-            f"ensemble-{size}": Fit(method=explicit(MAP, prior_std=1.0), members=size, **common)
-            for size in SIZES
-        },
+        **{f"ensemble-{size}": Fit(method=explicit(MAP, prior_std=1.0), members=size, **common) for size in SIZES},
         "inf-4": Fit(method=laplaces["inf"], **around),
         "inf-4-shared": Fit(method=laplaces["inf"], shared="diagonal", **around),
         "kfac-4": Fit(method=laplaces["kfac"], **around),
@@ -69,8 +66,7 @@ def variants() -> dict[tuple[str, str], Variant]:
     return {
         (data, name): Variant(
             settings=settings,
-            cpu_seconds=SECONDS[data]
-            * {"swag-4": 8, "rank1-4": 16, "inf-4": 4, "ensemble-1": 20}.get(name, 1),
+            cpu_seconds=SECONDS[data] * {"swag-4": 8, "rank1-4": 16, "inf-4": 4, "ensemble-1": 20}.get(name, 1),
         )
         for data in DATA
         for name, settings in settings_of(data).items()
@@ -91,8 +87,7 @@ def load_cell(cell: Cell) -> Ground:
     train, validation, test = ROWS[cell.data]
     order = torch.randperm(len(data.train.targets), generator=seeds.generator(cell.split, "rows"))
     fitted, watched = (
-        Part(*(tensor[some] for tensor in data.train))
-        for some in (order[:train], order[train : train + validation])
+        Part(*(tensor[some] for tensor in data.train)) for some in (order[:train], order[train : train + validation])
     )
     judged = Part(*(tensor[:test] for tensor in data.test))
     if cell.data == "imdb":
@@ -122,9 +117,7 @@ def generate_cell(cell: Cell) -> Ground:
         network = mlp(5, [8], num_classes=1 if real else 2)
         targets = inputs[:, :1] if real else (inputs[:, 0] > 0).long()
         likelihood = explicit(Gaussian) if real else explicit(Categorical)
-    fitted, watched, judged = (
-        Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90))
-    )
+    fitted, watched, judged = (Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90)))
     return Ground(fitted, watched, judged, inputs.flip(0)[:20], network, likelihood)
 
 

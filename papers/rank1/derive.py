@@ -30,20 +30,12 @@ def main() -> None:
         kept = [results.read(table.experiment, SCALE, cell) for cell in cells if cell.method == method]
         missing = sum(one is None for one in kept)
         if missing:
-            raise SystemExit(
-                f"{missing} cells of {method} are missing; run `dubito reproduce {NAME} --scale {SCALE}`"
-            )
+            raise SystemExit(f"{missing} cells of {method} are missing; run `dubito reproduce {NAME} --scale {SCALE}`")
         return kept_probs([one for one in kept if one is not None])
 
     pairs = dict.fromkeys((claim.better, claim.than) for claim in table.claims)
     found = [
-        {
-            "first": first,
-            "second": second,
-            "metric": metric,
-            **asdict(difference),
-            "over": difference.over.value,
-        }
+        {"first": first, "second": second, "metric": metric, **asdict(difference), "over": difference.over.value}
         for first, second in pairs
         for metric, difference in patient_differences(probs(first), probs(second), died).items()
     ]

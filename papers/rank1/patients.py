@@ -17,13 +17,7 @@ NUM_BINS = 15
 
 
 def patient_differences(
-    first: Tensor,
-    second: Tensor,
-    died: Tensor,
-    *,
-    num_resamples: int = 2_000,
-    level: float = 0.95,
-    seed: int = 0,
+    first: Tensor, second: Tensor, died: Tensor, *, num_resamples: int = 2_000, level: float = 0.95, seed: int = 0
 ) -> dict[str, PairedDifference]:
     """First method minus second, by metric.
 

@@ -98,9 +98,7 @@ def generate_cell(cell: Cell) -> Pictures:
     return Pictures(train=parts[0], test=parts[1])
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Pictures], settings: Images, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Pictures], settings: Images, steps: int | None) -> list[Outcome]:
     """Train and judge."""
     return [run_cell(cell, pictures, settings, steps) for cell, pictures in zip(cells, data, strict=True)]
 
@@ -141,9 +139,7 @@ PAPER: Mapping[str, Images] = {
     "deterministic": Images(method=explicit(MAP)),
     "batch-ensemble": Images(method=explicit(BatchEnsemble, initial=SIGNS), epochs=250),
     "mc-dropout": Images(method=explicit(MCDropout, rate=0.1), num_samples=10),
-    "mean-field": Images(
-        method=explicit(MeanField, prior_std=0.1, estimator=explicit(Flipout)), num_samples=10
-    ),
+    "mean-field": Images(method=explicit(MeanField, prior_std=0.1, estimator=explicit(Flipout)), num_samples=10),
     "rank1-normal": Images(method=explicit(Rank1, initial=SIGNS, kl="sum"), epochs=250, kl_warmup=200.0),
     "rank1-cauchy": Images(
         method=explicit(Rank1, family=explicit(factors.Cauchy), initial=SIGNS, kl="sum"),
@@ -157,15 +153,7 @@ PAPER: Mapping[str, Images] = {
 
 def small(method: Method, num_samples: int = 16) -> Images:
     """What two CPU cores do."""
-    return Images(
-        method=method,
-        depth=10,
-        width=1,
-        base=8,
-        epochs=15,
-        kl_warmup=12.0,
-        num_samples=num_samples,
-    )
+    return Images(method=method, depth=10, width=1, base=8, epochs=15, kl_warmup=12.0, num_samples=num_samples)
 
 
 SMALL: Mapping[str, Images] = {
@@ -193,8 +181,7 @@ PLAIN_SECONDS, PAPER_SECONDS = 150.0, 4e6
 def variants(settings: Mapping[str, Images], seconds: float) -> dict[tuple[str, str], Variant]:
     """All methods at one scale."""
     return {
-        (DATA, name): Variant(settings=each, cpu_seconds=seconds * STEP_COSTS[name])
-        for name, each in settings.items()
+        (DATA, name): Variant(settings=each, cpu_seconds=seconds * STEP_COSTS[name]) for name, each in settings.items()
     }
 
 

@@ -24,28 +24,16 @@ from ..runner.scores import packed
 
 SOURCE = "izmailovpavel/neurips_bdl_starter_kit, with rows in the order of the data sets"
 REVIEWS = File(
-    path="hmc/imdb.npz",
-    size=7021481,
-    sha256="09542dc55eab7e8e214b6f6c7d1b86841e8335a916829f2529ae2d4470a774d8",
+    path="hmc/imdb.npz", size=7021481, sha256="09542dc55eab7e8e214b6f6c7d1b86841e8335a916829f2529ae2d4470a774d8"
 )
 PROBS = File(
-    path="hmc/cifar10_probs.npz",
-    size=378710,
-    sha256="6970fd1c2f4966da40174cf3b1d4ed4caec9f8db346df9d1d1ded4dcc046fa79",
+    path="hmc/cifar10_probs.npz", size=378710, sha256="6970fd1c2f4966da40174cf3b1d4ed4caec9f8db346df9d1d1ded4dcc046fa79"
 )
 PICTURES = tuple(
     File(path=path, size=size, sha256=sha256)
     for path, size, sha256 in (
-        (
-            "cifar10_train20k.npz",
-            33685150,
-            "9d9f2e1a9f8221d9625361be2fe09fb20e6c3c39f9e7a0c6134e91402c4e84f9",
-        ),
-        (
-            "cifar10_train_last30k.npz",
-            50504068,
-            "93eb77a68246e9e2fdfb602243382a982e66a794b841bc3a537502721e21a9dd",
-        ),
+        ("cifar10_train20k.npz", 33685150, "9d9f2e1a9f8221d9625361be2fe09fb20e6c3c39f9e7a0c6134e91402c4e84f9"),
+        ("cifar10_train_last30k.npz", 50504068, "93eb77a68246e9e2fdfb602243382a982e66a794b841bc3a537502721e21a9dd"),
         ("cifar10_test.npz", 16855335, "3e27a4dafdb8731c50a247780214fded64603aa8fe4f37d62e745c4a8fce0dab"),
     )
 )
@@ -83,15 +71,10 @@ class Ground(NamedTuple):
 
 
 def _stored(
-    name: str,
-    files: tuple[File, ...],
-    shapes: Mapping[str, tuple[int, ...]],
-    read: Callable[[Sequence[Path]], Raw],
+    name: str, files: tuple[File, ...], shapes: Mapping[str, tuple[int, ...]], read: Callable[[Sequence[Path]], Raw]
 ) -> Raw:
     form = StoredForm(files=files, read=read, shapes=shapes)
-    entry = Entry(
-        task="classification", licence="none stated", source=SOURCE, target_name="class", forms=(form,)
-    )
+    entry = Entry(task="classification", licence="none stated", source=SOURCE, target_name="class", forms=(form,))
     return obtain(name, entry, download=False)
 
 
@@ -141,13 +124,8 @@ def pictures() -> tuple[Part, Part, Part, Tensor]:
 
     def read(paths: Sequence[Path]) -> Raw:
         parts = [arrays(path) for path in paths]
-        images, labels = (
-            [scaled(decoded(part["x_residual"])) for part in parts],
-            [part["y"] for part in parts],
-        )
-        return Raw(
-            train=(np.concatenate(images[:2]), np.concatenate(labels[:2])), test=(images[2], labels[2])
-        )
+        images, labels = ([scaled(decoded(part["x_residual"])) for part in parts], [part["y"] for part in parts])
+        return Raw(train=(np.concatenate(images[:2]), np.concatenate(labels[:2])), test=(images[2], labels[2]))
 
     shapes = {"train": (50_000, 3, 32, 32), "test": (10_000, 3, 32, 32)}
     raw = _stored("CIFAR-10 of the HMC reference", PICTURES, shapes, read)

@@ -16,23 +16,10 @@ from .bdl_methods import Plan
 from .bdl_networks import image_network
 
 #: All images, as the reference has them.
-PLAN = Plan(
-    prior_std=5**-0.5,
-    train_rows=50_000,
-    test_rows=10_000,
-    epochs=50,
-    more_epochs=25,
-    channels_last=True,
-)
+PLAN = Plan(prior_std=5**-0.5, train_rows=50_000, test_rows=10_000, epochs=50, more_epochs=25, channels_last=True)
 REDUCED = replace(PLAN, train_rows=4000, test_rows=1000, epochs=6, more_epochs=3, num_samples=16)
 #: What is run, with the CPU-seconds of a reduced cell whose MAP fit is there already.
-SECONDS = {
-    "map": 170.0,
-    "deep-ensemble": 680.0,
-    "swag": 200.0,
-    "mean-field": 115.0,
-    "rank1": 830.0,
-}
+SECONDS = {"map": 170.0, "deep-ensemble": 680.0, "swag": 200.0, "mean-field": 115.0, "rank1": 830.0}
 #: How many times as much a cell of the reference's size is.
 TIMES = 104.0
 
@@ -55,9 +42,7 @@ def generate_cell(cell: Cell) -> Ground:
     """Made-up images for a small network of the same form."""
     stream = seeds.generator(cell.seed, "made-up pictures")
     images, labels = torch.randn(40, 3, 8, 8, generator=stream), torch.arange(40) % 10
-    train, validation, test = (
-        Part(images[rows], labels[rows]) for rows in (slice(20), slice(20, 20), slice(20, 40))
-    )
+    train, validation, test = (Part(images[rows], labels[rows]) for rows in (slice(20), slice(20, 20), slice(20, 40)))
     probs = torch.rand(20, 10, generator=stream).softmax(1)
     return Ground(train, validation, test, probs, partial(image_network, depth=8, base=4))
 

@@ -71,9 +71,7 @@ def shared_by(cell: Cell) -> tuple[str, int]:
     return cell.data, cell.split
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Ground], settings: Fit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Ground], settings: Fit, steps: int | None) -> list[Outcome]:
     """A method with seeds."""
     return [run_cell(cell, ground, settings, steps) for cell, ground in zip(cells, data, strict=True)]
 
@@ -95,10 +93,7 @@ def run_cell(cell: Cell, ground: Ground, settings: Fit, steps: int | None) -> Ou
         "predict_seconds": time.process_time() - started,
     }
     if isinstance(posterior, Posterior):
-        facts |= {
-            "protocol": posterior.details.get("protocol"),
-            "points": sorted(posterior.details.get("points", ())),
-        }
+        facts |= {"protocol": posterior.details.get("protocol"), "points": sorted(posterior.details.get("points", ()))}
     return Outcome(metrics=metrics, details=facts)
 
 
@@ -127,9 +122,7 @@ def point_of(cell: Cell, settings: Fit, make: Callable[[], Posterior]) -> tuple[
     return provenance.shared(_points, key, lambda: timed(make))
 
 
-def fitted(
-    cell: Cell, ground: Ground, settings: Fit, *, resumable: bool
-) -> tuple[Posterior | IvonPosterior, float]:
+def fitted(cell: Cell, ground: Ground, settings: Fit, *, resumable: bool) -> tuple[Posterior | IvonPosterior, float]:
     """The posterior, and the CPU-seconds of its fit, those of the MAP fit it stands on among them.
 
     Args:
@@ -157,18 +150,14 @@ def _trained(cell: Cell, ground: Ground, settings: Fit, resumable: bool) -> Post
     return fit
 
 
-def _from(
-    cell: Cell, network: nn.Module, ground: Ground, settings: Fit, resumable: bool
-) -> Posterior | IvonPosterior:
+def _from(cell: Cell, network: nn.Module, ground: Ground, settings: Fit, resumable: bool) -> Posterior | IvonPosterior:
     training = settings.training
     assert not isinstance(training, AutoTraining)
     if isinstance(settings.method, Ivon):
         assert training is not None and training.batch_size is not None
         record = {"training": training, "seed": cell.split}
         provenance.record(settings.method, network, ground.train, explicit(Categorical), **record)
-        steps = training.iterations or (training.epochs or 0) * -(
-            -len(ground.train.targets) // training.batch_size
-        )
+        steps = training.iterations or (training.epochs or 0) * -(-len(ground.train.targets) // training.batch_size)
         return settings.method.descended(network, ground.train, steps, training.batch_size, cell.split)
     options: dict[str, Any] = {"training": training, "seed": cell.split, "progress": False}
     if isinstance(settings.method, DeepEnsemble):
@@ -198,9 +187,7 @@ def _shipped(cell: Cell, ground: Ground, settings: Fit, auto: AutoTraining) -> t
     steps = recipe(method, pilot_of(point), auto)
     provenance.record(steps.method, *common, training=steps.training, warm=steps.warm, seed=cell.split)
     start = members_of(cell, ground) if isinstance(method, DeepEnsemble) else None
-    posterior, seconds = timed(
-        lambda: protocol_fit(method, *common, auto, point=point, start=start, **options)
-    )
+    posterior, seconds = timed(lambda: protocol_fit(method, *common, auto, point=point, start=start, **options))
     return posterior, before + seconds
 
 

@@ -17,14 +17,7 @@ from .bdl_fits import REFERENCE, SHIPPED, Fit, run_cells, shared_by
 from .bdl_methods import Plan
 from .bdl_networks import text_network
 
-PLAN = Plan(
-    prior_std=40**-0.5,
-    train_rows=20_000,
-    validation_rows=1000,
-    test_rows=2500,
-    epochs=6,
-    more_epochs=4,
-)
+PLAN = Plan(prior_std=40**-0.5, train_rows=20_000, validation_rows=1000, test_rows=2500, epochs=6, more_epochs=4)
 SMALL = replace(PLAN, train_rows=1000, validation_rows=200, test_rows=250, num_samples=8)
 #: CPU-seconds of a cell whose MAP fit is there already, from measured steps and draws; others as shipped take 400.
 SECONDS = {
@@ -84,9 +77,7 @@ def generate_cell(cell: Cell) -> Ground:
     stream = seeds.generator(cell.seed, "made-up rows", cell.data)
     inputs = torch.randint(50, (90, 20), generator=stream)
     targets = (inputs[:, -1] > 25).long()
-    train, validation, test = (
-        Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90))
-    )
+    train, validation, test = (Part(inputs[rows], targets[rows]) for rows in (slice(50), slice(50, 70), slice(70, 90)))
     probs = torch.rand(20, 2, generator=stream).softmax(1)
     build = partial(text_network, vocabulary=50, embedding=4, filters=4, hidden=4)
     return Ground(train, validation, test, probs, build)

@@ -88,10 +88,7 @@ class Plan:
         # Weights are gathered over the second half, at three tenths of the rate.
         linear = explicit(Linear, start=0.4, end=0.5, final=0.3)
         gathered = {"training": self.training(self.epochs, schedule=linear), **scratch}
-        divergence = {
-            "training": self.training(self.more_epochs, lr=self.lr / 2, variational_lr=1e-2),
-            **warm,
-        }
+        divergence = {"training": self.training(self.more_epochs, lr=self.lr / 2, variational_lr=1e-2), **warm}
         natural = {"training": self.training(self.more_epochs, lr=1e-2), **warm}
         # Moving averages over 100 steps.
         start = {**prior, "initial_std": 0.01}

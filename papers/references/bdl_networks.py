@@ -18,9 +18,7 @@ EPS = 1e-6
 class TextNetwork(nn.Module):
     """Embedding, convolution, max-pooling, LSTM, dense layer on the state after the last step."""
 
-    def __init__(
-        self, vocabulary: int, embedding: int, filters: int, width: int, pooling: int, hidden: int
-    ) -> None:
+    def __init__(self, vocabulary: int, embedding: int, filters: int, width: int, pooling: int, hidden: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, embedding)
         self.conv = nn.Conv1d(embedding, filters, width)
@@ -104,9 +102,7 @@ class Layer(nn.Module):
         super().__init__()
         # "same" padding of stride 2: an even image needs one row and one column, behind it.
         self.behind = (0, size - stride, 0, size - stride) if stride > 1 and size > 1 else None
-        self.conv = nn.Conv2d(
-            in_channels, channels, size, stride, padding=0 if self.behind or size == 1 else size // 2
-        )
+        self.conv = nn.Conv2d(in_channels, channels, size, stride, padding=0 if self.behind or size == 1 else size // 2)
         self.norm = FilterResponseNorm(channels)
 
     def forward(self, inputs: Tensor) -> Tensor:

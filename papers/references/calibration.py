@@ -87,9 +87,7 @@ def simulated(number: int, settings: Simulation) -> Replication:
     """One replication: inputs from 1 to 2 on either side of 0, weights of the prior, targets with noise."""
     stream, drawn = seeds.generator(number, "replication"), network(settings, 0)
     for parameter in drawn.parameters():
-        parameter.copy_(
-            settings.prior_std * torch.randn(parameter.shape, generator=stream, dtype=torch.float64)
-        )
+        parameter.copy_(settings.prior_std * torch.randn(parameter.shape, generator=stream, dtype=torch.float64))
     sides = torch.ones(settings.rows, 1, dtype=torch.float64)
     sides[::2] = -1
     inputs = sides * (1 + torch.rand(settings.rows, 1, generator=stream, dtype=torch.float64))
@@ -119,9 +117,7 @@ def load_cell(cell: Cell) -> range:
     return range(cell.split * BLOCK, (cell.split + 1) * BLOCK)
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[range], settings: Simulation, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[range], settings: Simulation, steps: int | None) -> list[Outcome]:
     """Blocks of replications."""
     return [run_block(numbers, settings, steps) for numbers in data]
 
@@ -164,9 +160,7 @@ def settings_of(name: str) -> Simulation:
     example = Simulation(method=explicit(HMC), training=None)
     if name == REFERENCE:
         # 64 draws, four apart so that they are nearly independent
-        chains = explicit(
-            HMC, num_samples=256, warmup=150, chains=1, thin=4, prior_std=example.prior_std, tree_depth=5
-        )
+        chains = explicit(HMC, num_samples=256, warmup=150, chains=1, thin=4, prior_std=example.prior_std, tree_depth=5)
         return replace(example, method=chains)
     method, training = targeting(name, example.prior_std, example.rows, 1000)
     return replace(example, method=method, training=training)
@@ -192,9 +186,7 @@ EXPERIMENT = Experiment(
 
 def histograms(name: str, results: Results) -> Mapping[str, Tensor]:
     """The histogram of a method's ranks at each place, of the blocks that were run."""
-    read = [
-        results.read(EXPERIMENT, "paper", cell) for cell in EXPERIMENT.scales["paper"].select(methods=[name])
-    ]
+    read = [results.read(EXPERIMENT, "paper", cell) for cell in EXPERIMENT.scales["paper"].select(methods=[name])]
     stored = [outcome.details for outcome in read if outcome is not None]
     return {
         place: sum(

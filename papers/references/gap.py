@@ -110,9 +110,7 @@ def shared_by(cell: Cell) -> tuple[str, int]:
     return cell.data, cell.split
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Ground], settings: GapFit, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Ground], settings: GapFit, steps: int | None) -> list[Outcome]:
     """A method on splits of one table."""
     return [run_split(cell, ground, settings, steps) for cell, ground in zip(cells, data, strict=True)]
 
@@ -200,9 +198,7 @@ TABLES = (
         metrics=(
             Metric(name="log_likelihood_inside", title="log-likelihood, inside", lower_is_better=False),
             Metric(name="log_likelihood_outside", title="log-likelihood, outside", lower_is_better=False),
-            Metric(
-                name="coverage_90_inside", title="coverage of 90 % intervals, inside", lower_is_better=False
-            ),
+            Metric(name="coverage_90_inside", title="coverage of 90 % intervals, inside", lower_is_better=False),
             Metric(name="coverage_90_outside", title="coverage, outside", lower_is_better=False),
             Metric(name="rmse_inside", title="RMSE, inside", lower_is_better=True),
             Metric(name="rmse_outside", title="RMSE, outside", lower_is_better=True),

@@ -157,11 +157,7 @@ def chains_of(data: str, ground: Ground, reference: Reference, run: int, steps: 
 
     made = run_chains(energies, start, settings, stream)
     functions, scores = {}, {}
-    facts: dict[str, float] = {
-        "divergent": made.divergent,
-        "acceptance": made.acceptance,
-        "gradients": made.gradients,
-    }
+    facts: dict[str, float] = {"divergent": made.divergent, "acceptance": made.acceptance, "gradients": made.gradients}
     for where, (inputs, targets) in (("inside", ground.inside), ("outside", ground.outside)):
         answers = torch.stack([net.functions(weights, inputs) for weights in made.draws])  # [chains, S, B]
         facts[f"r_hat_{where}"], facts[f"effective_size_{where}"] = ranked_diagnostics(answers)
@@ -170,9 +166,7 @@ def chains_of(data: str, ground: Ground, reference: Reference, run: int, steps: 
         scores[where] = interval_scores(RealPrediction(means=functions[where], variances=variance), targets)
     worst = max(facts["r_hat_inside"], facts["r_hat_outside"])
     if steps is None and not worst < MOST_R_HAT:
-        raise TrainingError(
-            f"run {run} of the chains on {data} is no reference: R-hat is {worst:.4f}; give more draws"
-        )
+        raise TrainingError(f"run {run} of the chains on {data} is no reference: R-hat is {worst:.4f}; give more draws")
     return Truth(Draws(functions, scores), facts)
 
 
@@ -205,9 +199,7 @@ def judged(posterior: Posterior, ground: Ground, samples: int) -> Draws:
     return Draws(functions, scores)
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Ground], settings: Search, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Ground], settings: Search, steps: int | None) -> list[Outcome]:
     """A method on one split, with some seeds."""
     return [run_split(cell, ground, settings, steps) for cell, ground in zip(cells, data, strict=True)]
 
@@ -242,8 +234,7 @@ def run_split(cell: Cell, ground: Ground, settings: Search, steps: int | None) -
         }
     coverages = {where: truth.scores[where]["coverage_90"] for where in truth.scores}
     return Outcome(
-        metrics=metrics,
-        details={"column": COLUMNS[cell.data], "chains": facts, "coverage of the chains": coverages},
+        metrics=metrics, details={"column": COLUMNS[cell.data], "chains": facts, "coverage of the chains": coverages}
     )
 
 
@@ -303,16 +294,10 @@ TABLES = (
         metrics=(
             Metric(name="w2_inside", title="W2, inside", lower_is_better=True),
             Metric(name="w2_outside", title="W2, outside", lower_is_better=True),
-            Metric(
-                name="coverage_90_inside", title="coverage of 90 % intervals, inside", lower_is_better=False
-            ),
+            Metric(name="coverage_90_inside", title="coverage of 90 % intervals, inside", lower_is_better=False),
             Metric(name="coverage_90_outside", title="coverage, outside", lower_is_better=False),
-            Metric(
-                name="coverage_off_inside", title="coverage off the chains', inside", lower_is_better=True
-            ),
-            Metric(
-                name="coverage_off_outside", title="coverage off the chains', outside", lower_is_better=True
-            ),
+            Metric(name="coverage_off_inside", title="coverage off the chains', inside", lower_is_better=True),
+            Metric(name="coverage_off_outside", title="coverage off the chains', outside", lower_is_better=True),
             Metric(name="spread_inside", title="spread over the chains', inside", lower_is_better=False),
             Metric(name="bytes", title="bytes of the posterior's tensors", lower_is_better=True),
             Metric(name="seconds", title="CPU-seconds of the fit", lower_is_better=True),

@@ -95,9 +95,7 @@ def _title(board: Board) -> str:
 def _over(board: Board) -> str:
     over = f"means over {', '.join(board.data)}" if len(board.data) > 1 else board.data[0]
     told = f"Table `{board.source.table}`, {over}."
-    return told + (
-        f" Left out, for they lack a data set: {', '.join(board.incomplete)}." if board.incomplete else ""
-    )
+    return told + (f" Left out, for they lack a data set: {', '.join(board.incomplete)}." if board.incomplete else "")
 
 
 def _gap(standing: Standing) -> str:
@@ -174,9 +172,7 @@ def scatter(board: Board, places: dict[str, int], cost: str) -> str:
         return ""
     values = [prices[standing.method] for standing in having]
     x = Axis(title=COSTS[cost], low=min(values) / 1.4, high=max(values) * 2.2, log=True)
-    told = "; ".join(
-        f"{standing.method} {measured(standing.span, len(standing.row.values))}" for standing in having
-    )
+    told = "; ".join(f"{standing.method} {measured(standing.span, len(standing.row.values))}" for standing in having)
     chart = Chart(x, _quality(board), label=f"{board.source.title} against {COSTS[cost]}: {told}.")
     if board.floor is not None:
         chart.guide([x.low, x.high], [board.floor.span.value] * 2)
@@ -188,11 +184,7 @@ def scatter(board: Board, places: dict[str, int], cost: str) -> str:
             chart.whisker(place, name, price, standing.span.ends)
         shown = size(price) if cost == "nbytes" else f"{readable(price, 3)} s"
         chart.dot(
-            place,
-            name,
-            price,
-            standing.span.value,
-            f"{measured(standing.span, len(standing.row.values))}, {shown}",
+            place, name, price, standing.span.value, f"{measured(standing.span, len(standing.row.values))}, {shown}"
         )
         if (spot := free_spot(*spots[name], 6.1 * len(name), taken, chart)) is not None:
             text = f'<text class="name" x="{spot[0]:.1f}" y="{spot[1]:.1f}">{escape(name)}</text>'
@@ -200,10 +192,7 @@ def scatter(board: Board, places: dict[str, int], cost: str) -> str:
     down = "Down" if board.source.lower_is_better else "Up"
     floor = " Dashed: the reference against itself." if board.floor else ""
     return figure(
-        chart.render(),
-        f"<b>Against {COSTS[cost]}.</b> {down} and to the left is better.{floor}",
-        "",
-        "together",
+        chart.render(), f"<b>Against {COSTS[cost]}.</b> {down} and to the left is better.{floor}", "", "together"
     )
 
 
@@ -213,8 +202,7 @@ def forest(board: Board, places: dict[str, int]) -> str:
     width = 12 + 6.4 * max(len(standing.method) for standing in board.standings)
     y = Axis(title="", low=0.4, high=count + 0.6, ticks=())
     told = "; ".join(
-        f"{standing.method} {measured(standing.span, len(standing.row.values))}"
-        for standing in board.standings
+        f"{standing.method} {measured(standing.span, len(standing.row.values))}" for standing in board.standings
     )
     chart = Chart(x, y, f"{board.source.title}: {told}.", height=64 + 19 * count, margin=round(width))
     if board.floor is not None:
@@ -224,11 +212,7 @@ def forest(board: Board, places: dict[str, int]) -> str:
         if standing.span.half is not None:
             chart.whisker(place, standing.method, standing.span.ends, height)
         chart.dot(
-            place,
-            standing.method,
-            standing.span.value,
-            height,
-            measured(standing.span, len(standing.row.values)),
+            place, standing.method, standing.span.value, height, measured(standing.span, len(standing.row.values))
         )
         left, up = chart.at(x.low, height)
         spot = f'text-anchor="end" x="{left - 8:.1f}" y="{up + 4:.1f}"'
@@ -240,11 +224,7 @@ def write(results: Results | None = None) -> None:
     """Write all three files."""
     made = boards(results)
     CHARTS.parent.mkdir(exist_ok=True)
-    for path, text in (
-        (PAGE, page(made, results)),
-        (CHARTS, charts(made)),
-        (TABLES, tabular_page.page(results)),
-    ):
+    for path, text in ((PAGE, page(made, results)), (CHARTS, charts(made)), (TABLES, tabular_page.page(results))):
         write_text(path, text)
 
 

@@ -174,15 +174,11 @@ def ranked(source: Source, rows: Mapping[str, Row]) -> Board:
     complete = {name: row for name, row in rows.items() if {key[0] for key in row.values} == {*data}}
     sign = 1 if source.lower_is_better else -1
     spans = {name: spanned(row.values) for name, row in complete.items()}
-    order = sorted(
-        (name for name in spans if name != source.floor), key=lambda name: sign * spans[name].value
-    )
+    order = sorted((name for name in spans if name != source.floor), key=lambda name: sign * spans[name].value)
     standings = []
     for rank, name in enumerate(order, 1):
         gap, status = (None, "nearest") if rank == 1 else _gap(source, rows[name], rows[order[0]], sign)
-        standings.append(
-            Standing(method=name, row=rows[name], span=spans[name], rank=rank, gap=gap, status=status)
-        )
+        standings.append(Standing(method=name, row=rows[name], span=spans[name], rank=rank, gap=gap, status=status))
     floor = None
     if source.floor in spans:
         floor = Standing(method=source.floor, row=rows[source.floor], span=spans[source.floor], rank=0)
@@ -192,11 +188,7 @@ def ranked(source: Source, rows: Mapping[str, Row]) -> Board:
 
 def _gap(source: Source, row: Row, nearest: Row, sign: int) -> tuple[Span | None, Status]:
     """How much farther a method is than the nearest on the runs that both have."""
-    pairs = {
-        key: sign * (value - nearest.values[key])
-        for key, value in row.values.items()
-        if key in nearest.values
-    }
+    pairs = {key: sign * (value - nearest.values[key]) for key, value in row.values.items() if key in nearest.values}
     if {key[0] for key in pairs} != {key[0] for key in row.values}:
         return None, "one run"
     gap = spanned(pairs)
@@ -248,10 +240,7 @@ def rows_of(source: Source, results: Results) -> dict[str, Row]:
             if runs:
                 metrics = [result.outcome.metrics for result in runs.values()]
                 sizes = [told[BYTES] for told in metrics if BYTES in told]
-                spent = [
-                    told.get(SECONDS, run.cpu_seconds)
-                    for told, run in zip(metrics, runs.values(), strict=True)
-                ]
+                spent = [told.get(SECONDS, run.cpu_seconds) for told, run in zip(metrics, runs.values(), strict=True)]
                 rows[method] = Row(
                     values={key: run.outcome.metrics[source.metric] for key, run in runs.items()},
                     nbytes=mean(sizes) if sizes else None,
@@ -269,12 +258,7 @@ def sentence(standing: Standing, board: Board) -> str:
     """What a reader takes away of a method."""
     return " ".join(
         part
-        for part in (
-            _place(standing, board),
-            _floor(standing, board),
-            _cost(standing, board),
-            _room(standing, board),
-        )
+        for part in (_place(standing, board), _floor(standing, board), _cost(standing, board), _room(standing, board))
         if part
     )
 
@@ -300,9 +284,7 @@ def _place(standing: Standing, board: Board) -> str:
         return f"{told}, by {gap} {way} than {nearest}: too few runs to tell them apart."
     low, high = (readable(end, 3) for end in standing.gap.ends)
     if standing.status == "ties":
-        return (
-            f"{told}; ties with {nearest}: a difference of {low} to {high} is within {board.source.margin:g}."
-        )
+        return f"{told}; ties with {nearest}: a difference of {low} to {high} is within {board.source.margin:g}."
     if standing.status == "open":
         return f"{told}; cannot be told from {nearest}: farther by {low} to {high}, which holds 0."
     return f"{told}, place {standing.rank}; farther than {nearest} by {gap} ({low} to {high})."
@@ -312,9 +294,7 @@ def _floor(standing: Standing, board: Board) -> str:
     if board.floor is None or board.floor.span.value <= 0:
         return ""
     ratio = standing.span.value / board.floor.span.value
-    return (
-        f"That is {times(ratio)} the {readable(board.floor.span.value, 3)} of the reference against itself."
-    )
+    return f"That is {times(ratio)} the {readable(board.floor.span.value, 3)} of the reference against itself."
 
 
 def _cost(standing: Standing, board: Board) -> str:
@@ -341,9 +321,7 @@ def _room(standing: Standing, board: Board) -> str:
             and (paid := getattr(other.row, name)) is not None
             and paid <= price
         ]
-        told.append(
-            f"at no more {words} {better[0]} is nearer" if better else f"nothing of no more {words} is nearer"
-        )
+        told.append(f"at no more {words} {better[0]} is nearer" if better else f"nothing of no more {words} is nearer")
     return f"By the means, {' and '.join(told)}." if told else ""
 
 

@@ -107,9 +107,7 @@ def settings_of(name: str) -> Ours | Peer:
 def variants(tables: Mapping[str, int]) -> dict[tuple[str, str], Variant]:
     """Every tool on every table that it can take."""
     return {
-        (data, name): Variant(
-            settings=settings_of(name), cpu_seconds=cost * (0.4 if rows < 1.25 * SMALL else 1.0)
-        )
+        (data, name): Variant(settings=settings_of(name), cpu_seconds=cost * (0.4 if rows < 1.25 * SMALL else 1.0))
         for data, rows in tables.items()
         for name, cost in {**PEERS, **OURS}.items()
         if name != "gaussian-process" or rows <= MOST_ROWS_OF_A_PROCESS
@@ -141,9 +139,7 @@ def _ground(
     return Ground(*parts, classes=classes)
 
 
-def run_cells(
-    cells: Sequence[Cell], data: Sequence[Ground], settings: Ours | Peer, steps: int | None
-) -> list[Outcome]:
+def run_cells(cells: Sequence[Cell], data: Sequence[Ground], settings: Ours | Peer, steps: int | None) -> list[Outcome]:
     """A tool on splits of one table."""
     return [run_split(cell, ground, settings, steps) for cell, ground in zip(cells, data, strict=True)]
 

@@ -25,11 +25,7 @@ def main(question: str, answer: str) -> None:
     classes = settings.pop("classes")
     patience, tree = settings.pop("patience"), settings.pop("tree")
     common = {"Base": DecisionTreeRegressor(**tree), "verbose": False, **settings}
-    model = (
-        NGBClassifier(Dist=k_categorical(classes), **common)
-        if classes
-        else NGBRegressor(Dist=Normal, **common)
-    )
+    model = NGBClassifier(Dist=k_categorical(classes), **common) if classes else NGBRegressor(Dist=Normal, **common)
     start = time.process_time()
     model.fit(
         arrays["train_x"],
@@ -43,9 +39,7 @@ def main(question: str, answer: str) -> None:
     answers = {}
     for part in ("test", "unknown"):
         law = model.pred_dist(arrays[f"{part}_x"], max_iter=trees)
-        answers |= (
-            {f"{part}_probs": law.probs.T} if classes else {f"{part}_mean": law.loc, f"{part}_std": law.scale}
-        )
+        answers |= {f"{part}_probs": law.probs.T} if classes else {f"{part}_mean": law.loc, f"{part}_std": law.scale}
     facts = {"trees": trees, "ngboost": version("ngboost")}
     size = len(pickle.dumps((model.base_models[:trees], model.scalings[:trees], model.col_idxs[:trees])))
     np.savez(answer, cpu_seconds=seconds, nbytes=size, facts=json.dumps(facts), **answers)

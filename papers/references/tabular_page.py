@@ -10,17 +10,7 @@ from dubito.compare.words import listed, readable, size
 
 from ..runner.experiment import Cell, Experiment, Outcome
 from ..runner.store import Results
-from .tabular import (
-    CLASSES,
-    MOST_ROWS_OF_A_PROCESS,
-    OURS,
-    PEERS,
-    REALS,
-    SPLITS,
-    TABLES,
-    TEST_ROWS,
-    TRAIN_ROWS,
-)
+from .tabular import CLASSES, MOST_ROWS_OF_A_PROCESS, OURS, PEERS, REALS, SPLITS, TABLES, TEST_ROWS, TRAIN_ROWS
 
 RIVAL = "boosting"
 #: By what tools are compared: the same rule for all of them.
@@ -38,9 +28,7 @@ PLACES = ("better, and shown to be", "better", "worse", "worse, and shown to be"
 Rows = Mapping[str, Mapping[int, Outcome]]
 
 _CUT = [name.removeprefix("uci/") for name, rows in (REALS | CLASSES).items() if rows > TRAIN_ROWS]
-_FEW = [
-    name.removeprefix("uci/") for name, rows in (REALS | CLASSES).items() if rows <= MOST_ROWS_OF_A_PROCESS
-]
+_FEW = [name.removeprefix("uci/") for name, rows in (REALS | CLASSES).items() if rows <= MOST_ROWS_OF_A_PROCESS]
 HEAD = f"""# Tables against other tools
 
 `BayesianRegressor(method)` and `BayesianClassifier(method)` [as they come](sklearn.md), an MLP 64-64, beside what
@@ -157,9 +145,7 @@ def verdicts(table: str, read: Mapping[str, Rows]) -> str:
         for other in others:
             against = [_pair(rows, name, other, metric) for rows in read.values()] if name != other else []
             places = [place(pair) for pair in against if pair is not None]
-            counts.append(
-                " / ".join(str(places.count(number)) for number in range(len(PLACES))) if places else ""
-            )
+            counts.append(" / ".join(str(places.count(number)) for number in range(len(PLACES))) if places else "")
         centre = f"{mean(pair[0] for pair in told.values()):+.3f} of {len(told)}"
         lines.append(
             f"| {name} | {centre} | {' | '.join(', '.join(group) or '–' for group in groups)} | {' | '.join(counts)} |"

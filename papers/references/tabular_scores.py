@@ -11,14 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dubito.metrics import (
-    accuracy,
-    interval_coverage,
-    interval_width,
-    nll,
-    normalised_entropy_per_example,
-    rmse,
-)
+from dubito.metrics import accuracy, interval_coverage, interval_width, nll, normalised_entropy_per_example, rmse
 from dubito.prediction import RealPrediction
 
 from ..runner.scores import area

@@ -131,9 +131,7 @@ def ours(cell: Cell, ground: Ground, settings: Ours, steps: int | None) -> Answe
     posterior = estimator.posterior_
     likelihood = explicit(Categorical) if ground.classes else explicit(Gaussian, standardise=True)
     rows = tuple(map(torch.from_numpy, (ground.inputs, ground.targets)))
-    provenance.record(
-        settings.method, posterior.network, rows, likelihood, estimator=options, seed=cell.split
-    )
+    provenance.record(settings.method, posterior.network, rows, likelihood, estimator=options, seed=cell.split)
     test, unknown = (estimator.prediction(part) for part in (ground.test_inputs, ground.unknown))
     answers = []
     for prediction in (test, unknown):
@@ -346,9 +344,7 @@ def _answered(
     seconds: float,
     facts: Mapping[str, Any],
 ) -> Answer:
-    return Answer(
-        answer(ground.test_inputs), answer(ground.unknown), len(pickle.dumps(model)), seconds, facts
-    )
+    return Answer(answer(ground.test_inputs), answer(ground.unknown), len(pickle.dumps(model)), seconds, facts)
 
 
 def _tensor(rows: list[np.ndarray]) -> Tensor:

@@ -70,9 +70,7 @@ def parted(name: str, split: int, kept_back: float = 0.0) -> Parted:
         raise DataError("uci_gap.npz must lie in a folder of DUBITO_DATA, and was not found")
     with np.load(path) as archive:
         inside = archive[f"{ARCHIVE_NAMES.get(name, name)}.test_idx"][split].astype(int)
-    return divided(
-        len(obtain(f"uci/{name}", ENTRIES[f"uci/{name}"], download=False).train[0]), inside, kept_back
-    )
+    return divided(len(obtain(f"uci/{name}", ENTRIES[f"uci/{name}"], download=False).train[0]), inside, kept_back)
 
 
 def divided(rows: int, inside: np.ndarray, kept_back: float) -> Parted:
@@ -114,7 +112,5 @@ def gap_split(name: str, split: int, validation: float = 0.1, kept_back: float =
         task_reason="the data set's own",
     )
     count = len(rows.inside)
-    inside, outside = (
-        Part(*(tensor[some] for tensor in data.test)) for some in (slice(count), slice(count, None))
-    )
+    inside, outside = (Part(*(tensor[some] for tensor in data.test)) for some in (slice(count), slice(count, None)))
     return GapSplit(data, inside, outside)

@@ -72,14 +72,10 @@ def rows(table: Table, scale: str, results: Results, cells: Collection[Cell] | N
     """
     found = outcomes(table, scale, results, cells)
     pairs = dict.fromkeys((cell.data, cell.method) for cell in _all(table, scale, cells))
-    return [
-        _row(table, scale, data, method, metric, found) for data, method in pairs for metric in table.metrics
-    ]
+    return [_row(table, scale, data, method, metric, found) for data, method in pairs for metric in table.metrics]
 
 
-def outcomes(
-    table: Table, scale: str, results: Results, cells: Collection[Cell] | None = None
-) -> dict[Cell, Outcome]:
+def outcomes(table: Table, scale: str, results: Results, cells: Collection[Cell] | None = None) -> dict[Cell, Outcome]:
     """What was run with the settings of today."""
     read = {cell: results.read(table.experiment, scale, cell) for cell in _all(table, scale, cells)}
     return {cell: outcome for cell, outcome in read.items() if outcome is not None}
@@ -168,10 +164,5 @@ def _judged(claim: Claim, data: str, found: dict[Cell, Outcome], lower_is_better
     holds, contradicted = (below, above) if lower_is_better else (above, below)
     verdict = "holds" if holds else "contradicted" if contradicted else "open"
     return Judged(
-        claim=claim,
-        data=data,
-        n=len(pairs),
-        mean=difference.difference,
-        difference=difference,
-        verdict=verdict,
+        claim=claim, data=data, n=len(pairs), mean=difference.difference, difference=difference, verdict=verdict
     )

@@ -51,6 +51,4 @@ def fit_from(point: Posterior, method: Method, rows: Rows, auto: AutoTraining, s
     steps = recipe(method, pilot_of(point), auto)
     common = rows.network, rows.train, rows.likelihood
     provenance.record(steps.method, *common, training=steps.training, warm=steps.warm, seed=seed)
-    return protocol_fit(
-        method, *common, auto, validation=rows.validation, seed=seed, progress=False, point=point
-    )
+    return protocol_fit(method, *common, auto, validation=rows.validation, seed=seed, progress=False, point=point)

@@ -74,9 +74,7 @@ class GradientSNR:
             moments = {name: _GradientMoments.of(gradients) for name, gradients in self._recent.items()}
         seen = min((statistics.count for statistics in moments.values()), default=0)
         if seen < 2:
-            raise ConfigError(
-                f"a variance needs at least 2 batches, got {seen}; call update after each backward"
-            )
+            raise ConfigError(f"a variance needs at least 2 batches, got {seen}; call update after each backward")
         return {name: statistics.ratios() for name, statistics in moments.items()}
 
 
@@ -107,9 +105,7 @@ class _GradientMoments:
         varied = variance > 0
         ratios = ((self.first + self.mean).square() / variance)[varied].double()
         if not (variance.isfinite().all() and ratios.isfinite().all()):
-            raise DataError(
-                "gradients must be finite, got NaN or infinity; look at the sizes of inputs and targets"
-            )
+            raise DataError("gradients must be finite, got NaN or infinity; look at the sizes of inputs and targets")
         signal, median = ratios.mean().item(), ratios.median().item() if len(ratios) else math.nan
         return SignalToNoise(signal + 1, signal, median + 1, 1 - varied.double().mean().item())
 

@@ -71,9 +71,7 @@ def require_positive(*, zero: float = False, **values: float) -> None:
     for name, value in values.items():
         number = isinstance(value, Real) and not isinstance(value, bool)
         if not (number and (value >= 0 if zero else value > 0) and value < float("inf")):
-            raise ConfigError(
-                f"{name} must be a finite number {'of at least' if zero else 'above'} 0, got {value!r}"
-            )
+            raise ConfigError(f"{name} must be a finite number {'of at least' if zero else 'above'} 0, got {value!r}")
 
 
 def require_count(minimum: int = 1, **values: int) -> None:

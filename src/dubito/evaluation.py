@@ -5,14 +5,7 @@ from torch import Tensor
 
 from .errors import DataError
 from .inputs import weighted
-from .prediction import (
-    CategoricalPrediction,
-    ClassPrediction,
-    OutputPrediction,
-    Prediction,
-    RealPrediction,
-    aligned,
-)
+from .prediction import CategoricalPrediction, ClassPrediction, OutputPrediction, Prediction, RealPrediction, aligned
 
 #: Bins of the calibration error.
 BINS = 15
@@ -77,9 +70,7 @@ def _weighted_metrics(probs: Tensor, labels: Tensor, weights: Tensor) -> dict[st
     }
 
 
-def real_metrics(
-    prediction: RealPrediction, targets: Tensor, weights: Tensor | None = None
-) -> dict[str, float]:
+def real_metrics(prediction: RealPrediction, targets: Tensor, weights: Tensor | None = None) -> dict[str, float]:
     """Errors of the mean, and how well the whole distribution fits; the arguments are those of `evaluate`."""
     from . import metrics
 

@@ -15,18 +15,7 @@ from . import networks, seeds
 from .errors import DataError, DubitoError, NetworkError, ProcessError, require_count
 from .fingerprints import first_difference, modules_of, weights_of
 from .hints import Checked
-from .inputs import (
-    SHARED,
-    Batch,
-    Inputs,
-    RowNumbers,
-    TensorOptions,
-    checked_inputs,
-    cut,
-    named_tensors,
-    rows_of,
-    take,
-)
+from .inputs import SHARED, Batch, Inputs, RowNumbers, TensorOptions, checked_inputs, cut, named_tensors, rows_of, take
 from .layers.shell import seeded
 from .likelihoods import BuiltLikelihood, Likelihood, settings_of
 from .likelihoods.moments import WeightedTargets
@@ -123,9 +112,7 @@ def prepare_start(net: nn.Module, likelihood: Likelihood, num_data: int, seed: i
     seeds.derived(seed)  # refuses what is no seed
     built = settings_of(likelihood).build(None)
     network = copied(net).eval()
-    return Start(
-        network=network, likelihood=built, num_data=num_data, modes=frozen_modes(net), run=Run(seed=seed)
-    )
+    return Start(network=network, likelihood=built, num_data=num_data, modes=frozen_modes(net), run=Run(seed=seed))
 
 
 def prepare(
@@ -238,9 +225,7 @@ def _whole(total: float | None) -> float | None:
     return total if total is None or total % 1 else int(total)
 
 
-def _labelled(
-    source: Source, run: Run, likelihood: BuiltLikelihood, *, counts_all: bool
-) -> tuple[Source, Run]:
+def _labelled(source: Source, run: Run, likelihood: BuiltLikelihood, *, counts_all: bool) -> tuple[Source, Run]:
     """Sources without rows whose labels are all ignored: they are no observations, and counted nowhere."""
     watched = run.validation
     with reading(source, run.seed, "labels"):
@@ -301,9 +286,7 @@ def _first_outputs(network: nn.Module, example: Batch, source: Source) -> Tensor
         ) from error
 
 
-def _built(
-    settings: Likelihood, source: Source, outputs: Tensor, targets: Tensor, seed: int
-) -> BuiltLikelihood:
+def _built(settings: Likelihood, source: Source, outputs: Tensor, targets: Tensor, seed: int) -> BuiltLikelihood:
     """The likelihood from a few outputs and the targets at hand, or from all of them where it asks for all."""
     whole = isinstance(source, TensorSource)
     if whole or not getattr(settings, "standardise", False):
@@ -433,10 +416,7 @@ def undisturbed(prepared: Prepared, *path: str) -> Iterator[None]:
     Training passes see to theirs step by step.
     """
     seed, network = prepared.seed, prepared.network
-    with (
-        reading(prepared.source, seed, *path, device=TensorOptions.of(network).device),
-        seeded(network, seed, *path),
-    ):
+    with reading(prepared.source, seed, *path, device=TensorOptions.of(network).device), seeded(network, seed, *path):
         yield
 
 

@@ -64,9 +64,7 @@ def checked(function: Function) -> Function:
             given = ", ".join(f"{name}: {_shown(tensor)}" for name, tensor in tensors.items())
             raise DataError(f"{function.__name__} cannot take these tensors ({given}): {error}") from error
         if isinstance(result, Tensor) and _nan(result):
-            raise DataError(
-                f"{function.__name__} of these tensors is NaN: {', '.join(tensors)} must be finite"
-            )
+            raise DataError(f"{function.__name__} of these tensors is NaN: {', '.join(tensors)} must be finite")
         return result
 
     return call  # pyright: ignore[reportReturnType]
@@ -119,9 +117,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _refusal(name: str, hint: Any, value: Any) -> DubitoError:
     """The error for a value that is not what a hint names."""
-    choices = [
-        part for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for part in get_args(kind)
-    ]
+    choices = [part for kind in (hint, *get_args(hint)) if get_origin(kind) is Literal for part in get_args(kind)]
     if choices and isinstance(value, str):
         return unknown_name(name, value, map(str, choices))
     kind = NetworkError if hint is nn.Module else DataError if hint is Tensor else ConfigError
@@ -166,9 +162,7 @@ def _fits(hint: Any, value: Any) -> bool:
     if origin is Literal:
         return any(type(value) is type(part) and value == part for part in parts)
     if hint in _NUMBERS:
-        return (
-            isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and not math.isnan(float(value))
-        )
+        return isinstance(value, _NUMBERS[hint]) and not isinstance(value, bool) and not math.isnan(float(value))
     if hint is np.ndarray:
         return isinstance(value, np.ndarray) and value.dtype.kind in "biuf"
     if origin is None:
@@ -198,9 +192,7 @@ def _all_fit(parts: tuple[Any, ...], value: Sequence[Any]) -> bool:
 
 def _tells(hint: Any) -> bool:
     """Whether `isinstance` knows the class."""
-    return isinstance(hint, type) and getattr(
-        hint, "_is_runtime_protocol", not getattr(hint, "_is_protocol", False)
-    )
+    return isinstance(hint, type) and getattr(hint, "_is_runtime_protocol", not getattr(hint, "_is_protocol", False))
 
 
 def _words(hint: Any) -> str:

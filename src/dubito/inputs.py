@@ -210,9 +210,7 @@ def row_number(row: int, rows: RowNumbers) -> int:
 TargetCheck: TypeAlias = Callable[[Inputs, Tensor, RowNumbers], Tensor]
 
 
-def check_finite(
-    inputs: Inputs, name: str = "inputs", rows: RowNumbers = 0, *, anywhere: bool = False
-) -> None:
+def check_finite(inputs: Inputs, name: str = "inputs", rows: RowNumbers = 0, *, anywhere: bool = False) -> None:
     """Refuse NaN and infinity, saying where the first one stands.
 
     Args:
@@ -263,12 +261,7 @@ def checked_inputs(inputs: Inputs, like: TensorOptions) -> Inputs:
 
 
 def checked_batch(
-    batch: Any,
-    like: TensorOptions,
-    rows: RowNumbers = 0,
-    *,
-    check: TargetCheck | None = None,
-    anywhere: bool = False,
+    batch: Any, like: TensorOptions, rows: RowNumbers = 0, *, check: TargetCheck | None = None, anywhere: bool = False
 ) -> Batch:
     """A pair (inputs, targets), or a triple with weights, as tensors of one length, finite, on device as in `like`.
 

@@ -37,9 +37,7 @@ def check(jobs: int | None, backend: str, scheduler: str | None) -> None:
     if backend not in known:
         raise unknown_name("backend", backend, known)
     if backend == "local" and scheduler is not None:
-        raise ConfigError(
-            f"a scheduler is a cluster's, got {scheduler!r} with backend 'local'; choose dask or ray"
-        )
+        raise ConfigError(f"a scheduler is a cluster's, got {scheduler!r} with backend 'local'; choose dask or ray")
     if backend == "dask" and scheduler is None:
         raise ConfigError("backend 'dask' needs its scheduler's address, such as tcp://host:8786; got none")
 
@@ -171,9 +169,7 @@ _workers: ContextVar[Workers | None] = ContextVar("workers", default=None)
 
 
 @contextmanager
-def pooled(
-    jobs: int | None = None, *, backend: Backend = "local", scheduler: str | None = None
-) -> Iterator[None]:
+def pooled(jobs: int | None = None, *, backend: Backend = "local", scheduler: str | None = None) -> Iterator[None]:
     """While open, fits of this context whose parts need nothing of each other run these as jobs, by `each`."""
     check(jobs, backend, scheduler)
     token = _workers.set(Workers(jobs, backend, scheduler))

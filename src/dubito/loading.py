@@ -242,15 +242,11 @@ def _likelihood(chosen: Any, noise: dict[str, Tensor], components: int) -> Any:
     else:
         needed, optional = built.names_of(chosen) if issubclass(built, NoiseNumbers) else ((), ())
         _check_noise(noise, needed, optional, components)
-    extra: Any = (
-        {"num_components": components} if issubclass(built, GaussianLikelihood | NoiseNumbers) else {}
-    )
+    extra: Any = {"num_components": components} if issubclass(built, GaussianLikelihood | NoiseNumbers) else {}
     return restored(lambda settings: built(settings, **noise, **extra), chosen, "the likelihood")
 
 
-def _check_noise(
-    noise: dict[str, Tensor], needed: tuple[str, ...], optional: tuple[str, ...], components: int
-) -> None:
+def _check_noise(noise: dict[str, Tensor], needed: tuple[str, ...], optional: tuple[str, ...], components: int) -> None:
     """Refuse numbers per output that are missing, of no use, not positive, or not of so many components."""
     names = [key.removeprefix("raw_") for key in noise]
     if len({*names}) != len(names) or not {*needed} <= {*names} <= {*needed, *optional}:
@@ -262,9 +258,7 @@ def _check_noise(
         if fixed and not (tensor > 0).all():
             raise StorageError(f"the noise's {key} must be above 0")
         if components > 1 and fixed and key in needed and (tensor.ndim == 0 or len(tensor) != components):
-            raise StorageError(
-                f"the noise's {key} must have {components} components, got {tuple(tensor.shape)}"
-            )
+            raise StorageError(f"the noise's {key} must have {components} components, got {tuple(tensor.shape)}")
     if noise.keys() & {"location", "scale"} and (
         "location" not in noise or "scale" not in noise or noise["location"].shape != noise["scale"].shape
     ):
@@ -273,30 +267,20 @@ def _check_noise(
 
 def _check_gaussian(noise: dict[str, Tensor], components: int) -> None:
     """Refuse Normal noise that is not of one form, not positive, or of another number of components."""
-    forms, units = (
-        [key for key in ("raw_std", "noise_std", "scale_tril") if key in noise],
-        {"location", "scale"},
-    )
+    forms, units = ([key for key in ("raw_std", "noise_std", "scale_tril") if key in noise], {"location", "scale"})
     if len(forms) != 1 or {*noise} - {*forms} not in (set(), units):
-        raise StorageError(
-            f"the noise must have one form, with a location and a scale or neither, got {[*noise]}"
-        )
+        raise StorageError(f"the noise must have one form, with a location and a scale or neither, got {[*noise]}")
     values = noise[forms[0]]
     if forms == ["scale_tril"]:
         shape = (*([components] if components > 1 else []), *values.shape[-1:] * 2)
-        fits, values = (
-            tuple(values.shape) == shape,
-            values.diagonal(dim1=-2, dim2=-1) if values.ndim > 1 else values,
-        )
+        fits, values = (tuple(values.shape) == shape, values.diagonal(dim1=-2, dim2=-1) if values.ndim > 1 else values)
     else:
         fits = components == 1 or (values.ndim > 0 and len(values) == components)
     if not fits:
         raise StorageError(f"the noise must have {components} components, got {tuple(noise[forms[0]].shape)}")
     if forms != ["raw_std"] and not (values > 0).all():
         raise StorageError("the noise's standard deviations must be above 0")
-    if "scale" in noise and (
-        noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()
-    ):
+    if "scale" in noise and (noise["location"].shape != noise["scale"].shape or not (noise["scale"] > 0).all()):
         raise StorageError("the scale of targets must be above 0, and have the shape of their location")
 
 
@@ -335,9 +319,7 @@ def _fill(network: nn.Module, stored: dict[str, Tensor]) -> None:
     if any(expected[name].dtype != dtype for name, dtype in real.items()):
         if len({*real.values()}) > 1:
             raise StorageError("its weights have several dtypes, which are not those of the network")
-        network.to(
-            next(iter(real.values()))
-        )  # buffers that are not stored go along, as they do in posterior.to
+        network.to(next(iter(real.values())))  # buffers that are not stored go along, as they do in posterior.to
     for name, tensor in stored_tensors(network, shared=False).items():
         tensor.data = stored[name]  # takes the stored dtype; tied tensors are one object and stay tied
 

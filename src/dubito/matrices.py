@@ -59,13 +59,7 @@ class DrawsOfRows(Context):
         self._coming = iter(order)
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         names = name_of(weight), name_of(bias)
         blocks: tuple[Block, ...] = next(self._coming, ())
@@ -152,9 +146,7 @@ class BlockPosterior(Posterior):
         names = [name for block in self.drawn_blocks() for name in block.parameters]
         with torch.no_grad(), asking(self.network, context, names) as shell:
             outputs = read(
-                lambda rows: (
-                    call(shell, repeated(rows, draws)).unflatten(0, (draws, rows_of(rows))).transpose(0, 1)
-                ),
+                lambda rows: call(shell, repeated(rows, draws)).unflatten(0, (draws, rows_of(rows))).transpose(0, 1),
                 inputs,
             )
         return outputs.unbind(1)

@@ -39,9 +39,7 @@ def copied(net: nn.Module, base: Collection[str] | None = None) -> nn.Module:
         )
     named = dict(net.named_parameters())
     if not named:
-        raise NetworkError(
-            "the network must have parameters, got none; a posterior is a distribution over them"
-        )
+        raise NetworkError("the network must have parameters, got none; a posterior is a distribution over them")
     for name, parameter in named.items():
         if is_lazy(parameter):
             raise NetworkError(f"parameter {name!r} is not initialised; run the network on one batch first")
@@ -74,9 +72,7 @@ def require_full(network: nn.Module, work: str) -> None:
     """Refuse a network in half precision, for work that PyTorch does not do in it."""
     for name, parameter in network.named_parameters():
         if parameter.dtype in (torch.bfloat16, torch.float16):
-            raise NetworkError(
-                f"{work} needs float32 or float64, got {name!r} in {parameter.dtype}; call net.float()"
-            )
+            raise NetworkError(f"{work} needs float32 or float64, got {name!r} in {parameter.dtype}; call net.float()")
 
 
 def duplicate(module: Copied) -> Copied:
@@ -124,9 +120,7 @@ def resolve(subset: Subset, network: nn.Module) -> tuple[str, ...]:
             if not held:
                 raise unknown_name("parameter or module", want, names)
             if not held & names.keys():
-                raise ConfigError(
-                    f"subset names {want!r}, which is frozen; set requires_grad=True on it first"
-                )
+                raise ConfigError(f"subset names {want!r}, which is frozen; set requires_grad=True on it first")
         chosen = tuple(name for name in names if any(name in held for held in wanted.values()))
     if not chosen:
         raise ConfigError(f"subset must pick at least one parameter, got none of {list(names)}")

@@ -29,9 +29,7 @@ def html(table: "Table", notes: Iterable[str] = (), *, markup: bool = False, row
 
     sides = ["right" if column.justify == "right" else "left" for column in table.columns]
     heads = zip(table.columns, sides, strict=True)
-    headings = "".join(
-        f'<th style="text-align: {side}">{escape(str(column.header))}</th>' for column, side in heads
-    )
+    headings = "".join(f'<th style="text-align: {side}">{escape(str(column.header))}</th>' for column, side in heads)
     lines = list(zip(*(column.cells for column in table.columns), strict=True))
     body = "".join(
         f"<tr>{''.join(cell(str(text), side) for text, side in zip(line, sides, strict=True))}</tr>"

@@ -34,12 +34,8 @@ class Objective(nn.Module, ABC):
         draft.likelihood.to(like.device, like.dtype)  # built without outputs, it may lie elsewhere
         self.num_data = num_data
         self.modes = dict(modes or {})
-        take(
-            draft.network
-        ).release()  # a shell, of which others are made once the network is spread over processes
-        self.register_buffer(
-            "_no_kl", torch.zeros((), dtype=like.dtype, device=like.device), persistent=False
-        )
+        take(draft.network).release()  # a shell, of which others are made once the network is spread over processes
+        self.register_buffer("_no_kl", torch.zeros((), dtype=like.dtype, device=like.device), persistent=False)
         for parameter in draft.tensors.parameters():
             parameter.requires_grad_(True)
 

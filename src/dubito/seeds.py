@@ -80,10 +80,7 @@ def forked(seed: int, *path: int | str, device: torch.device | str = "cpu") -> I
     device = torch.device(device)
     elsewhere = device.type != "cpu"
     devices = [device] if elsewhere else []
-    with (
-        _global_state,
-        torch.random.fork_rng(devices=devices, device_type=device.type if elsewhere else "cuda"),
-    ):
+    with _global_state, torch.random.fork_rng(devices=devices, device_type=device.type if elsewhere else "cuda"):
         reseed(derived(seed, *path), device)
         yield
 

@@ -130,9 +130,7 @@ class MethodChecks:
             loaded = load(Path(folder) / "posterior", network().to(self.device))
         calls = (self.copy, 1), (self.copy, 1), (loaded, 1), (self.copy, 2)
         draws = {"linearised": False} if self.reference.has_form("linearised") else {}
-        first, again, stored, other = (
-            probs_of(p, self.there, 8, seed=seed, **draws).cpu() for p, seed in calls
-        )
+        first, again, stored, other = (probs_of(p, self.there, 8, seed=seed, **draws).cpu() for p, seed in calls)
         if self.reference.num_atoms is None and torch.equal(first, other):
             raise ValueError("another seed gives the same draws")
         return within(max(gap(first, again), gap(first, stored)), 1e-6)

@@ -28,16 +28,7 @@ from .devices import moved
 from .errors import DataError
 from .fingerprints import UNKNOWN, described
 from .hints import Checked
-from .inputs import (
-    Batch,
-    Inputs,
-    RowNumbers,
-    TargetCheck,
-    TensorOptions,
-    checked_batch,
-    map_tensors,
-    named_tensors,
-)
+from .inputs import Batch, Inputs, RowNumbers, TargetCheck, TensorOptions, checked_batch, map_tensors, named_tensors
 
 #: Rows that are read at once for a digest, and rows that are read twice to see which tensors are drawn anew.
 DIGEST_ROWS, TWICE = 128, 64
@@ -61,9 +52,7 @@ class Labelled(Checked):
 
     def __post_init__(self) -> None:
         if not (isinstance(self.data, Mapping | tuple | Source | IterableDataset) or holds_rows(self.data)):
-            raise DataError(
-                f"data must be a mapping, a Dataset or a DataLoader, got {type(self.data).__name__}"
-            )
+            raise DataError(f"data must be a mapping, a Dataset or a DataLoader, got {type(self.data).__name__}")
 
 
 def named_target(target: str | None, *data: Any) -> list[Any]:
@@ -221,9 +210,7 @@ class DatasetSource(OrderedSource):
             yield batch
 
     def example(self, rows: int = 8) -> Batch:
-        (batch,) = self.read(
-            [torch.arange(min(rows, self.num_data))]
-        )  # the loader prepares no more than these
+        (batch,) = self.read([torch.arange(min(rows, self.num_data))])  # the loader prepares no more than these
         assert batch is not None
         return batch
 
@@ -258,9 +245,7 @@ class RowsSource(OrderedSource):
         self.weights = None if raw_weights is None else self.weigh(raw_weights)
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
-        for batch in self.read(
-            [torch.arange(self.num_data)[part] for part in split(self.num_data, batch_size)]
-        ):
+        for batch in self.read([torch.arange(self.num_data)[part] for part in split(self.num_data, batch_size)]):
             assert batch is not None
             yield batch
 
@@ -327,9 +312,7 @@ class LoaderSource(Source):
         try:  # all rows by number: the sampler may draw, and is left alone
             numbers = range(len(dataset))  # pyright: ignore[reportArgumentType]
             groups = numbers if whole else [list(numbers[part]) for part in split(len(numbers), DIGEST_ROWS)]
-            options: dict[str, Any] = (
-                {"batch_size": None, "sampler": groups} if whole else {"batch_sampler": groups}
-            )
+            options: dict[str, Any] = {"batch_size": None, "sampler": groups} if whole else {"batch_sampler": groups}
             options |= {"generator": seeds.generator(0, "workers"), **reading_options(loader)}
             rows = LoaderSource(DataLoader(dataset, **options), self.like)
             rows.labelled, rows.target = self.labelled, self.target
@@ -469,9 +452,7 @@ def holds_rows(data: Any) -> bool:
     if isinstance(data, list) and data and all(isinstance(row, Mapping) for row in data):
         return True
     numbered = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    return numbered and not (
-        hasattr(data, "__array__") or isinstance(data, Mapping | tuple | list | str | bytes)
-    )
+    return numbered and not (hasattr(data, "__array__") or isinstance(data, Mapping | tuple | list | str | bytes))
 
 
 def reading(
@@ -497,12 +478,7 @@ def raw_weights(batch: Batch, dtype: torch.dtype, of_targets: TargetWeights | No
     return batch.weighted(others)
 
 
-def weighed(
-    source: Source,
-    example: Batch,
-    like: TensorOptions,
-    of_targets: TargetWeights | None = None,
-) -> Source:
+def weighed(source: Source, example: Batch, like: TensorOptions, of_targets: TargetWeights | None = None) -> Source:
     """The source with weights of mean 1 and without rows that weigh nothing; as it is where nothing weighs its rows.
 
     Rows that are not in memory are read once for it, so that the sum of the weights is known before work starts.
@@ -521,9 +497,7 @@ def weighed(
     raw = torch.cat([raw_weights(batch, like.dtype, of_targets).cpu() for batch in batches])
     total = float(raw.double().sum())
     if not (0 < total < math.inf and raw.min() >= 0):
-        raise DataError(
-            f"weights must be at least 0, with a sum above it, got a sum of {total:g} over {len(raw)} rows"
-        )
+        raise DataError(f"weights must be at least 0, with a sum above it, got a sum of {total:g} over {len(raw)} rows")
     rows = raw.nonzero().flatten()
     if held:
         result = source.only(rows)
@@ -571,9 +545,7 @@ def as_source(data: Any, like: TensorOptions, name: str = "data") -> Source:
     target = None
     if isinstance(data, Labelled):
         data, target = data.data, data.target
-    source = _source(
-        parted(data, target) if isinstance(data, Mapping | tuple | TensorDataset) else data, like, name
-    )
+    source = _source(parted(data, target) if isinstance(data, Mapping | tuple | TensorDataset) else data, like, name)
     source.target = source.target or target
     return source
 
@@ -597,6 +569,4 @@ def _source(data: Any, like: TensorOptions, name: str) -> Source:
     known = hasattr(data, "__getitem__") and hasattr(data, "__len__")
     if known and not isinstance(data, Mapping | Tensor | np.ndarray | str | bytes):
         return DatasetSource(data, like)  # pyright: ignore[reportArgumentType]
-    raise DataError(
-        f"{name} must be a pair (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}"
-    )
+    raise DataError(f"{name} must be a pair (inputs, targets), a Dataset or a DataLoader, got {type(data).__name__}")

@@ -64,7 +64,5 @@ class Summary:
         for name in ("parameter", "shape", "holds", "numbers"):
             table.add_column(name, justify="right" if name == "numbers" else "left", overflow="fold")
         for row in self.rows:
-            table.add_row(
-                row.name, "×".join(map(str, row.shape)) or "scalar", row.holds, f"{row.num_parameters:,}"
-            )
+            table.add_row(row.name, "×".join(map(str, row.shape)) or "scalar", row.holds, f"{row.num_parameters:,}")
         return table

@@ -8,17 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubito
-from dubito import (
-    KFAC,
-    Bernoulli,
-    Categorical,
-    ConfigError,
-    DataError,
-    Gaussian,
-    Laplace,
-    StorageError,
-    Training,
-)
+from dubito import KFAC, Bernoulli, Categorical, ConfigError, DataError, Gaussian, Laplace, StorageError, Training
 from dubito.active import (
     BALD,
     ActiveLearning,
@@ -112,9 +102,7 @@ def test_output_variance_is_mackays_by_dense_jacobians(dtype, outputs):
     for row in range(7):
         for output in range(outputs):
             network = posterior.network.requires_grad_(True)
-            gradients = torch.autograd.grad(
-                network(pool[row : row + 1])[0, output], list(network.parameters())
-            )
+            gradients = torch.autograd.grad(network(pool[row : row + 1])[0, output], list(network.parameters()))
             named = dict(zip(names, gradients, strict=True))
             network.requires_grad_(False)
             for block in posterior.blocks.values():
@@ -122,9 +110,7 @@ def test_output_variance_is_mackays_by_dense_jacobians(dtype, outputs):
                 covariance = posterior.block(block.name).covariance_matrix.double()
                 expected[row] += matrix @ covariance @ matrix / outputs
     found = OutputVariance().scores(posterior, pool)
-    torch.testing.assert_close(
-        found.double(), expected, rtol=2e-3 if dtype == torch.float32 else 1e-8, atol=0
-    )
+    torch.testing.assert_close(found.double(), expected, rtol=2e-3 if dtype == torch.float32 else 1e-8, atol=0)
 
 
 # -- batches ----------------------------------------------------------------------------------------------------
@@ -222,9 +208,7 @@ def test_an_interrupted_run_goes_on(tmp_path):
     with pytest.raises(Crash):
         LOOP.run(net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5, checkpoint=path, on_point=crash)
     steps = []
-    found = LOOP.run(
-        net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5, checkpoint=path, on_point=steps.append
-    )
+    found = LOOP.run(net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5, checkpoint=path, on_point=steps.append)
     assert [point.num_labelled for point in steps] == [10, 12]  # the others are not made again
     assert [(p.chosen, p.metrics) for p in found.points] == [(p.chosen, p.metrics) for p in expected.points]
     for change in ({"seed": 6}, {"options": {"max_rows": 3}}):
@@ -278,13 +262,7 @@ def test_refusals():
 
 def curve(*values: float, start: int = 5) -> Curve:
     points = [
-        CurvePoint(
-            num_labelled=start + i,
-            metrics={"rmse": value},
-            chosen=(),
-            fit_seconds=1.0,
-            acquisition_seconds=0.1,
-        )
+        CurvePoint(num_labelled=start + i, metrics={"rmse": value}, chosen=(), fit_seconds=1.0, acquisition_seconds=0.1)
         for i, value in enumerate(values)
     ]
     return Curve(points=tuple(points))

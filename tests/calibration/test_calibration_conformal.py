@@ -83,9 +83,7 @@ def test_sets_follow_their_definition():
     assert sets.any(1).all()
     # Harder rows have larger sets: how much so depends on the 99 rows (.32 to .62 in twelve draws of them)
     assert torch.corrcoef(torch.stack([sets.sum(1).float(), new.total]))[0, 1] > 6 / math.sqrt(1000)
-    assert torch.equal(
-        APS(seed=3).fit(prediction, labels).sets(new), APS(seed=3).fit(prediction, labels).sets(new)
-    )
+    assert torch.equal(APS(seed=3).fit(prediction, labels).sets(new), APS(seed=3).fit(prediction, labels).sets(new))
 
 
 def real(stream: torch.Generator, count: int, outputs: int = 2, dtype=torch.float32):

@@ -54,9 +54,7 @@ def shifted(**gains: float) -> dict[float, Tensor]:
 def test_the_scale_stays_unless_another_gains_a_standard_error():
     assert preferred_scale(shifted(s0_3=0.95, s3=0.5)) == 1
     assert preferred_scale(shifted(s0_3=1.05, s3=0.5)) == 0.3
-    assert (
-        preferred_scale(shifted(s0_1=1.05, s0_3=1.5, s3=1.2)) == 0.3
-    )  # the least mean loss of those that win
+    assert preferred_scale(shifted(s0_1=1.05, s0_3=1.5, s3=1.2)) == 0.3  # the least mean loss of those that win
     assert preferred_scale({1.0: normal(5, seed=0)}) == 1
 
 
@@ -80,9 +78,7 @@ def wide() -> tuple[Posterior, tuple[Tensor, Tensor]]:
     x = normal(200, 3, seed=0)
     y = x.sum(1, keepdim=True) + 0.1 * normal(200, 1, seed=1)
     settings = Training(epochs=60, batch_size=50, lr=2e-2)
-    posterior = Laplace(prior_precision=1.0).fit(
-        nn.Linear(3, 1), (x[:100], y[:100]), Gaussian(), training=settings
-    )
+    posterior = Laplace(prior_precision=1.0).fit(nn.Linear(3, 1), (x[:100], y[:100]), Gaussian(), training=settings)
     return posterior.scaled(30), (x[100:], y[100:])
 
 
@@ -90,15 +86,12 @@ def wide() -> tuple[Posterior, tuple[Tensor, Tensor]]:
 def test_a_posterior_that_is_too_wide_is_narrowed(linearised: bool):
     posterior, rows = wide()
     losses = {
-        scale: -posterior.scaled(scale).predict(rows[0], linearised=linearised).log_prob(rows[1])
-        for scale in SCALES
+        scale: -posterior.scaled(scale).predict(rows[0], linearised=linearised).log_prob(rows[1]) for scale in SCALES
     }
     scale = chosen_scale(posterior, rows, linearised=linearised)
     assert scale == preferred_scale(losses) < 1
     loader = DataLoader(TensorDataset(*rows), batch_size=17, shuffle=True)
-    assert (
-        chosen_scale(posterior, loader, linearised=linearised, seed=0) == scale
-    )  # rows are paired all the same
+    assert chosen_scale(posterior, loader, linearised=linearised, seed=0) == scale  # rows are paired all the same
     chosen = posterior_scaled(posterior, rows, linearised=linearised)
     assert chosen.scale == 30 * scale and posterior.scale == 30
     assert -chosen.predict(rows[0], linearised=linearised).log_prob(rows[1]).mean() < losses[1.0].mean()

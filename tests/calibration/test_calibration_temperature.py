@@ -61,9 +61,7 @@ def test_the_temperature_is_the_best_by_scipy(fitted, dtype):
     prediction = scaled.predict(x, 6, seed=2, **draws)
     torch.testing.assert_close(prediction.probs, probs, rtol=1e-4, atol=1e-6)
     assert prediction.probs.dtype == dtype
-    assert torch.equal(
-        scaled.sample_outputs(x, 3), posterior.sample_outputs(x, 3)
-    )  # the weights are as they were
+    assert torch.equal(scaled.sample_outputs(x, 3), posterior.sample_outputs(x, 3))  # the weights are as they were
     assert type(posterior.likelihood.settings) is Categorical
 
 
@@ -116,9 +114,7 @@ def test_linearised_and_pieces_of_rows():
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=50)
     subset = torch.utils.data.Subset(loader.dataset, range(120))  # read in batches
     whole, parts = (temperature_scaled(posterior, data, num_samples=3) for data in ((x, y), subset))
-    assert whole.likelihood.settings.temperature == pytest.approx(
-        parts.likelihood.settings.temperature, rel=1e-3
-    )
+    assert whole.likelihood.settings.temperature == pytest.approx(parts.likelihood.settings.temperature, rel=1e-3)
 
 
 def test_marginal_predictions_come_in_pieces():
@@ -129,9 +125,7 @@ def test_marginal_predictions_come_in_pieces():
     scaled = temperature_scaled(posterior, (x, y), num_samples=3, **options)
     best_nll = scaled.predict(x, 3, **options).log_prob(y).mean()
     for factor in (0.95, 1.05):
-        scaled.likelihood = TemperedCategorical(
-            temperature=factor * scaled.likelihood.settings.temperature
-        ).build(None)
+        scaled.likelihood = TemperedCategorical(temperature=factor * scaled.likelihood.settings.temperature).build(None)
         assert scaled.predict(x, 3, **options).log_prob(y).mean() < best_nll
 
 

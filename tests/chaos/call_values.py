@@ -79,14 +79,10 @@ class OwnLaw(dubito.OwnLikelihood):
 def posterior(method: str = "mean-field", likelihood: str = "classes") -> Any:
     """A fitted posterior of a registered method."""
     settings = CHEAP.get(method) or dubito.methods()[method]
-    outputs, targets, law = {"classes": (3, LABELS, Categorical()), "reals": (1, REALS, Gaussian())}[
-        likelihood
-    ]
+    outputs, targets, law = {"classes": (3, LABELS, Categorical()), "reals": (1, REALS, Gaussian())}[likelihood]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)
-        return settings.fit(
-            network(outputs), (INPUTS, targets), law, training=None if method == "hmc" else QUICK
-        )
+        return settings.fit(network(outputs), (INPUTS, targets), law, training=None if method == "hmc" else QUICK)
 
 
 @cache
@@ -105,11 +101,7 @@ def saved() -> str:
 def curve(shift: float = 0.0) -> active.Curve:
     points = [
         active.CurvePoint(
-            num_labelled=n,
-            metrics={"rmse": 1 / n + shift},
-            chosen=(0,),
-            fit_seconds=0.1,
-            acquisition_seconds=0.1,
+            num_labelled=n, metrics={"rmse": 1 / n + shift}, chosen=(0,), fit_seconds=0.1, acquisition_seconds=0.1
         )
         for n in (2, 4, 6)
     ]
@@ -163,9 +155,7 @@ def results() -> shifts.CorruptionResults:
 
 
 def normal() -> dubito.distributions.DiagonalNormal:
-    return dubito.distributions.DiagonalNormal(
-        numbers(3, 4), torch.rand(3, 4), num_data=10.0, prior_precision=1.0
-    )
+    return dubito.distributions.DiagonalNormal(numbers(3, 4), torch.rand(3, 4), num_data=10.0, prior_precision=1.0)
 
 
 #: Values by parameter; "callable.parameter" goes before "parameter".
@@ -245,12 +235,7 @@ VALUES |= {
     },
     **{
         f"{name}.targets": REALS
-        for name in (
-            "crps_mixture",
-            "crps_mixture_per_example",
-            "mixture_log_prob",
-            "mixture_log_prob_per_example",
-        )
+        for name in ("crps_mixture", "crps_mixture_per_example", "mixture_log_prob", "mixture_log_prob_per_example")
     },
     "mae.mean": REALS + 1,
     "disagreement.probs": PROBS.expand(2, ROWS, 3),
@@ -374,9 +359,7 @@ INSTANCES: dict[type, Any] = {
     CategoricalPrediction: classes,
     BernoulliPrediction: yes_or_no,
     RealPrediction: reals,
-    CountPrediction: lambda: CountPrediction(
-        REALS.abs().expand(4, ROWS, 1) + 1, REALS.abs().expand(4, ROWS, 1) + 1
-    ),
+    CountPrediction: lambda: CountPrediction(REALS.abs().expand(4, ROWS, 1) + 1, REALS.abs().expand(4, ROWS, 1) + 1),
     StudentTPrediction: lambda: StudentTPrediction(
         numbers(4, ROWS, 1, seed=7), torch.full((4, 1, 1), 0.25), df=torch.full((1, 1, 1), 5.0)
     ),

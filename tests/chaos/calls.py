@@ -142,17 +142,11 @@ CONTRACTS = (
     "*.two_sided",
 )
 #: Calls that cost minutes or need files of the network.
-COSTLY = (
-    "dubito.compare.compare",
-    "dubito.shifts.ood_pair",
-    "dubito.data.load",
-    "dubito.protocol.fit",
-    "*.export",
-)
+COSTLY = ("dubito.compare.compare", "dubito.shifts.ood_pair", "dubito.data.load", "dubito.protocol.fit", "*.export")
 
 #: Cases that are taken though the value is not what the hint says, and why.
 ACCEPTED = {
-    "dubito.calibration.paired_gain(*=with NaN)": "losses that are not all finite lose for sure, as the docstring says",
+    "dubito.calibration.paired_gain(*=with NaN)": "losses that are not all finite lose for sure, as the docstring says"
 }
 
 
@@ -190,13 +184,9 @@ def offered() -> Iterator[tuple[str, Any]]:
         names = getattr(module, "__all__", None) or [n for n in vars(module) if not n.startswith("_")]
         for name in names:
             value = getattr(module, name)
-            inside = getattr(value, "__module__", "").startswith(f"dubito.{room}") or hasattr(
-                module, "__path__"
-            )
+            inside = getattr(value, "__module__", "").startswith(f"dubito.{room}") or hasattr(module, "__path__")
             settings = isinstance(value, type) and issubclass(value, Checked | Prediction)
-            if inside and (
-                room not in SETTINGS or (settings and not (issubclass(value, Checked) and result(value)))
-            ):
+            if inside and (room not in SETTINGS or (settings and not (issubclass(value, Checked) and result(value)))):
                 yield f"dubito.{room}.{name}", value
 
 
@@ -239,9 +229,7 @@ def targets() -> list[Target]:
 
 def result(kind: type) -> bool:
     """Whether the library makes instances and users read them: the docstring lists attributes, and not arguments."""
-    return issubclass(kind, Prediction | nn.Module | Objective | tuple) or "Attributes:" in (
-        kind.__doc__ or ""
-    )
+    return issubclass(kind, Prediction | nn.Module | Objective | tuple) or "Attributes:" in (kind.__doc__ or "")
 
 
 enum_type = importlib.import_module("enum").Enum
@@ -349,8 +337,7 @@ def bad_values(hint: Any, base: Any) -> Iterator[tuple[str, Any, bool]]:
     kinds = kinds_of(hint)
     origins = [typing.get_origin(kind) or kind for kind in kinds]
     anything = any(
-        kind in (Any, object, inspect.Parameter.empty) or isinstance(kind, typing.TypeVar | str)
-        for kind in kinds
+        kind in (Any, object, inspect.Parameter.empty) or isinstance(kind, typing.TypeVar | str) for kind in kinds
     )
     holds_tensors = (
         Tensor in kinds
@@ -428,10 +415,7 @@ def bad_tensors(base: Any) -> Iterator[tuple[str, Any, bool]]:
             "a list of words": (["a", "b"], True),
             "objects": (np.array([object(), object()]), True),
             "huge": (tensor.double() * 1e38 if floating else tensor + 2**40, False),
-            "negative": (
-                -tensor.float().abs() - 1 if tensor.dtype == torch.bool else -tensor.abs() - 1,
-                False,
-            ),
+            "negative": (-tensor.float().abs() - 1 if tensor.dtype == torch.bool else -tensor.abs() - 1, False),
             "boolean": (tensor > 0, False),
             "half": (tensor.half(), False),
         }
@@ -505,17 +489,11 @@ def limited(name: str) -> Iterator[None]:
 def holds_nan(result: Any, depth: int = 3) -> bool:
     """Whether what a call gave holds a NaN that a user would see."""
     if isinstance(result, Tensor):
-        return (
-            bool(result.isnan().any())
-            if result.is_floating_point() and result.device.type != "meta"
-            else False
-        )
+        return bool(result.isnan().any()) if result.is_floating_point() and result.device.type != "meta" else False
     if isinstance(result, float):
         return math.isnan(result)
     if isinstance(result, Prediction):
-        return any(
-            bool(np.isnan(array).any()) for array in result.to_numpy().values() if array.dtype.kind == "f"
-        )
+        return any(bool(np.isnan(array).any()) for array in result.to_numpy().values() if array.dtype.kind == "f")
     if isinstance(result, nn.Module):
         return any(holds_nan(tensor.detach()) for tensor in result.state_dict().values())
     if not depth:

@@ -61,9 +61,7 @@ def fit(checkpoint: Path | None = None) -> Posterior:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         training = Training(epochs=1, batch_size=32)
-        return MeanField().fit(
-            network(), (INPUTS, LABELS), Categorical(), training=training, checkpoint=checkpoint
-        )
+        return MeanField().fit(network(), (INPUTS, LABELS), Categorical(), training=training, checkpoint=checkpoint)
 
 
 @cache
@@ -104,9 +102,7 @@ def small_disk() -> Iterator[Path | None]:
     mounted = (
         os.geteuid() == 0
         and not subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)],
-            capture_output=True,
-            check=False,
+            ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)], capture_output=True, check=False
         ).returncode
     )
     try:
@@ -142,9 +138,7 @@ def refused(report: Report, words: str, work: Callable[[], Any], sound: Callable
     if sound():
         report.count(outcome, None if outcome == "own error" else f"{words}: nothing was refused")
     else:
-        report.count(
-            "old file lost", f"{words}: the old file is not what it was, or something is left beside it"
-        )
+        report.count("old file lost", f"{words}: the old file is not what it was, or something is left beside it")
 
 
 def full(report: Report, folder: Path, chance: random.Random, rounds: int, limited: bool) -> None:
@@ -193,11 +187,7 @@ def odd_paths(report: Report, folder: Path) -> None:
         with suppress(OSError):
             os.mknod(folder / "device", stat.S_IFCHR | 0o666, os.makedev(1, 3))
             paths["a device of one's own"] = folder / "device"
-    kinds = {
-        name: os.lstat(path).st_mode
-        for name, path in paths.items()
-        if isinstance(path, Path) and _there(path)
-    }
+    kinds = {name: os.lstat(path).st_mode for name, path in paths.items() if isinstance(path, Path) and _there(path)}
     works: dict[str, Callable[[Any], Any]] = {
         "save": fitted().save,
         "load": lambda path: dubito.load(path, network()),
@@ -217,9 +207,7 @@ def odd_paths(report: Report, folder: Path) -> None:
     link.symlink_to(old)
     fitted().scaled(0.5).save(link)
     followed = link.is_symlink() and old.read_bytes() != before and dubito.load(link, network()).scale == 0.5
-    report.count(
-        "link followed", None if followed else "a link was replaced, or what it points to was not written"
-    )
+    report.count("link followed", None if followed else "a link was replaced, or what it points to was not written")
     dangling = folder / "dangling"
     dangling.symlink_to(folder / "new")
     fitted().save(dangling)
@@ -240,14 +228,9 @@ def several(report: Report, folder: Path, writes: int, writers: int) -> None:
     path = folder / "shared"
     fitted().save(path)
     root = str(Path(__file__).parents[2])
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])}
     command = [sys.executable, "-c", WRITER, str(path), str(writes)]
-    workers = [
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(writers)
-    ]
+    workers = [subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(writers)]
     reads = 0
     while any(worker.poll() is None for worker in workers):
         try:

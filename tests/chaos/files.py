@@ -71,11 +71,7 @@ def posteriors(every: int = 1) -> dict[str, Posterior]:
     chosen = {name: method for name, method in methods().items() if name in names}
     chosen |= {"own-dropout": MCDropout(rate=None)} if every == 1 else {}
     for number, (name, method) in enumerate(chosen.items()):
-        kinds = (
-            [*TARGETS]
-            if name in ("map", "laplace-kfac", "deep-ensemble")
-            else [[*TARGETS][number % 4], "classes"]
-        )
+        kinds = [*TARGETS] if name in ("map", "laplace-kfac", "deep-ensemble") else [[*TARGETS][number % 4], "classes"]
         for kind in dict.fromkeys(kinds):
             likelihood, targets = TARGETS[kind]
             with warnings.catch_warnings():
@@ -87,9 +83,7 @@ def posteriors(every: int = 1) -> dict[str, Posterior]:
     for name in ("laplace-kfac classes", "rank1 classes", "own-dropout classes", "swag classes"):
         made[f"{name} sampled"] = made[name].sampled(3)
     made["laplace-inf linearised"] = made["laplace-inf classes"].sampled(2, linearised=True)
-    made["swag refreshed"] = made["swag classes"].refreshed(
-        (torch_inputs, TARGETS["classes"][1]), num_samples=2
-    )
+    made["swag refreshed"] = made["swag classes"].refreshed((torch_inputs, TARGETS["classes"][1]), num_samples=2)
     return made
 
 
@@ -169,9 +163,7 @@ def changed_tensors(tensors: dict[str, Tensor], chance: random.Random) -> str:
         other = chance.choice(sorted(tensors))
         tensors[name], tensors[other] = tensors[other], tensors[name]
     elif kind in ("negative", "huge", "zero"):
-        tensors[name] = (
-            tensor * {"negative": -1, "huge": 1e30 if tensor.is_floating_point() else 9, "zero": 0}[kind]
-        )
+        tensors[name] = tensor * {"negative": -1, "huge": 1e30 if tensor.is_floating_point() else 9, "zero": 0}[kind]
     elif kind == "shape":
         tensors[name] = chance.choice(
             (first, tensor[None], first[:1], first[:0], tensor.mT if tensor.ndim > 1 else first)
@@ -232,11 +224,7 @@ def raw(source: Path, target: Path, chance: random.Random) -> str:
 def finite(prediction: Any) -> bool:
     """Whether a prediction holds numbers alone."""
     values = [prediction.epistemic]
-    values += (
-        [prediction.mean, prediction.std]
-        if hasattr(prediction, "std")
-        else [prediction.probs, prediction.total]
-    )
+    values += [prediction.mean, prediction.std] if hasattr(prediction, "std") else [prediction.probs, prediction.total]
     return all(bool(value.isfinite().all()) for value in values)
 
 
@@ -260,9 +248,7 @@ def predicted(path: Path, linearised: bool) -> bool:
     forms: list[dict[str, Any]] = [{}]
     sampled = "sampled" in posterior.details
     forms += [
-        {form: True}
-        for form in ("linearised", "marginal", "per_example")
-        if posterior.has_form(form) and not sampled
+        {form: True} for form in ("linearised", "marginal", "per_example") if posterior.has_form(form) and not sampled
     ]
     chosen = forms if linearised else forms[:1]
     posterior.summary()
@@ -303,9 +289,7 @@ def runs() -> dict[str, Callable[[Path], Any]]:
             continue
         likelihood, targets = TARGETS[[*TARGETS][number % 3]]
 
-        def fit(
-            path: Path, method: Any = method, likelihood: Any = likelihood, targets: Any = targets
-        ) -> Any:
+        def fit(path: Path, method: Any = method, likelihood: Any = likelihood, targets: Any = targets) -> Any:
             data = torch_inputs, targets
             return method.fit(network(), data, likelihood, training=QUICK, checkpoint=path)
 
@@ -407,9 +391,7 @@ def comparison(folder: Path) -> tuple[Path, Path]:
     rows.write_text("\n".join(["first,second,kind", *lines]))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compare(
-            Settings(data=str(rows), target="kind", training=QUICK, num_samples=4), ["map", "rank1"], out=out
-        )
+        compare(Settings(data=str(rows), target="kind", training=QUICK, num_samples=4), ["map", "rank1"], out=out)
     return out, rows
 
 
@@ -421,9 +403,7 @@ def run_folders(folder: Path, size: float, chance: random.Random, report: Report
 
     def told() -> bool:
         predictions = predict(out / "rank1.safetensors", rows)
-        numbers = [
-            value for column in predictions.columns.values() for value in column if isinstance(value, float)
-        ]
+        numbers = [value for column in predictions.columns.values() for value in column if isinstance(value, float)]
         return all(map(math.isfinite, numbers))
 
     assert told()
@@ -431,11 +411,7 @@ def run_folders(folder: Path, size: float, chance: random.Random, report: Report
         path = (task, method)[case % 2]
         content = json.loads(whole[path])
         fits = case % 4 < 2
-        body = (
-            {key: value for key, value in content.items() if key not in ("format", "sha256")}
-            if fits
-            else content
-        )
+        body = {key: value for key, value in content.items() if key not in ("format", "sha256")} if fits else content
         words = f"folder {path.name}: {'signed ' if fits else ''}{changed_content(body, chance)}"
         try:
             if fits:

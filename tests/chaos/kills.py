@@ -132,9 +132,7 @@ class Campaign:
             os.kill(process.pid, signal.SIGTERM)
             process.join()
             out = folder / "out"
-            late = (
-                process.exitcode == 0 and out.exists() and out.stat().st_mtime <= sent
-            )  # all was done before
+            late = process.exitcode == 0 and out.exists() and out.stat().st_mtime <= sent  # all was done before
             kills = 0 if late else 1
             if not late and process.exitcode not in (143, -signal.SIGTERM):
                 self.report.count("wrong status", f"{self.name} after SIGTERM: {process.exitcode}")
@@ -177,9 +175,7 @@ def orphans(command: Callable[[Path], None], number: int, seed: int) -> Report:
     return report
 
 
-def _orphans(
-    report: Report, command: Callable[[Path], None], folder: Path, how: str, stream: random.Random
-) -> None:
+def _orphans(report: Report, command: Callable[[Path], None], folder: Path, how: str, stream: random.Random) -> None:
     whole, killed = folder / "whole", folder / "killed"
     for path in (whole, killed):
         path.mkdir()

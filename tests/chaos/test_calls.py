@@ -25,13 +25,7 @@ def test_every_parameter_has_five_bad_ways():
 
 def test_what_is_public_is_called():
     names = {target.name for target in calls.targets()}
-    assert {
-        "Method.fit",
-        "Posterior.predict",
-        "Posterior.evaluate",
-        "dubito.Laplace",
-        "dubito.metrics.ece",
-    } <= names
+    assert {"Method.fit", "Posterior.predict", "Posterior.evaluate", "dubito.Laplace", "dubito.metrics.ece"} <= names
     assert {f"dubito.plot.{name}" for name in vars(plot) if callable(getattr(plot, name))} - names <= {
         "dubito.plot.explained_variance"  # of a spectrum, which `NormalPosterior.spectrum` makes
     }

@@ -43,9 +43,7 @@ def compare(method: str, calls: int, seed: int, report: Report) -> None:
     with crew() as threads:
         for job, result in enumerate(threads.map(work, range(calls))):
             same = equal(result, alone[job % SEEDS])
-            report.count(
-                "equal bits" if same else "other bits", None if same else f"{method}: call {job} differs"
-            )
+            report.count("equal bits" if same else "other bits", None if same else f"{method}: call {job} differs")
     if not torch.equal(torch.get_rng_state(), state):
         report.count("global generator moved", f"{method}: the global generator moved")
     try:

@@ -28,9 +28,7 @@ METHODS = {
     "laplace-inf": Laplace(structure=INF(rank=0.1)),
 }
 OTHERS = ("hmc", "auto", "active", "compare", "reproduce")
-TRAINING = Training(
-    epochs=12, batch_size=8, lr=0.01, checkpoint_minutes=0, early_stopping=EarlyStopping(patience=12)
-)
+TRAINING = Training(epochs=12, batch_size=8, lr=0.01, checkpoint_minutes=0, early_stopping=EarlyStopping(patience=12))
 
 torch.optim.Adam([nn.Parameter(torch.zeros(1))])  # PyTorch loads much at the first optimiser
 
@@ -44,9 +42,7 @@ def rows(count: int, classes: int = 3) -> tuple[Tensor, Tensor]:
 def network(outputs: int = 3) -> nn.Module:
     """Batch statistics and dropout: state and noise that a resumed run must find again."""
     torch.manual_seed(5)
-    return nn.Sequential(
-        nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, outputs)
-    )
+    return nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, outputs))
 
 
 def plain(outputs: int = 3) -> nn.Module:
@@ -107,12 +103,7 @@ def active(folder: Path) -> None:
     x, y = rows(60)
     training = Training(epochs=2, batch_size=16, lr=0.03)
     loop = ActiveLearning(
-        method=MAP(),
-        acquisition=Entropy(),
-        selection=Selection(size=2),
-        steps=5,
-        initial=6,
-        training=training,
+        method=MAP(), acquisition=Entropy(), selection=Selection(size=2), steps=5, initial=6, training=training
     )
     curve = loop.run(
         plain(), (x[:40], y[:40]), (x[40:], y[40:]), Categorical(), checkpoint=folder / "c", progress=False
@@ -133,9 +124,7 @@ def compare(folder: Path, *more: str) -> None:
         raise SystemExit(code)
     told = json.loads((folder / "results" / "results.json").read_text())
     told = told.get("content", told)
-    (folder / "out").write_text(
-        json.dumps([[row["method"], row["metrics"], row["failure"]] for row in told["rows"]])
-    )
+    (folder / "out").write_text(json.dumps([[row["method"], row["metrics"], row["failure"]] for row in told["rows"]]))
 
 
 def reproduce(folder: Path, jobs: int | None = None) -> None:

@@ -54,9 +54,7 @@ def digits(tmp_path_factory):
 def prices(tmp_path):
     """A table with words, gaps and a name in each row."""
     stream = np.random.default_rng(0)
-    frame = pandas.DataFrame(
-        {"area": stream.normal(100, 20, 80), "city": stream.choice(["Rome", "Oslo"], 80)}
-    )
+    frame = pandas.DataFrame({"area": stream.normal(100, 20, 80), "city": stream.choice(["Rome", "Oslo"], 80)})
     frame["price"] = 2 * frame.area + 30 * (frame.city == "Oslo") + stream.normal(0, 5, 80)
     frame.loc[[3, 30], "area"] = np.nan
     frame.to_csv(tmp_path / "prices.csv", index=False)
@@ -130,17 +128,13 @@ def test_evidence_agrees_with_the_metrics(digits):
         assert all(row["image"].startswith("data:image/png;base64,") for row in found["least_certain"])
         assert len(found["training"]["validation_nll"]) == len(found["training"]["epoch"])
     map_kept = Folder(out).result("map")
-    assert (
-        map_kept is not None and map_kept.evidence["usual_epistemic"] == 0
-    )  # one network has no such uncertainty
+    assert map_kept is not None and map_kept.evidence["usual_epistemic"] == 0  # one network has no such uncertainty
     assert map_kept.evidence["usual_function_variance"] == 0
 
 
 def test_networks_trained_one_after_the_other_share_one_curve():
     history = [
-        {"epoch": epoch, "nll": member + 10 * epoch, "member": member}
-        for member in (1, 2)
-        for epoch in (0, 1, 2)
+        {"epoch": epoch, "nll": member + 10 * epoch, "member": member} for member in (1, 2) for epoch in (0, 1, 2)
     ]
     assert curve_of_training(history) == {"epoch": [0, 1, 2], "nll": [1.5, 11.5, 21.5]}
     assert curve_of_training([]) == {}
@@ -217,9 +211,7 @@ def test_parts_of_uncertainty_are_stored_in_each_targets_units():
     means = torch.tensor([[[2.0, 0.002]], [[8.0, 0.008]]]).expand(2, 3, 2)
     test = RealPrediction(means, torch.tensor([[[16.0, 16e-6]]]))
     far = RealPrediction(2 * means, torch.tensor([[[16.0, 16e-6]]]))
-    seen = JudgedPredictions(
-        test=test, targets=torch.zeros(3, 2), validation=test, ood={"far": far}, shifts={}
-    )
+    seen = JudgedPredictions(test=test, targets=torch.zeros(3, 2), validation=test, ood={"far": far}, shifts={})
     assert decomposition_std(seen, "weight, width") == {
         "weight": {
             "test": {"aleatoric_std": [4.0] * 3, "epistemic_std": [3.0] * 3},
@@ -261,10 +253,7 @@ def test_stored_parts_of_uncertainty_are_those_of_the_prediction(diabetes):
         assert "epistemic" not in entry
     page = write_page(diabetes).read_text()
     assert "epistemic_std, the units of progression" in page and "on average over test rows</span>" in page
-    assert (
-        f"<br>epistemic_std {readable(result.evidence['least_certain'][0]['epistemic_std'], 3)}</small>"
-        in page
-    )
+    assert f"<br>epistemic_std {readable(result.evidence['least_certain'][0]['epistemic_std'], 3)}</small>" in page
 
 
 def test_folders_of_other_versions_are_refused(tmp_path):
@@ -277,9 +266,7 @@ def test_a_table_of_ones_own(prices, tmp_path):
     path, _ = prices
     result = compare(quick(path, target="price"), ["mc-dropout"], out=tmp_path / "out")
     assert result.task == "regression: 'price' holds fractions"
-    assert result.notes == (
-        "area: 2 of 80 values missing, filled with the training rows' median and flagged",
-    )
+    assert result.notes == ("area: 2 of 80 values missing, filled with the training rows' median and flagged",)
     kept = Folder(tmp_path / "out").result("mc-dropout")
     assert kept is not None
     assert len(kept.evidence["fan"]["x"]) == 16
@@ -289,9 +276,7 @@ def test_a_table_of_ones_own(prices, tmp_path):
     assert next(iter(task.ood.values())).shape == (2, 4)
     with pytest.raises(ConfigError, match="target and task are for tables of your own"):
         make_task(quick("wine", target="price"))
-    with pytest.raises(
-        DataError, match=r"must look like those of 'digits', of shape \[64\]; 'wine' does not"
-    ):
+    with pytest.raises(DataError, match=r"must look like those of 'digits', of shape \[64\]; 'wine' does not"):
         make_task(quick("digits", ood=("wine",)))
 
 
@@ -352,9 +337,7 @@ def test_networks_of_ones_own(tmp_path, monkeypatch):
     assert result.rows[0].num_parameters == 13 * 8 + 8 + 8 * 3 + 3
     stored = json.loads((tmp_path / "out" / "task.json").read_text())["network"]
     assert stored["factory"] == "own_nets:make" and stored["name"] is None
-    first, again, other = (
-        make_task(quick("wine", model="own_nets:make")).network.build(seed) for seed in (0, 0, 1)
-    )
+    first, again, other = (make_task(quick("wine", model="own_nets:make")).network.build(seed) for seed in (0, 0, 1))
     assert torch.equal(first[0].weight, again[0].weight) and not torch.equal(first[0].weight, other[0].weight)
     for model, message in {
         "own_nets": "named like package.module:factory",
@@ -383,9 +366,7 @@ def test_defaults_suit_images_sequences_and_words(tmp_path):
 def test_predictions_that_are_not_numbers_are_a_failure(monkeypatch):
     monkeypatch.setattr(worker, "metrics_of", lambda seen: {"nll": float("nan")})
     result = compare(quick("wine"), ["map"])
-    assert result.rows[0].failure == (
-        "its predictions are not numbers: training diverged; try a smaller --lr"
-    )
+    assert result.rows[0].failure == ("its predictions are not numbers: training diverged; try a smaller --lr")
 
 
 def test_shifts_and_pictures_of_images_of_ones_own(tmp_path):
@@ -399,9 +380,7 @@ def test_shifts_and_pictures_of_images_of_ones_own(tmp_path):
     }
     names = {kind: {name for name, *_ in shifted(task, quick("wine"))} for kind, task in tasks.items()}
     assert len(names["uint8"]) == len(names["float32"]) == 15 and names["far"] == {"noise"}
-    bytes_, fractions = (
-        tasks[kind].data.input_scaling.undo(tasks[kind].test.inputs) for kind in ("uint8", "float32")
-    )
+    bytes_, fractions = (tasks[kind].data.input_scaling.undo(tasks[kind].test.inputs) for kind in ("uint8", "float32"))
     torch.testing.assert_close(bytes_, fractions)
     assert len({shown(task, 0)["image"] for task in tasks.values()}) <= 2  # rounding apart, the same picture
     for kind, told in (("uint8", True), ("float32", True), ("far", False)):
@@ -486,14 +465,7 @@ def test_the_board_follows_all_jobs(tmp_path):
         assert states == ["step 30, nll 0.25", "waiting", "waiting"]
         board.ended(("swag", 0), failed=True)
         board.ended(("map", 0), failed=False)
-    assert [task.fields["state"] for task in board.progress.tasks] == [
-        "[green]done",
-        "waiting",
-        "[red]failed",
-    ]
+    assert [task.fields["state"] for task in board.progress.tasks] == ["[green]done", "waiting", "[red]failed"]
     assert board.progress.tasks[0].percentage == 100
     many = Board({("map", split): tmp_path / "none" for split in (0, 3)}, console).progress.tasks
-    assert [(task.description, task.visible) for task in many] == [
-        ("map, split 0", False),
-        ("map, split 3", False),
-    ]
+    assert [(task.description, task.visible) for task in many] == [("map, split 0", False), ("map, split 3", False)]

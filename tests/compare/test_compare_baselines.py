@@ -201,9 +201,7 @@ def test_rows_are_kept_judged_alike_and_nothing_is_unpickled(tmp_path, monkeypat
 
 def test_what_cannot_be_fitted_says_so(monkeypatch, cancer):
     assert baselines.offered(cancer) == (("logistic-regression", "gradient-boosting"), None)
-    with pytest.raises(
-        ConfigError, match="ridge-regression is not for binary; choose logistic-regression or"
-    ):
+    with pytest.raises(ConfigError, match="ridge-regression is not for binary; choose logistic-regression or"):
         compare(quick("breast-cancer"), ["map", "ridge-regression"])
     wide = replace(cancer, train=Part(torch.zeros(4, 3, 32, 32), cancer.train.targets[:4]))
     assert baselines.offered(wide) == (

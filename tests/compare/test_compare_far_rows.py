@@ -67,10 +67,7 @@ def test_far_rows_are_flagged_where_mutual_information_is_blind(name: str, metho
         found = detection(inside, far)
         assert unlike(far, limits).double().mean() > share
         assert found["function_variance"].auroc > 0.95
-        if (name, method) != (
-            "synthetic",
-            "laplace",
-        ):  # there about .5: entropies of shrunk logits fall more slowly
+        if (name, method) != ("synthetic", "laplace"):  # there about .5: entropies of shrunk logits fall more slowly
             assert found["epistemic"].auroc < 0.5
         blind = unlike(far, {"epistemic": limits["epistemic"]})
         assert blind.double().mean() < 0.4

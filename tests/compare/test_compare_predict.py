@@ -31,9 +31,7 @@ def quick(data, **options):
 def houses(tmp_path_factory):
     folder = tmp_path_factory.mktemp("houses")
     stream = np.random.default_rng(0)
-    frame = pandas.DataFrame(
-        {"area": stream.normal(100, 20, 90), "city": stream.choice(["Rome", "Oslo"], 90)}
-    )
+    frame = pandas.DataFrame({"area": stream.normal(100, 20, 90), "city": stream.choice(["Rome", "Oslo"], 90)})
     frame["price"] = 2 * frame.area + 30 * (frame.city == "Oslo") + stream.normal(0, 5, 90)
     frame.to_csv(folder / "prices.csv", index=False)
     settings = quick(folder / "prices.csv", target="price")
@@ -53,9 +51,7 @@ def test_predictions_are_those_of_the_posterior(houses, tmp_path):
     ]  # fmt: skip
     assert found.differences == ()
     city = [[float(name == other) for other in ("Oslo", "Rome")] for name in new.city]
-    inputs = torch.tensor(
-        [[area, *words] for area, words in zip(new.area, city, strict=True)], dtype=torch.float64
-    )
+    inputs = torch.tensor([[area, *words] for area, words in zip(new.area, city, strict=True)], dtype=torch.float64)
     scaled = task.data.input_scaling.apply(inputs).float()
     expected = posterior.predict(scaled, num_samples=8, seed=0).rescaled(*task.data.target_scaling)
     assert found.columns["mean"] == pytest.approx(expected.mean[:, 0].tolist(), rel=1e-5)
@@ -141,11 +137,7 @@ def test_several_targets_are_named(tmp_path):
     frame.to_csv(tmp_path / "own.csv", index=False)
     compare(quick(tmp_path / "own.csv", target="u,v"), ["mc-dropout"], out=tmp_path / "out")
     page = write_page(tmp_path / "out").read_text()
-    for text in (
-        "epistemic_std, the units of u",
-        "epistemic_std, the units of v",
-        "geometric mean over the targets",
-    ):
+    for text in ("epistemic_std, the units of u", "epistemic_std, the units of v", "geometric mean over the targets"):
         assert text in page
     columns = predict(tmp_path / "out" / "mc-dropout.safetensors", tmp_path / "own.csv").columns
     assert {"mean_u", "mean_v", "lower_95_v", "upper_95_u", "unlike_training"} <= set(columns)
@@ -156,10 +148,7 @@ def test_several_targets_are_named(tmp_path):
     assert abs(np.mean(columns["mean_u"]) - 100) < 2
     result = Folder(tmp_path / "out").result("mc-dropout")
     assert result is not None
-    noise = {
-        name: parts["test"]["aleatoric_std"][0]
-        for name, parts in result.evidence["decomposition_std"].items()
-    }
+    noise = {name: parts["test"]["aleatoric_std"][0] for name, parts in result.evidence["decomposition_std"].items()}
     expected = {name: columns[f"aleatoric_std_{name}"][0] for name in ("u", "v")}
     assert noise == pytest.approx(expected, rel=6e-3)  # each in its own unit, to three digits
 
@@ -203,9 +192,7 @@ def test_numbers_of_words_are_checked(tmp_path):
         reader.read(tmp_path / "new.npz")
     network = Network(name="imdb_lstm", arguments={"vocabulary": 40}, input_shape=(4,), num_outputs=1)
     _check_words(torch.tensor([[39, 0]]), network, "new.npz")
-    with pytest.raises(
-        DataError, match=r"words in new.npz must have numbers below 40, as in training, got 40"
-    ):
+    with pytest.raises(DataError, match=r"words in new.npz must have numbers below 40, as in training, got 40"):
         _check_words(torch.tensor([[40, 0]]), network, "new.npz")
 
 
@@ -214,23 +201,16 @@ def test_a_table_of_pixels_is_read_as_images(tmp_path):
     reader = RowReader(columns=(), fill=(), scaling=scaling, shape=(1, 2, 3), unit=True, target="digit")
     images = np.random.default_rng(0).integers(0, 256, (4, 1, 2, 3))
     names = [f"pixel{number}" for number in range(6)]
-    pandas.DataFrame(images.reshape(4, 6), columns=names).assign(digit=7).to_csv(
-        tmp_path / "new.csv", index=False
-    )
+    pandas.DataFrame(images.reshape(4, 6), columns=names).assign(digit=7).to_csv(tmp_path / "new.csv", index=False)
     inputs, told = reader.read(tmp_path / "new.csv")
     torch.testing.assert_close(inputs, torch.tensor((images / 255 - 0.25) / 0.5, dtype=torch.float32))
-    assert told == [
-        "not used, for it is what is predicted: digit",
-        "each row read as [1, 2, 3], last axis fastest",
-    ]
+    assert told == ["not used, for it is what is predicted: digit", "each row read as [1, 2, 3], last axis fastest"]
     for wrong, said in (
         ({"more": [0] * 4}, "must have 6 columns of numbers.*got 7 columns, numbers"),
         ({"pixel5": ["a"] * 4}, "got 6 columns, not all of numbers"),
         ({"pixel5": [0.0, 1.0, np.nan, 2.0]}, "must hold finite numbers"),
     ):
-        pandas.DataFrame(images.reshape(4, 6), columns=names).assign(**wrong).to_csv(
-            tmp_path / "bad.csv", index=False
-        )
+        pandas.DataFrame(images.reshape(4, 6), columns=names).assign(**wrong).to_csv(tmp_path / "bad.csv", index=False)
         with pytest.raises(DataError, match=said):
             reader.read(tmp_path / "bad.csv")
 
@@ -242,9 +222,7 @@ def test_the_target_among_new_rows_is_told_apart(houses):
 
 
 def test_networks_of_ones_own_must_be_given_again(tmp_path, monkeypatch):
-    (tmp_path / "predict_nets.py").write_text(
-        "import torch\ndef make():\n    return torch.nn.Linear(13, 3)\n"
-    )
+    (tmp_path / "predict_nets.py").write_text("import torch\ndef make():\n    return torch.nn.Linear(13, 3)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     compare(quick("wine", model="predict_nets:make", held_out=0), ["map"], out=tmp_path / "out")

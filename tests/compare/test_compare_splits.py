@@ -65,9 +65,7 @@ def test_rows_are_means_over_splits_and_intervals_are_those_of_a_plain_bootstrap
             draws.append(difference[stream.integers(len(difference), size=len(difference))].mean())
         means.append(np.mean(draws))
     low, high = np.quantile(means, (0.025, 0.975))
-    assert result.half_widths["swag"] == pytest.approx(
-        (high - low) / 2, rel=0.12
-    )  # Monte Carlo error of quantiles
+    assert result.half_widths["swag"] == pytest.approx((high - low) / 2, rel=0.12)  # Monte Carlo error of quantiles
     assert result.base == "map" and result.where == "on 3 splits of 36 test rows"
 
 
@@ -96,16 +94,12 @@ def test_the_plan_says_what_comes_and_a_second_call_fits_only_what_is_new(pooled
     monkeypatch.setattr(dubito.SWAG, "fit_prepared", lambda *args: fits.append(1) or fitted(*args))
     more = quick(splits=(2, 0, 1, 3))
     again = compare(more, ["swag"], out=out, begin=lambda task, plan: plans.append(plan))
-    assert len(fits) == 1 and plans[1][0].endswith(
-        "4 fits of at most 30 steps each, 3 of them finished before"
-    )
+    assert len(fits) == 1 and plans[1][0].endswith("4 fits of at most 30 steps each, 3 of them finished before")
     assert [fit.split for fit in again.rows[0].fits] == [2, 0, 1, 3]
     task = make_task(settings.of_split(2, None))
     assert most_steps(Training(epochs=3, batch_size=64), task) == 3 * -(-len(task.train.targets) // 64)
     told = plan(["map"], [], quick(budget=60.0), task, Folder(out), 2)
-    assert told[1].startswith(
-        "budget: 60 seconds shared equally: 96 seconds of CPU time for the training of each fit"
-    )
+    assert told[1].startswith("budget: 60 seconds shared equally: 96 seconds of CPU time for the training of each fit")
 
 
 def test_splits_that_data_do_not_have_are_refused_before_work():
@@ -165,15 +159,11 @@ def test_replicates_are_metrics_of_the_drawn_rows():
         again = np.repeat(np.arange(20), moved[number].int().numpy())
         assert found["nll"][number] == pytest.approx(losses[rows].mean(), rel=1e-5)
         assert found["accuracy"][number] == pytest.approx(right[rows].mean(), rel=1e-5)
-        assert found["brier"][number] == pytest.approx(
-            metrics.brier(probs[rows], seen.targets[rows]), rel=1e-5
-        )
+        assert found["brier"][number] == pytest.approx(metrics.brier(probs[rows], seen.targets[rows]), rel=1e-5)
         assert found["ece"][number] == pytest.approx(metrics.ece(probs[rows], seen.targets[rows]), abs=1e-5)
         assert found["shift_nll"][number] == pytest.approx(shifted[again].mean(), rel=1e-5)
         pairs = outside[others][:, None] - inside[rows][None]
-        assert found["ood_auroc"][number] == pytest.approx(
-            np.mean(pairs > 0) + np.mean(pairs == 0) / 2, abs=1e-5
-        )
+        assert found["ood_auroc"][number] == pytest.approx(np.mean(pairs > 0) + np.mean(pairs == 0) / 2, abs=1e-5)
         # Rows drawn twice have equal confidence: those at the edge of the surest 32 count their mean.
         order = rows[np.argsort(-confidence[rows], kind="stable")]
         edge = confidence[order[31]]
@@ -190,9 +180,7 @@ def test_intervals_of_reals_are_resampled_too():
     assert set(found) == {"nll", "coverage_90", "width_90", "rmse", "crps"}
     inside = (targets[:, 0].abs() <= 1.6449).double()
     draws = torch.cat(list(bootstrap.counts(50, 0, 0)))
-    torch.testing.assert_close(
-        torch.tensor(found["coverage_90"]).double(), draws @ inside / 50, atol=1e-5, rtol=1e-5
-    )
+    torch.testing.assert_close(torch.tensor(found["coverage_90"]).double(), draws @ inside / 50, atol=1e-5, rtol=1e-5)
     squares = draws @ targets[:, 0].double().square() / 50
     torch.testing.assert_close(torch.tensor(found["rmse"]).double(), squares.sqrt(), atol=1e-5, rtol=1e-5)
     rows = torch.repeat_interleave(torch.arange(50), draws[7].long())
@@ -213,9 +201,7 @@ def test_intervals_hold_their_value_and_those_of_calibration_are_centred():
     seen = judged()
     values = {"nll": 1.0, "ece": metrics.ece(seen.test.probs, seen.targets)}
     replicates = bootstrap.replicates_of(seen, uncertainty, 3, 1)
-    standing = bootstrap.Standing(
-        {"m": values}, {"m": {name: torch.tensor(replicates[name]) for name in values}}
-    )
+    standing = bootstrap.Standing({"m": values}, {"m": {name: torch.tensor(replicates[name]) for name in values}})
     intervals = standing.intervals()["m"]
     assert intervals["nll"] == pytest.approx(np.quantile(replicates["nll"], [0.025, 0.975]), rel=1e-5)
     assert intervals["ece"][0] < values["ece"] < intervals["ece"][1]
@@ -232,9 +218,7 @@ def test_over_splits_the_spread_of_splits_counts():
     # the mean of two drawn with replacement from −1 and 1: −1, 0, 0 or 1
     assert float(spread.var()) == pytest.approx(0.5, rel=0.1)
     shifted = bootstrap.pooled([[value + 0.25 for value in values] for values in apart], 0)
-    torch.testing.assert_close(
-        shifted - spread, torch.full_like(spread, 0.25)
-    )  # paired: the same draws for all
+    torch.testing.assert_close(shifted - spread, torch.full_like(spread, 0.25))  # paired: the same draws for all
 
 
 # -- budgets -----------------------------------------------------------------------------------------------------------
@@ -279,7 +263,4 @@ def test_how_a_fit_of_several_runs_ended():
         "steps": 7,
         "best_step": None,
     }
-    assert steps_of([{"step": 9, "best_step": 2}, {"step": 4, "best_step": 3}]) == {
-        "steps": 9,
-        "best_step": 3,
-    }
+    assert steps_of([{"step": 9, "best_step": 2}, {"step": 4, "best_step": 3}]) == {"steps": 9, "best_step": 3}

@@ -40,9 +40,7 @@ def quadratic(name, settings, path, threads):
 def test_every_method_has_two_or_three_settings_that_exist():
     known = methods()
     assert tune.SPACES.keys() == known.keys()
-    of_training = {item.name for item in fields(Training)} & {
-        item.name for item in fields(type(Training.auto()))
-    }
+    of_training = {item.name for item in fields(Training)} & {item.name for item in fields(type(Training.auto()))}
     for name, space in tune.SPACES.items():
         assert 2 <= len(space) <= 3
         assert space.keys() <= {item.name for item in fields(known[name])} | of_training
@@ -58,9 +56,7 @@ def test_the_best_of_a_made_up_loss_is_found(tmp_path, monkeypatch):
     monkeypatch.setattr(tune, "validation_loss", quadratic)
     (chosen,) = searched(tmp_path, ["map"], quick(40))
     values = dict(chosen.overrides)
-    assert values["prior_std"] == pytest.approx(0.5, rel=0.3) and values["lr"] == pytest.approx(
-        0.003, rel=0.3
-    )
+    assert values["prior_std"] == pytest.approx(0.5, rel=0.3) and values["lr"] == pytest.approx(0.003, rel=0.3)
     trials = trials_of(tmp_path, "map", quick(40))
     assert trials[0][1] == {} and len(trials) == 40
     assert quadratic("map", chosen, tmp_path, 1) == min(loss for _, _, loss, _ in trials)
@@ -174,15 +170,11 @@ def test_tuned_rows_stand_on_the_tuned_map_fit_and_are_kept(tmp_path, monkeypatc
     settings = quick(3, training=Training.auto(iterations=40, patience=20))
     lines, plans = [], []
     names = ["mean-field", "gradient-boosting"]
-    result = compare(
-        settings, names, out=tmp_path, say=lines.append, begin=lambda task, plan: plans.extend(plan)
-    )
+    result = compare(settings, names, out=tmp_path, say=lines.append, begin=lambda task, plan: plans.extend(plan))
     rows = {row.method: row for row in result.rows}
     assert rows.keys() == {"map", *names} and not any(row.failure for row in result.rows)
     assert "3 trials before each fit choose its settings; those in the folder count" in plans
-    assert (
-        lines == ["tuning: 3 trials of each method are done"] * 2
-    )  # the fit that others stand on comes first
+    assert lines == ["tuning: 3 trials of each method are done"] * 2  # the fit that others stand on comes first
     assert result.settings["tune"] == 3
     split = settings.of_split(0, None)
     (point,) = searched(tmp_path, ["map"], split)

@@ -130,10 +130,7 @@ def make(name: str, count: int = 12) -> Case:
         ids = torch.randint(11, (count, 7), generator=torch.Generator().manual_seed(2))
         table = {
             "mlp": lambda: (nn.Sequential(nn.Linear(4, 17), nn.ReLU(), nn.Linear(17, 3)), rows((count, 4))),
-            "one feature": lambda: (
-                nn.Sequential(nn.Linear(1, 17), nn.Tanh(), nn.Linear(17, 3)),
-                rows((count, 1)),
-            ),
+            "one feature": lambda: (nn.Sequential(nn.Linear(1, 17), nn.Tanh(), nn.Linear(17, 3)), rows((count, 1))),
             "nested": lambda: (Nested(), rows((count, 4))),
             "shared": lambda: (Shared(), rows((count, 4))),
             "convolutional": lambda: (convolutional(), rows((count, 2, 7, 7))),

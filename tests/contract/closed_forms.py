@@ -156,9 +156,9 @@ def rank1_moments(unknown: Tensor) -> tuple[Moments, Tensor]:
     # E[w_oj w_pk] = W_oj W_pk E[r_o r_p] E[s_j s_k]
     second_r, second_s = r[:, None] * r + torch.diag(var_r), s[:, None] * s + torch.diag(var_s)
     size = OUTPUTS * FEATURES
-    second = (
-        weight[:, :, None, None] * weight * second_r[:, None, :, None] * second_s[None, :, None, :]
-    ).reshape(size, size)
+    second = (weight[:, :, None, None] * weight * second_r[:, None, :, None] * second_s[None, :, None, :]).reshape(
+        size, size
+    )
     covariance = second - mean.flatten()[:, None] * mean.flatten()
     whole = nn.functional.pad(covariance, (0, OUTPUTS, 0, OUTPUTS))
     divergence = factor_divergence(r, var_r) + factor_divergence(s, var_s)
@@ -199,9 +199,7 @@ def implicit() -> Moments:
 
     def loss(unknown: Tensor) -> Tensor:
         found, means, variances = moments(unknown)
-        return squared_errors(found.mean, found.covariance) + factor_divergence(
-            means, variances / IMPLICIT_COMPONENTS
-        )
+        return squared_errors(found.mean, found.covariance) + factor_divergence(means, variances / IMPLICIT_COMPONENTS)
 
     ones = torch.ones(FEATURES, dtype=torch.float64)
     return moments(least(loss, torch.cat([PROBLEM.least_squares, ones, -3 * ones])))[0]
@@ -319,7 +317,5 @@ def bali() -> Moments:
     mean = torch.linalg.solve(row_precision, PROBLEM.design.T @ PROBLEM.targets)
     floor = torch.diag(BALI_FLOOR * PROBLEM.targets.var(0, unbiased=False) * ROWS)
     scatter = floor + PROBLEM.targets.T @ PROBLEM.targets - mean.T @ row_precision @ mean
-    covariance = torch.kron(
-        (scatter / (ROWS + OUTPUTS + 1)).contiguous(), torch.linalg.inv(row_precision).contiguous()
-    )
+    covariance = torch.kron((scatter / (ROWS + OUTPUTS + 1)).contiguous(), torch.linalg.inv(row_precision).contiguous())
     return Moments(flat(mean.T), flat_square(covariance))

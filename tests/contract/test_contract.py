@@ -15,9 +15,7 @@ from dubito.posterior import Posterior
 from .cases import METHODS, NETWORKS, QUICK, fitted, fresh, make, rows
 
 # So little training on labels drawn at random: post-hoc methods rightly say that it shows.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 every_method = pytest.mark.parametrize("method", METHODS)
 every_network = pytest.mark.parametrize("network", NETWORKS)
 REGRESSED = {"bali"}  # weights are solved for, not moved at a learning rate
@@ -151,13 +149,7 @@ def test_regression_learns_its_noise(method: str, tmp_path):
         prediction = posterior.predict(x, 4, seed=1)
         assert prediction.mean.shape == (64, 1)
         torch.testing.assert_close(prediction.std**2, prediction.aleatoric + prediction.epistemic)
-        assert set(posterior.evaluate((x, y[:, 0]), num_samples=4)) >= {
-            "nll",
-            "rmse",
-            "mae",
-            "crps",
-            "coverage",
-        }
+        assert set(posterior.evaluate((x, y[:, 0]), num_samples=4)) >= {"nll", "rmse", "mae", "crps", "coverage"}
         posterior.save(tmp_path / "r.safetensors")
         again = dubito.load(tmp_path / "r.safetensors", net)
         assert torch.equal(again.predict(x, 4, seed=1).log_prob(y), prediction.log_prob(y))

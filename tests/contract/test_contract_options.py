@@ -15,9 +15,7 @@ from dubito.weight_normals.normals import Normals
 
 from .cases import METHODS, fitted, make
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 every_method = pytest.mark.parametrize("method", METHODS)
 every_form = pytest.mark.parametrize("form", FORMS)
 
@@ -74,9 +72,7 @@ def test_one_signature_serves_all(method: str):
     scaled = inspect.signature(temperature_scaled).parameters
     for name in ("num_samples", "seed", "max_rows", *FORMS):
         assert given[name].default == shared[name].default == scaled[name].default
-    assert {"self", "inputs", *PredictionOptions.__dataclass_fields__} - {"moments"} == set(
-        given
-    )  # for mixtures
+    assert {"self", "inputs", *PredictionOptions.__dataclass_fields__} - {"moments"} == set(given)  # for mixtures
     assert [given[form].default for form in FORMS] == [None, False, False]
 
 
@@ -106,9 +102,7 @@ def test_laplace_does_as_the_method_says_unless_told():
     closed = Laplace(structure=Diagonal()).fit(case.net, data, Categorical())
     exact = closed.predict(case.inputs).probs
     assert torch.equal(by_draws.predict(case.inputs, linearised=True).probs, exact)
-    assert torch.equal(
-        closed.predict(case.inputs, 4, linearised=False).probs, by_draws.predict(case.inputs, 4).probs
-    )
+    assert torch.equal(closed.predict(case.inputs, 4, linearised=False).probs, by_draws.predict(case.inputs, 4).probs)
     with pytest.raises(ConfigError, match="marginal=True is for posteriors of"):
         closed.predict(case.inputs, marginal=True)
 
@@ -133,9 +127,7 @@ def test_evaluate_leaves_the_global_state_alone_also_where_it_fails(broken: int 
     loader = DataLoader(Subset(data, range(12)), batch_size=4)
     state = torch.get_rng_state()
     if broken is None:
-        assert posterior.evaluate(loader, seed=3, max_rows=4) == posterior.evaluate(
-            loader, seed=3, max_rows=4
-        )
+        assert posterior.evaluate(loader, seed=3, max_rows=4) == posterior.evaluate(loader, seed=3, max_rows=4)
     else:
         with pytest.raises(DataError, match="unreadable") as caught:
             posterior.evaluate(loader, max_rows=4)

@@ -10,9 +10,7 @@ from dubito.posterior import Posterior
 
 from .cases import METHODS, Case, fitted
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 every_method = pytest.mark.parametrize("method", METHODS)
 SEED = 3
 
@@ -22,9 +20,7 @@ def written_out(posterior: Posterior, case: Case, count: int) -> Tensor:
     buffers, outputs = dict(posterior.network.named_buffers()), []
     for index in range(count):
         weights = {**buffers, **posterior.draw(index, posterior.generator(SEED, index))}
-        outputs.append(
-            call(lambda *a, w=weights, **k: functional_call(posterior.network, w, a, k), case.inputs)
-        )
+        outputs.append(call(lambda *a, w=weights, **k: functional_call(posterior.network, w, a, k), case.inputs))
     return torch.stack(outputs).detach()
 
 
@@ -39,14 +35,10 @@ def test_draws_made_once_are_the_draws(method: str, network: str) -> None:
     close = {"rtol": 1e-5, "atol": 1e-5}
     torch.testing.assert_close(fixed.sample_outputs(case.inputs, count), truth, **close)
     assert all(way >= 0 for way in fixed._ways.values())  # in one pass
-    torch.testing.assert_close(
-        torch.stack(list(fixed.together.outputs(case.inputs, 5))), truth, **close
-    )  # one by one
+    torch.testing.assert_close(torch.stack(list(fixed.together.outputs(case.inputs, 5))), truth, **close)  # one by one
     prediction = fixed.predict(case.inputs)
     torch.testing.assert_close(prediction.probs, truth.softmax(-1).mean(0), **close)
-    fresh = posterior.predict(
-        case.inputs, 6, seed=SEED, **({"linearised": False} if "laplace" in method else {})
-    )
+    fresh = posterior.predict(case.inputs, 6, seed=SEED, **({"linearised": False} if "laplace" in method else {}))
     for name in ("probs", "total", "aleatoric", "epistemic"):
         torch.testing.assert_close(getattr(prediction, name), getattr(fresh, name), **close)
     last = posterior.function(count - 1, SEED)

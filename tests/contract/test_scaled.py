@@ -36,9 +36,7 @@ from dubito.posterior import Posterior
 from .cases import METHODS, Case, fitted, make, rows
 from .test_threads import same_from_threads
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 SEED = 3
 POINTS = ("map", "swa", "deep-ensemble", "batch-ensemble")
 SCALED = [method for method in METHODS if method not in POINTS]
@@ -63,17 +61,13 @@ def written_out(posterior: Posterior, case: Case, count: int) -> Tensor:
     buffers, outputs = dict(posterior.network.named_buffers()), []
     for index in range(count):
         weights = {**buffers, **drawn(posterior, index)}
-        outputs.append(
-            call(lambda *a, w=weights, **k: functional_call(posterior.network, w, a, k), case.inputs)
-        )
+        outputs.append(call(lambda *a, w=weights, **k: functional_call(posterior.network, w, a, k), case.inputs))
     return torch.stack(outputs).detach()
 
 
 def same(one: Posterior, other: Posterior, inputs: object) -> bool:
     predictions = [posterior.predict(inputs, 4, seed=1) for posterior in (one, other)]
-    return all(
-        torch.equal(*(getattr(p, name) for p in predictions)) for name in ("probs", "aleatoric", "epistemic")
-    )
+    return all(torch.equal(*(getattr(p, name) for p in predictions)) for name in ("probs", "aleatoric", "epistemic"))
 
 
 def test_the_list_is_that_of_the_methods():
@@ -116,13 +110,7 @@ def test_factors_move_around_the_means_of_their_components(method: str, scale: f
             assert torch.equal(after["biases"][name], biases)
 
 
-FAMILIES = [
-    factors.Normal(),
-    factors.Cauchy(),
-    factors.LogNormal(),
-    factors.HalfCauchy(),
-    factors.InverseGamma(),
-]
+FAMILIES = [factors.Normal(), factors.Cauchy(), factors.LogNormal(), factors.HalfCauchy(), factors.InverseGamma()]
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: type(family).__name__)
@@ -209,12 +197,8 @@ def test_all_ways_to_draw_give_the_same_functions(method: str, network: str):
     answers = {
         "all rows": scaled.sample_outputs(case.inputs, count, seed=SEED, **draws),
         "few rows": scaled.sample_outputs(few, count, seed=SEED, **draws),
-        "functions": torch.stack(
-            [scaled.function(index, SEED, **draws)(case.inputs) for index in range(count)]
-        ),
-        "folded": torch.stack(
-            [call(scaled.fold(index, seed=SEED), case.inputs) for index in range(count)]
-        ).detach(),
+        "functions": torch.stack([scaled.function(index, SEED, **draws)(case.inputs) for index in range(count)]),
+        "folded": torch.stack([call(scaled.fold(index, seed=SEED), case.inputs) for index in range(count)]).detach(),
         "sampled": scaled.sampled(count, seed=SEED, **draws).sample_outputs(case.inputs, count),
         "scaled afterwards": posterior.sampled(count, seed=SEED, **draws)
         .scaled(0.3)
@@ -266,9 +250,7 @@ def test_noise_of_single_rows_moves_the_outputs_of_one_layer_along_a_line(form: 
     method = {"marginal": MeanField(initial_std=0.2), "per_example": Implicit(components=2)}[form]
     data = rows((24, 4)), rows((24, 2), 1)
     posterior = quietly(method, nn.Linear(4, 2), data, Gaussian())
-    centre, before, after = (
-        posterior.scaled(scale).predict(data[0], 6, **{form: True}).means for scale in (0, 1, 0.3)
-    )
+    centre, before, after = (posterior.scaled(scale).predict(data[0], 6, **{form: True}).means for scale in (0, 1, 0.3))
     assert (before - centre).abs().max() > 1e-3
     torch.testing.assert_close(after, centre + 0.3 * (before - centre), rtol=1e-4, atol=1e-5)
 
@@ -297,9 +279,7 @@ def test_closed_forms_have_the_covariance_times_the_square(method: str):
         truth = scale**2 * wide.covariance_matrix
         torch.testing.assert_close(narrow.covariance_matrix, truth, rtol=1e-8, atol=1e-14)
     centre = posterior.network(x).detach()
-    drawn_before, drawn_after = (
-        p.sample_outputs(x, 3, linearised=True) - centre for p in (posterior, scaled)
-    )
+    drawn_before, drawn_after = (p.sample_outputs(x, 3, linearised=True) - centre for p in (posterior, scaled))
     torch.testing.assert_close(drawn_after, scale * drawn_before, rtol=1e-8, atol=1e-12)
     kept = posterior.sampled(3, linearised=True).scaled(scale)
     torch.testing.assert_close(kept.sample_outputs(x, 3) - centre, drawn_after, rtol=1e-8, atol=1e-12)
@@ -410,8 +390,7 @@ def test_refreshed_draws_are_scaled_before():
     refreshed = posterior.scaled(0.5).refreshed(data, num_samples=3)
     assert refreshed.scale == 0.5
     torch.testing.assert_close(
-        drawn(refreshed, 1)["0.weight"],
-        posterior.scaled(0.5).draw(1, posterior.generator(0, 1))["0.weight"],
+        drawn(refreshed, 1)["0.weight"], posterior.scaled(0.5).draw(1, posterior.generator(0, 1))["0.weight"]
     )
     for fixed in (refreshed, refreshed.sampled(3)):
         with pytest.raises(ConfigError, match=r"SWAG \(3 fixed draws\).*before refreshed"):

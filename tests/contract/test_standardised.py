@@ -30,9 +30,7 @@ from dubito.likelihoods.moments import moments
 
 from .cases import METHODS, rows
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 INPUTS = rows((40, 4)).double()
 _raw = torch.stack([INPUTS[:, 0].sin(), INPUTS.sum(1)], 1) + 0.3 * rows((40, 2), 7).double()
 STANDARD = (_raw - _raw.mean(0)) / _raw.std(0)
@@ -61,9 +59,7 @@ def pair(name: str, method=None, **options):
     run = {} if name == "hmc" else {"training": TRAINING}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DubitoWarning)
-        plain = method.fit(
-            network(), (INPUTS, STANDARD), Gaussian(std=noise(name), **options), **run, progress=False
-        )
+        plain = method.fit(network(), (INPUTS, STANDARD), Gaussian(std=noise(name), **options), **run, progress=False)
         likelihood = Gaussian(std=noise(name, UNITS[0]), standardise=True, **options)
         mapped = method.fit(network(), (INPUTS, MAPPED), likelihood, **run, progress=False)
     return plain, mapped
@@ -108,17 +104,13 @@ def test_every_method_gives_the_same_posterior_in_other_units(name: str, tmp_pat
 def test_the_evidence_of_laplace_differs_by_the_units_alone():
     plain, mapped = pair("laplace", Laplace(structure=KFAC(), curvature=GGN()))
     constant = len(INPUTS) * float(UNITS[0].log().sum())
-    assert plain.log_marginal_likelihood() == pytest.approx(
-        mapped.log_marginal_likelihood() + constant, rel=1e-12
-    )
+    assert plain.log_marginal_likelihood() == pytest.approx(mapped.log_marginal_likelihood() + constant, rel=1e-12)
     same_predictions(plain, mapped, linearised=True)
     for options in ({}, {"noise": True}, {"validation": True}):
         validation = [(INPUTS[:20], STANDARD[:20]), (INPUTS[:20], MAPPED[:20])]
         chosen = [options | ({"validation": rows} if "validation" in options else {}) for rows in validation]
         one, other = plain.tuned(**chosen[0]), mapped.tuned(**chosen[1])
-        assert other.log_marginal_likelihood() + constant == pytest.approx(
-            one.log_marginal_likelihood(), rel=1e-9
-        )
+        assert other.log_marginal_likelihood() + constant == pytest.approx(one.log_marginal_likelihood(), rel=1e-9)
         close(other.likelihood.std(), one.likelihood.std() * UNITS[0], 1e-6)
         assert other.prior_precision == pytest.approx(one.prior_precision, rel=1e-6)
         same_predictions(one, other, 1e-6, linearised=True)  # the search for a maximum ends where it is flat
@@ -167,24 +159,18 @@ def test_full_covariances_are_given_in_the_targets_units(method):
         )
     same_predictions(plain, mapped)
     close(mapped.predict(NEW).covariances[0, 0] / UNITS[0] / UNITS[0][:, None], full)
-    scaled = [
-        temperature_scaled(*fitted) for fitted in ((plain, (INPUTS, STANDARD)), (mapped, (INPUTS, MAPPED)))
-    ]
+    scaled = [temperature_scaled(*fitted) for fitted in ((plain, (INPUTS, STANDARD)), (mapped, (INPUTS, MAPPED)))]
     same_predictions(*scaled, 1e-6)
 
 
 @pytest.mark.parametrize("method", [MeanField(), DeepEnsemble(members=2), Laplace()])
 def test_what_follows_a_fit_keeps_the_units(method):
     plain, mapped = pair("other", method)
-    scaled = [
-        temperature_scaled(*fitted) for fitted in ((plain, (INPUTS, STANDARD)), (mapped, (INPUTS, MAPPED)))
-    ]
+    scaled = [temperature_scaled(*fitted) for fitted in ((plain, (INPUTS, STANDARD)), (mapped, (INPUTS, MAPPED)))]
     same_predictions(*scaled, 1e-6)
     close(BALD().scores(mapped, NEW), BALD().scores(plain, NEW))
     lower, _ = ScaledResiduals(level=0.8).fit(mapped.predict(INPUTS), MAPPED).intervals(mapped.predict(NEW))
-    expected, _ = (
-        ScaledResiduals(level=0.8).fit(plain.predict(INPUTS), STANDARD).intervals(plain.predict(NEW))
-    )
+    expected, _ = ScaledResiduals(level=0.8).fit(plain.predict(INPUTS), STANDARD).intervals(plain.predict(NEW))
     close((lower - UNITS[1]) / UNITS[0], expected)
     fixed = mapped.sampled(4, seed=2, linearised=False)
     module = fixed.as_module()
@@ -216,9 +202,7 @@ class Rows(Dataset):
 )
 def test_all_targets_tell_the_units_whatever_holds_them(data):
     state = torch.random.get_rng_state()
-    posterior = MAP().fit(
-        network(), data, Gaussian(standardise=True), training=Training(epochs=1), num_data=40
-    )
+    posterior = MAP().fit(network(), data, Gaussian(standardise=True), training=Training(epochs=1), num_data=40)
     close(posterior.likelihood.location, UNITS[1], 1e-13)
     close(posterior.likelihood.scale / UNITS[0], torch.ones(2).double(), 1e-12)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -229,9 +213,7 @@ def test_positions_share_the_units_of_their_output():
     images = torch.randn(6, 1, 4, 4).double()
     targets = torch.cat([images * 1e4 + 1e5, images**2 - 3], 1)
     net = nn.Conv2d(1, 2, 1).double()
-    posterior = MAP().fit(
-        net, (images, targets), Gaussian(standardise=True, std=(10.0, 0.5)), training=TRAINING
-    )
+    posterior = MAP().fit(net, (images, targets), Gaussian(standardise=True, std=(10.0, 0.5)), training=TRAINING)
     likelihood = posterior.likelihood
     assert likelihood.scale.shape == (2, 1, 1)
     flat = targets.transpose(0, 1).flatten(1)
@@ -265,16 +247,11 @@ def test_rows_without_an_axis_of_outputs():
 
 def test_moments_of_batches_are_those_of_the_whole():
     generator = torch.Generator().manual_seed(0)
-    values = (
-        torch.randn(1000, 2, 3, generator=generator).double() * 1e-3
-        + torch.tensor([1e9, 0.0]).double()[:, None]
-    )
+    values = torch.randn(1000, 2, 3, generator=generator).double() * 1e-3 + torch.tensor([1e9, 0.0]).double()[:, None]
     values[:, 1] = 0.1  # a constant that binary numbers do not hold
     mean, std = moments(values.split([1, 499, 500]))
     exact = values[:, 0].flatten() - 1e9  # exact: nearby numbers
-    assert mean[0].item() - 1e9 == pytest.approx(
-        math.fsum(exact.tolist()) / 3000, abs=2e-7
-    )  # 1e9's last digit
+    assert mean[0].item() - 1e9 == pytest.approx(math.fsum(exact.tolist()) / 3000, abs=2e-7)  # 1e9's last digit
     assert std[0].item() == pytest.approx(exact.std().item(), rel=1e-9)
     assert (mean[1].item(), std[1].item()) == (0.1, 1.0)
     _, one = moments([torch.tensor([[3.0]])])
@@ -292,9 +269,7 @@ def test_constant_targets_are_only_shifted():
 def test_large_targets_in_single_precision():
     inputs, targets = INPUTS.float(), MAPPED[:, :1].float()
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
-    fitted = MAP().fit(
-        net, (inputs, targets), Gaussian(standardise=True), training=Training(iterations=200, lr=3e-2)
-    )
+    fitted = MAP().fit(net, (inputs, targets), Gaussian(standardise=True), training=Training(iterations=200, lr=3e-2))
     constant = targets.std()
     assert fitted.evaluate((inputs, targets))["rmse"] < 0.5 * constant
 

@@ -34,8 +34,7 @@ def test_the_posterior_is_the_curvature_and_the_summit_of_the_joint_density():
         outputs = PROBLEM.design @ matrix_of(vector).T
         likelihood = torch.distributions.Normal(outputs, PROBLEM.stds).log_prob(PROBLEM.targets).sum()
         return (
-            likelihood
-            + torch.distributions.Normal(torch.zeros_like(vector), PROBLEM.prior_std).log_prob(vector).sum()
+            likelihood + torch.distributions.Normal(torch.zeros_like(vector), PROBLEM.prior_std).log_prob(vector).sum()
         )
 
     mean = PROBLEM.posterior.mean

@@ -52,12 +52,7 @@ def steps(iterations: int, lr: float, **options: Any) -> Training:
     return Training(iterations=iterations, batch_size=ROWS, lr=lr, schedule=Cosine(), **options)
 
 
-DESCENT = Training(
-    iterations=forms.DESCENT_STEPS,
-    batch_size=ROWS,
-    lr=forms.DESCENT_RATE,
-    optimizer=SGD(),
-)
+DESCENT = Training(iterations=forms.DESCENT_STEPS, batch_size=ROWS, lr=forms.DESCENT_RATE, optimizer=SGD())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,9 +177,7 @@ DECLARED: Mapping[str, Declared] = {
         bias=ROUNDING,
     ),
     "rank1": Declared(
-        method=Rank1(
-            components=2, family=Normal(prior_mean=1.0, prior_std=forms.FACTOR_STD), initial_rate=0.01
-        ),
+        method=Rank1(components=2, family=Normal(prior_mean=1.0, prior_std=forms.FACTOR_STD), initial_rate=0.01),
         expected=forms.rank1,
         why="the optimum of the evidence bound over points W, b and Normal factors on both sides",
         training=steps(2000, 0.02),
@@ -203,10 +196,7 @@ DECLARED: Mapping[str, Declared] = {
     ),
     "bali": Declared(
         method=BALI(
-            prior_scale=forms.BALI_PRIOR,
-            output_floor=forms.BALI_FLOOR,
-            effective_data=float(ROWS),
-            update_rate=1.0,
+            prior_scale=forms.BALI_PRIOR, output_floor=forms.BALI_FLOOR, effective_data=float(ROWS), update_rate=1.0
         ),
         expected=forms.bali,
         why="the conjugate regression with unknown noise, at the mode of the noise",
@@ -247,16 +237,10 @@ DECLARED: Mapping[str, Declared] = {
         spread=0.15,
     ),
     "laplace-diag": laplace(Diagonal(), forms.laplace_diagonal, "the diagonal of the precision"),
-    "laplace-kfac": laplace(
-        KFAC(), lambda: PROBLEM.posterior, "the posterior: the precision is a Kronecker product"
-    ),
-    "laplace-efb": laplace(
-        EFB(), lambda: PROBLEM.posterior, "the posterior: the precision has Kronecker eigenvectors"
-    ),
+    "laplace-kfac": laplace(KFAC(), lambda: PROBLEM.posterior, "the posterior: the precision is a Kronecker product"),
+    "laplace-efb": laplace(EFB(), lambda: PROBLEM.posterior, "the posterior: the precision has Kronecker eigenvectors"),
     "laplace-inf": laplace(
-        INF(rank=forms.INF_RANK),
-        forms.laplace_inf,
-        "some eigenvectors of the precision and its exact diagonal",
+        INF(rank=forms.INF_RANK), forms.laplace_inf, "some eigenvectors of the precision and its exact diagonal"
     ),
     "hmc": Declared(
         method=HMC(prior_std=STD, num_samples=500, warmup=100, chains=2),
@@ -295,10 +279,7 @@ def drawn(name: str) -> Tensor:
     """Draws as vectors of the trained parameters, [S, P]; each atom once where there are finitely many."""
     posterior = fitted(name)
     names = [parameter for parameter in posterior.weights() if parameter in posterior.trainable]
-    draws = (
-        posterior.draw(index, posterior.generator(0, index))
-        for index in range(posterior.num_atoms or NUM_DRAWS)
-    )
+    draws = (posterior.draw(index, posterior.generator(0, index)) for index in range(posterior.num_atoms or NUM_DRAWS))
     return torch.stack([torch.cat([weights[name].flatten() for name in names]) for weights in draws])
 
 

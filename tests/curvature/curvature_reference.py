@@ -133,14 +133,7 @@ def check_squares(
     found: dict[str, Statistics] = {}
     for size in sizes:
         blocks, found, missing = fitted(
-            network,
-            inputs,
-            targets,
-            batch_size=size,
-            kronecker=True,
-            eigenvalues=True,
-            diagonal=True,
-            **options,
+            network, inputs, targets, batch_size=size, kronecker=True, eigenvalues=True, diagonal=True, **options
         )
         assert set(missing) == set(left_out), missing
         assert sorted(name for block in blocks for name in block.parameters) == sorted(covered)
@@ -156,7 +149,5 @@ def check_squares(
             turned = each.gradient_vectors.double().mT @ own @ each.input_vectors.double()
             close(each.eigenvalues, turned.square().sum(1).mean(0), block.name)
             # An orthogonal change of basis keeps the sum of squares.
-            torch.testing.assert_close(
-                each.eigenvalues.sum((1, 2)), each.diagonal.sum((1, 2)), rtol=1e-5, atol=0
-            )
+            torch.testing.assert_close(each.eigenvalues.sum((1, 2)), each.diagonal.sum((1, 2)), rtol=1e-5, atol=0)
     return found

@@ -13,10 +13,7 @@ NETWORKS = {
     "linear": (nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=False)), (4,)),
     "grouped": (nn.Sequential(nn.Conv2d(4, 6, (3, 2), groups=2), nn.Flatten(), nn.Linear(6, 2)), (4, 3, 2)),
     "norm": (nn.Sequential(nn.BatchNorm1d(4), nn.LayerNorm(4, bias=False), nn.Linear(4, 3)), (4,)),
-    "transposed": (
-        nn.Sequential(nn.ConvTranspose1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(24, 2)),
-        (4, 2),
-    ),
+    "transposed": (nn.Sequential(nn.ConvTranspose1d(4, 6, 3, groups=2), nn.Flatten(), nn.Linear(24, 2)), (4, 2)),
 }
 
 
@@ -76,9 +73,5 @@ def test_layers_too_wide_for_factors_keep_their_diagonal(monkeypatch: pytest.Mon
     covered = find_blocks(network.double(), normal(3, 4), ("0.weight", "0.bias", "2.weight"))
     blocks = list(covered.blocks.values())
     left_out = covered.left_out
-    assert [(b.name, b.kronecker) for b in blocks] == [
-        ("0.weight", False),
-        ("0.bias", False),
-        ("2.weight", False),
-    ]
+    assert [(b.name, b.kronecker) for b in blocks] == [("0.weight", False), ("0.bias", False), ("2.weight", False)]
     assert not left_out

@@ -128,9 +128,7 @@ class Positions(nn.Module):
 
 
 def mlp(outputs: int = 3) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(4, 7), nn.ReLU(inplace=True), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, outputs)
-    )
+    return nn.Sequential(nn.Linear(4, 7), nn.ReLU(inplace=True), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, outputs))
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -189,11 +187,7 @@ COVARIANCE = ((0.5, 0.1, 0.0), (0.1, 0.4, -0.1), (0.0, -0.1, 0.3))
 REALS = {
     "one std": (Gaussian(std=0.5), 3, torch.eye(3) / 0.25),
     "std per output": (Gaussian(std=(0.5, 1.0, 2.0)), 3, torch.tensor([4.0, 1.0, 0.25]).diag()),
-    "covariance": (
-        Gaussian(covariance=COVARIANCE),
-        3,
-        torch.tensor(COVARIANCE, dtype=torch.float64).inverse(),
-    ),
+    "covariance": (Gaussian(covariance=COVARIANCE), 3, torch.tensor(COVARIANCE, dtype=torch.float64).inverse()),
     "one output": (Gaussian(std=0.5), 1, torch.eye(1) / 0.25),
 }
 
@@ -317,9 +311,7 @@ def test_drawn_reals_approach_the_exact_curvature() -> None:
     network, inputs, draws = mlp(2).double(), normal(ROWS, 4), 150
     _, jacobian = jacobians(network, inputs)
     precision = torch.tensor([4.0, 0.25]).double()
-    actual = curvature(
-        network, inputs, normal(ROWS, 2), Gaussian(std=(0.5, 2.0)), Fisher(draws=draws), batch_size=64
-    )
+    actual = curvature(network, inputs, normal(ROWS, 2), Gaussian(std=(0.5, 2.0)), Fisher(draws=draws), batch_size=64)
     for name, value in actual.items():
         each = torch.einsum("bc...,c->b...", jacobian[name].square(), precision)
         # δ is Normal with variance v_i, so δ² has variance 2 v_i².
@@ -329,9 +321,7 @@ def test_drawn_reals_approach_the_exact_curvature() -> None:
 
 def test_drawn_labels_depend_on_the_seed_and_not_on_batches() -> None:
     network, inputs, targets = make("mlp")
-    runs = [
-        curvature(network, inputs, targets, Categorical(), Fisher(draws=3), batch_size=b) for b in (1, 7, 64)
-    ]
+    runs = [curvature(network, inputs, targets, Categorical(), Fisher(draws=3), batch_size=b) for b in (1, 7, 64)]
     agree(runs[1], runs[0])
     agree(runs[2], runs[0])
     other = curvature(network, inputs, targets, Categorical(), Fisher(draws=3), seed=1)

@@ -61,9 +61,7 @@ class Shared(nn.Module):
 
 
 def mlp(outputs: int = 3) -> nn.Module:
-    return nn.Sequential(
-        nn.Linear(4, 7), nn.ReLU(inplace=True), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, outputs)
-    )
+    return nn.Sequential(nn.Linear(4, 7), nn.ReLU(inplace=True), nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, outputs))
 
 
 NETWORKS = {
@@ -294,9 +292,7 @@ def test_drawn_labels_are_the_same_in_both_passes_and_in_all_batches(kind: Curva
         last = found["4"]
         squares = (last.gradient_vectors.mT @ last.gradients @ last.gradient_vectors).diagonal(0, 1, 2)
         close(last.gradient_eigenvalues, squares, size)
-        frozen = fitted(network, inputs, targets, kind=kind, batch_size=size, eigenvalues=True, basis=basis)[
-            1
-        ]
+        frozen = fitted(network, inputs, targets, kind=kind, batch_size=size, eigenvalues=True, basis=basis)[1]
         for name, each in frozen.items():
             close(each.eigenvalues, basis[name].eigenvalues, (name, size))
             assert torch.equal(each.input_vectors, basis[name].input_vectors)
@@ -322,9 +318,7 @@ def test_a_basis_of_some_eigenvectors_gives_their_eigenvalues(name: str) -> None
     network, inputs, targets = build().double(), normal(16, *shape), torch.zeros(16, dtype=torch.long)
     whole = fitted(network, inputs, targets, eigenvalues=True)[1]
     basis = {
-        key: Statistics(
-            input_vectors=each.input_vectors[..., -2:], gradient_vectors=each.gradient_vectors[..., 1:]
-        )
+        key: Statistics(input_vectors=each.input_vectors[..., -2:], gradient_vectors=each.gradient_vectors[..., 1:])
         for key, each in whole.items()
     }
     some = fitted(network, inputs, targets, eigenvalues=True, basis=basis)[1]
@@ -342,11 +336,7 @@ def test_a_basis_must_fit() -> None:
 
 COVARIANCE = ((0.5, 0.1, 0.0), (0.1, 0.4, -0.1), (0.0, -0.1, 0.3))
 LIKELIHOODS = {
-    "bernoulli": (
-        Bernoulli(),
-        lambda f: (f.sigmoid() * (1 - f.sigmoid())).sqrt().diag(),
-        torch.zeros(ROWS, 3),
-    ),
+    "bernoulli": (Bernoulli(), lambda f: (f.sigmoid() * (1 - f.sigmoid())).sqrt().diag(), torch.zeros(ROWS, 3)),
     "std per output": (
         Gaussian(std=(0.5, 1.0, 2.0)),
         lambda f: torch.tensor([2.0, 1.0, 0.5]).double().diag(),
@@ -371,9 +361,7 @@ def test_dense_outputs_with_drawn_labels() -> None:
     network = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.Tanh(), nn.Conv2d(8, 3, 1)).double()
     inputs, targets = normal(12, 2, 5, 4), numbers(3, 12, 5, 4)
     runs = [
-        fitted(
-            network, inputs, targets, kind=Fisher(draws=2), batch_size=size, kronecker=True, diagonal=True
-        )[1]
+        fitted(network, inputs, targets, kind=Fisher(draws=2), batch_size=size, kronecker=True, diagonal=True)[1]
         for size in (1, 5, 12)
     ]
     for name in runs[0]:
@@ -403,7 +391,5 @@ def test_half_precision_networks_are_summed_in_single_precision() -> None:
     for name, each in found.items():
         assert each.eigenvalues.dtype == each.inputs.dtype == torch.float32
         # The pass itself runs in half precision, with 8 bits of mantissa.
-        error = (each.inputs.double() - expected[f"{name}.weight"][0]).norm() / expected[f"{name}.weight"][
-            0
-        ].norm()
+        error = (each.inputs.double() - expected[f"{name}.weight"][0]).norm() / expected[f"{name}.weight"][0].norm()
         assert error < 0.02

@@ -209,9 +209,7 @@ def test_encoders_and_decoders() -> None:
         def __init__(self) -> None:
             super().__init__()
             self.encoder = nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(8, 2, 6, batch_first=True, dropout=0.3),
-                2,
-                enable_nested_tensor=False,
+                nn.TransformerEncoderLayer(8, 2, 6, batch_first=True, dropout=0.3), 2, enable_nested_tensor=False
             )
             self.decoder = nn.TransformerDecoderLayer(8, 2, 6, batch_first=True, norm_first=True)
             self.head = nn.Linear(8, 3)
@@ -265,10 +263,7 @@ RECURRENT: dict[str, tuple[type[nn.RNNBase], dict[str, object]]] = {
     "lstm, two layers, both ways": (nn.LSTM, {"num_layers": 2, "bidirectional": True}),
     "lstm, projected": (nn.LSTM, {"proj_size": 2, "bidirectional": True}),
     "gru": (nn.GRU, {}),
-    "gru, two layers, both ways, time first": (
-        nn.GRU,
-        {"num_layers": 2, "bidirectional": True, "batch_first": False},
-    ),
+    "gru, two layers, both ways, time first": (nn.GRU, {"num_layers": 2, "bidirectional": True, "batch_first": False}),
     "rnn": (nn.RNN, {"bidirectional": True}),
     "rnn of relus": (nn.RNN, {"nonlinearity": "relu"}),
 }
@@ -397,9 +392,7 @@ def test_a_subset_decides_on_weights_and_biases_apart() -> None:
         ("2.bias", None, 1, False),
     ]
     assert left_out == {}
-    found = fitted(
-        network, normal(ROWS, 4), torch.zeros(ROWS, dtype=torch.long), names=("2.bias",), kronecker=True
-    )[1]
+    found = fitted(network, normal(ROWS, 4), torch.zeros(ROWS, dtype=torch.long), names=("2.bias",), kronecker=True)[1]
     assert found["2.bias"].diagonal.shape == (1, 3, 1) and found["2.bias"].inputs is None
 
 
@@ -425,9 +418,7 @@ class Odd(nn.Module):
 def test_scripted_layers_are_left_out() -> None:
     scripted = torch.jit.trace(nn.Linear(4, 4), torch.zeros(1, 4))
     network = nn.Sequential(nn.Linear(4, 4), scripted, nn.Linear(4, 3))
-    left_out = find_blocks(
-        network, normal(3, 4).float(), [name for name, _ in network.named_parameters()]
-    ).left_out
+    left_out = find_blocks(network, normal(3, 4).float(), [name for name, _ in network.named_parameters()]).left_out
     assert left_out == dict.fromkeys(("1.weight", "1.bias"), "no torch function of the forward pass reads it")
 
 
@@ -440,17 +431,12 @@ def test_reasons() -> None:
         "unused.weight": "no torch function of the forward pass reads it",
         "unused.bias": "no torch function of the forward pass reads it",
     }
-    assert [block.weight for block in covered.blocks.values() if block.kronecker] == [
-        "body.weight",
-        "head.weight",
-    ]
+    assert [block.weight for block in covered.blocks.values() if block.kronecker] == ["body.weight", "head.weight"]
     check_squares(network, normal(ROWS, 4), kronecker={"body", "head"}, left_out=list(reasons))
 
 
 def test_weights_computed_from_others_are_left_out() -> None:
-    network = nn.Sequential(
-        parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)
-    ).double()
+    network = nn.Sequential(parametrizations.weight_norm(nn.Linear(4, 5)), nn.Tanh(), nn.Linear(5, 3)).double()
     left_out = [name for name, _ in network.named_parameters() if "parametrizations" in name]
     check_squares(network, normal(ROWS, 4), kronecker={"2"}, left_out=left_out)
     covered = find_blocks(network, normal(3, 4), [*left_out, "2.weight"])

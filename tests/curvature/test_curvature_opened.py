@@ -109,9 +109,7 @@ class AttentionByHand(Attention):
         attention = other.attention
         self.key, self.value, self.head = other.key, other.value, other.head
         del self.attention
-        for part, (name, bias) in enumerate(
-            zip("qkv", attention.in_proj_bias.detach().chunk(3), strict=True)
-        ):
+        for part, (name, bias) in enumerate(zip("qkv", attention.in_proj_bias.detach().chunk(3), strict=True)):
             weight = attention.in_proj_weight
             own = weight.chunk(3)[part] if weight is not None else getattr(attention, f"{name}_proj_weight")
             layer = nn.Linear(own.shape[1], 4)

@@ -10,11 +10,7 @@ import pytest
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The one folder of DUBITO_DATA; the cache lies beside it."""
     home = tmp_path / "home"
-    for variable, path in (
-        ("HOME", home),
-        ("XDG_CACHE_HOME", home / "cache"),
-        ("LOCALAPPDATA", home / "local"),
-    ):
+    for variable, path in (("HOME", home), ("XDG_CACHE_HOME", home / "cache"), ("LOCALAPPDATA", home / "local")):
         monkeypatch.setenv(variable, str(path))
     given = tmp_path / "given"
     given.mkdir()

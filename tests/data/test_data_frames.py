@@ -46,9 +46,7 @@ def spelled(value, decimal, thousands, dates):
     return value.strftime(dates) if hasattr(value, "strftime") else str(value)
 
 
-def text_of(
-    table, separator, decimal=".", end="\n", quoting=csv.QUOTE_MINIMAL, thousands="", dates="%Y-%m-%d"
-):
+def text_of(table, separator, decimal=".", end="\n", quoting=csv.QUOTE_MINIMAL, thousands="", dates="%Y-%m-%d"):
     """A table as text."""
     file = io.StringIO(newline="")
     writer = csv.writer(file, delimiter=separator, lineterminator=end, quoting=quoting)
@@ -153,15 +151,9 @@ def test_workbooks_with_several_headings_of_one_name(tmp_path):
     [
         ("a,b,y\n1,2,3\n1,2,3,4\n", "line 3 of its rows has 4 cells where the header has 3; put a cell"),
         ("", "should be a table"),
-        (
-            "when,y\n2020-01-01,1\n2020-01-02,2\nsoon,3\n",
-            "'when' .* dates such as 2020-01-01, got 'soon' in row 3",
-        ),
+        ("when,y\n2020-01-01,1\n2020-01-02,2\nsoon,3\n", "'when' .* dates such as 2020-01-01, got 'soon' in row 3"),
         ("a,y\n1e300,1\n2,2\n3,3\n4,4\n", r"'a' .* from -1e\+30 to 1e\+30, got 1e\+300 in row 1"),
-        (
-            "a,y\n1,1e29\n2,2.5e29\n3,3e29\n",
-            r"'y' of .* within ±1e\+18 .* up to 3e\+29 .* choose other units",
-        ),
+        ("a,y\n1,1e29\n2,2.5e29\n3,3e29\n", r"'y' of .* within ±1e\+18 .* up to 3e\+29 .* choose other units"),
         ("a,y\n1,1e-30\n2,2.5e-30\n3,3e-30\n", r"spread by at least 1e-18, got .* 8.5e-31"),
         ("a,y\n1,\n2,\n3,\n", "target 'y' is missing in 3 of the 3 rows .* fill it, or choose another"),
         ("a,y\n1,2020-01-01\n2,2020-01-02\n3,2020-01-05\n", "'y' of .* holds dates; predict a number"),
@@ -270,9 +262,7 @@ def test_dates_that_could_be_two_follow_the_table_and_are_told(tmp_path):
     unclear, clear = ["01/02/2020", "03/04/2020"], ["13/02/2020", "03/04/2020"]
     table, told = typed(pandas.DataFrame({"a": unclear}), "t", {})
     assert table["a"].dt.month.tolist() == [1, 3]
-    assert told == [
-        "a: 01/02/2020 could be two dates and is read as month, day, year; 2020-12-31 is never unclear"
-    ]
+    assert told == ["a: 01/02/2020 could be two dates and is read as month, day, year; 2020-12-31 is never unclear"]
     assert typed(pandas.DataFrame({"a": unclear}), "t", {}, european=True)[0]["a"].dt.month.tolist() == [2, 4]
     assert typed(pandas.DataFrame({"a": unclear, "b": clear}), "t", {})[0]["a"].dt.month.tolist() == [2, 4]
     found, told = typed(pandas.DataFrame({"a": unclear}), "t", {"a": "%d/%m/%Y"})
@@ -281,15 +271,10 @@ def test_dates_that_could_be_two_follow_the_table_and_are_told(tmp_path):
 
 def test_dates_become_what_varies_of_them(tmp_path):
     table = pandas.DataFrame(
-        {
-            "when": pandas.to_datetime(["2020-01-01 06:00", "2020-07-02 12:00", "2021-12-31 00:00"] * 4),
-            "y": range(12),
-        }
+        {"when": pandas.to_datetime(["2020-01-01 06:00", "2020-07-02 12:00", "2021-12-31 00:00"] * 4), "y": range(12)}
     )
     path = tmp_path / "own.csv"
-    table.assign(when=table["when"].dt.strftime("%d.%m.%Y %H:%M"), y=table["y"] + 0.5).to_csv(
-        path, index=False
-    )
+    table.assign(when=table["when"].dt.strftime("%d.%m.%Y %H:%M"), y=table["y"] + 0.5).to_csv(path, index=False)
     data = load(path, target="y", standardise=False)
     names = list(data.feature_names)
     assert names[:3] == ["when: year", "when: season, sine", "when: season, cosine"]
@@ -318,9 +303,7 @@ def test_a_table_in_order_of_time_is_told(tmp_path):
     months = pandas.date_range("2001-01-01", periods=60, freq="MS")
     pandas.DataFrame({"month": months, "y": STREAM.normal(size=60)}).to_csv(path, index=False)
     data = load(path, target="y")
-    assert (
-        data.notes[0] == "month: dates, which become year, season"
-    )  # always the first of a month: no weekday
+    assert data.notes[0] == "month: dates, which become year, season"  # always the first of a month: no weekday
     assert "in order of time, but are split at random" in data.notes[1]
 
 
@@ -331,9 +314,7 @@ def test_new_rows_are_read_as_training_was_where_they_could_be_read_in_two_ways(
     path.write_text("when;big;small;y\n" + "\n".join(lines) + "\n")
     reader = RowReader.of(load(path, target="y"))
     reader = RowReader.from_json(reader.to_json())
-    new.write_text(
-        "when,big,small\n05/01/2020,1.100,0\n"
-    )  # nothing here tells of decimal commas, or of days first
+    new.write_text("when,big,small\n05/01/2020,1.100,0\n")  # nothing here tells of decimal commas, or of days first
     first = RowReader.of(load(path, target="y")).read(path)[0][0]
     np.testing.assert_allclose(reader.read(new)[0][0][:-1], first[:-1], atol=1e-6)
     new.write_text("when,big,small\n2020-01-05,1100.0,0.25\n")

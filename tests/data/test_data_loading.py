@@ -14,9 +14,7 @@ STREAM = np.random.default_rng(0)
 
 def registered(monkeypatch, raw: Raw, **options):
     settings = {"task": "regression", "licence": "own", "source": "here", "target_name": "y", "splits": 3}
-    monkeypatch.setitem(
-        ENTRIES, "made", Entry(**(settings | {"build": lambda split, num_data: raw} | options))
-    )
+    monkeypatch.setitem(ENTRIES, "made", Entry(**(settings | {"build": lambda split, num_data: raw} | options)))
 
 
 @pytest.mark.parametrize(
@@ -111,23 +109,13 @@ def test_images_are_scaled_by_channel_and_divided_at_the_tail(monkeypatch):
     images[:, 1] //= 2
     classes = STREAM.integers(0, 3, 30).astype(np.uint8)
     raw = Raw(train=(images[:24], classes[:24]), test=(images[24:], classes[24:]))
-    options = {
-        "task": "classification",
-        "kind": "image",
-        "class_names": ("a", "b", "c"),
-        "tail": 6,
-        "splits": 1,
-    }
+    options = {"task": "classification", "kind": "image", "class_names": ("a", "b", "c"), "tail": 6, "splits": 1}
     registered(monkeypatch, raw, **options)
     data = load("made", dtype=torch.float64)
     assert data.validation is not None
     unit = images / 255.0
     mean, std = unit[:18].mean((0, 2, 3), keepdims=True), unit[:18].std((0, 2, 3), keepdims=True)
-    for part, rows in (
-        (data.train, slice(18)),
-        (data.validation, slice(18, 24)),
-        (data.test, slice(24, None)),
-    ):
+    for part, rows in ((data.train, slice(18)), (data.validation, slice(18, 24)), (data.test, slice(24, None))):
         np.testing.assert_allclose(part.inputs, (unit[rows] - mean) / std, atol=1e-12)
         assert part.targets.tolist() == classes[rows].tolist()
         assert part.targets.dtype == torch.int64
@@ -166,9 +154,7 @@ def test_foreign_inputs_take_the_scaling_they_are_given(monkeypatch):
     data = load("made", input_scaling=scaling, dtype=torch.float64)
     np.testing.assert_allclose(data.test.inputs, (images / 255 - 0.25) / 2, atol=1e-12)
     wrong = Scaling(torch.zeros(3, 1, 1), torch.ones(3, 1, 1))
-    with pytest.raises(
-        ConfigError, match=r"input_scaling.shift must fit inputs of shape \[1, 4, 4\], got \[3, 1, 1\]"
-    ):
+    with pytest.raises(ConfigError, match=r"input_scaling.shift must fit inputs of shape \[1, 4, 4\], got \[3, 1, 1\]"):
         load("made", input_scaling=wrong)
     with pytest.raises(ConfigError, match="above 0"):
         load("made", input_scaling=Scaling(torch.zeros(1, 1, 1), torch.zeros(1, 1, 1)))
@@ -200,9 +186,7 @@ def test_series_use_the_statistics_they_bring(monkeypatch):
     registered(monkeypatch, raw, task="binary", kind="series", class_names=("no", "yes"), splits=1)
     data = load("made", dtype=torch.float64)
     assert data.validation is not None
-    np.testing.assert_allclose(
-        data.validation.inputs, (series[3:6] - statistics[0]) / statistics[1], rtol=1e-12
-    )
+    np.testing.assert_allclose(data.validation.inputs, (series[3:6] - statistics[0]) / statistics[1], rtol=1e-12)
     assert load("made", validation=0).validation is None
     with pytest.raises(ConfigError, match="validation part of its own"):
         load("made", validation=0.5)

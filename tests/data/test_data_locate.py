@@ -227,9 +227,7 @@ def test_a_test_part_alone_is_not_scaled_by_itself(folder, monkeypatch):
         read=npz_grey,
         shapes={"test": (4, 1, 4, 4)},
     )
-    entry = entry_of(
-        content, forms=(form,), task="classification", kind="image", class_names=("a", "b"), tail=2
-    )
+    entry = entry_of(content, forms=(form,), task="classification", kind="image", class_names=("a", "b"), tail=2)
     monkeypatch.setitem(ENTRIES, "foreign", entry)
     data = load("foreign")
     assert data.validation is None
@@ -268,9 +266,7 @@ def test_every_name_of_the_catalogue_is_described():
         for form in entry.forms:
             assert form.rows > 0
             # Nothing is ever used unchecked, and whatever is absent can be obtained or is described
-            assert form.content is not None or all(
-                file.size and len(file.sha256 or "") == 64 for file in form.files
-            )
+            assert form.content is not None or all(file.size and len(file.sha256 or "") == 64 for file in form.files)
 
 
 @pytest.mark.parametrize(("name", "near"), [("mnits", "mnist"), ("boston", "uci/boston"), ("MNIST", "mnist")])

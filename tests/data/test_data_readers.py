@@ -26,9 +26,7 @@ def residuals(images: np.ndarray) -> np.ndarray:
                     west = plane[n, i, j - 1] if j else 0
                     north = plane[n, i - 1, j] if i else 0
                     corner = plane[n, i - 1, j - 1] if i and j else 0
-                    code[channel, i, j, n] = (
-                        plane[n, i, j] - median([west, north, west + north - corner])
-                    ) % 256
+                    code[channel, i, j, n] = (plane[n, i, j] - median([west, north, west + north - corner])) % 256
     return code
 
 
@@ -95,9 +93,7 @@ def test_cifar_archives(tmp_path, label_bytes):
 def test_text_tables(tmp_path):
     path = tmp_path / "table.data"
     path.write_text("y,a,b\ng,1.5,2\nh,-3,4e1\n")
-    raw = readers.text_table(
-        [path], columns=(1, 2, 0), delimiter=",", skip_rows=1, codes={"g": 1.0, "h": 0.0}
-    )
+    raw = readers.text_table([path], columns=(1, 2, 0), delimiter=",", skip_rows=1, codes={"g": 1.0, "h": 0.0})
     assert raw.train[0].tolist() == [[1.5, 2.0], [-3.0, 40.0]]
     assert raw.train[1].tolist() == [1.0, 0.0]
 

@@ -63,10 +63,7 @@ def test_draws_are_reproducible_and_independent():
 
 
 def test_synthetic_sets_are_as_drawn_unless_asked():
-    plain, scaled = (
-        load("cubic-inf", dtype=torch.float64),
-        load("cubic-inf", standardise=True, dtype=torch.float64),
-    )
+    plain, scaled = (load("cubic-inf", dtype=torch.float64), load("cubic-inf", standardise=True, dtype=torch.float64))
     assert plain.target_scaling is not None
     assert plain.target_scaling.shift.tolist() == [0.0]
     assert plain.target_scaling.scale.tolist() == [1.0]

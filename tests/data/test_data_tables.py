@@ -41,11 +41,7 @@ def archive(path: Path, **arrays: np.ndarray) -> bytes:
 def test_archives_of_reals(name, stored, tmp_path):
     x, y = np.random.default_rng(0).normal(size=(ROWS, 3)), np.arange(ROWS) * 7.0
     content = archive(
-        tmp_path / "t.npz",
-        X=x,
-        y=y,
-        feature_names=np.array(["x0", "x1", "x2"]),
-        test_fold=np.zeros(ROWS, np.uint8),
+        tmp_path / "t.npz", X=x, y=y, feature_names=np.array(["x0", "x1", "x2"]), test_fold=np.zeros(ROWS, np.uint8)
     )
     stored(name, content, (ROWS, 3))
     data = load(name, 9, standardise=False, dtype=torch.float64)
@@ -72,8 +68,7 @@ def test_the_class_that_satimage_leaves_out_leaves_no_gap(stored, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "words"),
-    [("adult", "income", ("<=50K", ">50K")), ("german-credit", "credit", ("bad", "good"))],
+    ("name", "target", "words"), [("adult", "income", ("<=50K", ">50K")), ("german-credit", "credit", ("bad", "good"))]
 )
 def test_texts_of_classes_have_categories_and_gaps(name, target, words, stored):
     lines = [f"age,job,{target}"]
@@ -103,6 +98,5 @@ def test_the_codes_of_ames_are_names(stored):
     assert data.target_scaling is not None
     area = data.train.inputs[:, 0] * data.input_scaling.scale[0] + data.input_scaling.shift[0]
     torch.testing.assert_close(
-        1000 * (area - 100) + 1e5,
-        data.train.targets[:, 0] * data.target_scaling.scale + data.target_scaling.shift,
+        1000 * (area - 100) + 1e5, data.train.targets[:, 0] * data.target_scaling.scale + data.target_scaling.shift
     )

@@ -57,10 +57,7 @@ def test_missing_target_columns_name_the_nearest(table):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "a,b,y\n1,2,3\n4,x,6\n7,8,9\n",
-            r"column 'b' of .*own.csv must hold finite numbers, got 'x' in row 2",
-        ),
+        ("a,b,y\n1,2,3\n4,x,6\n7,8,9\n", r"column 'b' of .*own.csv must hold finite numbers, got 'x' in row 2"),
         ("a,b,y\n1,2,3\n,5,6\n4,?,6\n7,8,9\n", r"column 'b' .*, got '\?' in row 3 .* leave it empty"),
         ("a,b,y\n1,2,3\n4,5,6\ninf,8,9\n", r"column 'a' .*, got inf in row 3"),
         ("a,b,y\n1,2,3\n4,5,x\n7,8,9\n", r"column 'y' .* finite numbers, got 'x' in row 2"),
@@ -82,9 +79,7 @@ def test_files_that_are_no_tables_are_refused(tmp_path):
         load(write(tmp_path / "own.npz", "rubbish"), target="y")
     with pytest.raises(DataError, match="there is no file"):
         load(tmp_path / "absent.csv", target="y")
-    with pytest.raises(
-        DataError, match=r"there is no file .*table.dat, nor a data set of that name; tables end in"
-    ):
+    with pytest.raises(DataError, match=r"there is no file .*table.dat, nor a data set of that name; tables end in"):
         load(tmp_path / "table.dat", target="y")
 
 
@@ -136,18 +131,14 @@ def test_a_task_asked_for_wins_and_is_checked(tmp_path):
         load(path, target="y", task="binary")
     with pytest.raises(UnknownNameError, match="did you mean 'regression'"):
         load(path, target="y", task="regresion")
-    with pytest.raises(
-        DataError, match=r"must hold whole numbers or words for classification, got 1.5 in row 2"
-    ):
+    with pytest.raises(DataError, match=r"must hold whole numbers or words for classification, got 1.5 in row 2"):
         load(csv_of(path, [1, 1.5, 2, 2]), target="y", task="classification")
     with pytest.raises(DataError, match="must hold numbers for regression, got 'u'"):
         load(csv_of(path, ["u", "v", "w"]), target="y", task="regression")
 
 
 def test_times_are_not_taken_for_numbers(monkeypatch, tmp_path):
-    frame = pandas.DataFrame(
-        {"when": pandas.to_datetime(["2020-01-01", "2020-01-02"] * 2), "y": [1.5, 2, 3, 4]}
-    )
+    frame = pandas.DataFrame({"when": pandas.to_datetime(["2020-01-01", "2020-01-02"] * 2), "y": [1.5, 2, 3, 4]})
     monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
     data = load(write(tmp_path / "own.parquet", ""), target="y")
     assert data.feature_names[0] == "when: year" and data.columns[0].levels == ("year", "weekday")
@@ -234,9 +225,7 @@ def test_missing_packages_are_named(monkeypatch, tmp_path, module, suffix):
     monkeypatch.setitem(sys.modules, module, None)
     if module == "pyarrow":
         monkeypatch.setitem(sys.modules, "fastparquet", None)
-    with pytest.raises(
-        ConfigError, match=rf"needs {module}, which is not installed: pip install 'dubito\[tabular\]'"
-    ):
+    with pytest.raises(ConfigError, match=rf"needs {module}, which is not installed: pip install 'dubito\[tabular\]'"):
         load(write(tmp_path / f"own.{suffix}", "a,y\n1,2\n"), target="y")
 
 
@@ -330,14 +319,8 @@ def test_npz_arrays_may_hold_words_and_gaps(tmp_path):
     [
         ({"a": np.arange(4), "y": np.arange(5)}, r"array 'a' .* one row for each of the 5 targets.*\[4\]"),
         ({"a": np.zeros((5, 2, 2)), "b": np.zeros(5), "y": np.arange(5)}, "one or two axes"),
-        (
-            {"a": np.array([[[1, 2], [3, np.nan]]] * 3), "y": np.arange(3)},
-            r"got nan in row 1, position \[1, 1\]",
-        ),
-        (
-            {"a": np.arange(5), "y": np.zeros((5, 2, 2))},
-            r"must be of shape \[N\] or \[N, targets\], got \[5, 2, 2\]",
-        ),
+        ({"a": np.array([[[1, 2], [3, np.nan]]] * 3), "y": np.arange(3)}, r"got nan in row 1, position \[1, 1\]"),
+        ({"a": np.arange(5), "y": np.zeros((5, 2, 2))}, r"must be of shape \[N\] or \[N, targets\], got \[5, 2, 2\]"),
         ({"y": np.arange(5)}, "arrays beside the target"),
     ],
 )

@@ -101,9 +101,7 @@ class Operators(TorchDispatchMode):
         if name not in ("index", "index_put", "index_put_"):
             return False
         masks = any(leaf is not None and leaf.dtype in (torch.bool, torch.uint8) for leaf in args[1])
-        return masks and not (
-            name != "index" and args[2].numel() == 1
-        )  # a mask filled with one number is none
+        return masks and not (name != "index" and args[2].numel() == 1)  # a mask filled with one number is none
 
 
 class Device(TorchFunctionMode):
@@ -118,9 +116,7 @@ class Device(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             return self._attribute(func, args)
-        special = next(
-            (kind for kind in types if kind.__torch_function__ is not Tensor.__torch_function__), None
-        )
+        special = next((kind for kind in types if kind.__torch_function__ is not Tensor.__torch_function__), None)
         if special is not None and torch._C._is_torch_function_enabled():
             with self:  # a tensor that answers for itself: what it does is looked at as well
                 return special.__torch_function__(func, types, args, kwargs)
@@ -187,9 +183,7 @@ class Device(TorchFunctionMode):
         return hosted(outputs) if on_host else outputs
 
 
-def _target(
-    tensor: Tensor, name: str, rest: list[Any], kwargs: dict[str, Any]
-) -> tuple[bool, list[Any], dict]:
+def _target(tensor: Tensor, name: str, rest: list[Any], kwargs: dict[str, Any]) -> tuple[bool, list[Any], dict]:
     """Whether a tensor is to lie on the host, and the arguments of its move without the device."""
     if name == "cpu":
         return True, rest, {}

@@ -58,9 +58,7 @@ def registered() -> dict[str, Case]:
     """Every method of the registry."""
     methods = dubito.methods()
     small = {name: m for name, m in methods.items() if isinstance(m, Laplace)}
-    return {
-        name: Case(replace(small[name], batch_size=8) if name in small else methods[name]) for name in methods
-    }
+    return {name: Case(replace(small[name], batch_size=8) if name in small else methods[name]) for name in methods}
 
 
 CASES = {
@@ -73,9 +71,7 @@ CASES = {
     "batch-ensemble-loop": Case(BatchEnsemble(arrangement="loop")),
     "implicit-loop": Case(Implicit(arrangement="loop")),
     "reals": Case(MeanField(), Gaussian()),
-    "reals-covariance": Case(
-        Rank1(), Gaussian(covariance=((1.0, 0.2, 0.0), (0.2, 1.0, 0.0), (0.0, 0.0, 1.0)))
-    ),
+    "reals-covariance": Case(Rank1(), Gaussian(covariance=((1.0, 0.2, 0.0), (0.2, 1.0, 0.0), (0.0, 0.0, 1.0)))),
     "reals-laplace": Case(Laplace(batch_size=8), Gaussian()),
     "yes-or-no": Case(MeanField(), Bernoulli()),
     "loader": Case(MeanField(), loader="host"),
@@ -91,9 +87,7 @@ OTHERS = [("convolutional", "vogn"), ("convolutional", "laplace-kfac"), ("lstm",
 CASES |= {f"{name}-{method}": CASES[method]._replace(network=name) for name, method in OTHERS}
 every_case = pytest.mark.parametrize("case", CASES)
 #: What still reads, by test and case or form, with the reason.
-PENDING = {
-    ("linearised", "laplace-inf"): "one number at the end tells whether a variance was lost to rounding",
-}
+PENDING = {("linearised", "laplace-inf"): "one number at the end tells whether a variance was lost to rounding"}
 
 
 def pending(request: pytest.FixtureRequest, *key: str) -> None:
@@ -175,15 +169,11 @@ def test_predictions_read_nothing(case: str, form: str, host: bool, request: pyt
         posterior.predict(inputs, 4, seed=1, **options)  # what is stored for all predictions is made once
         reads.clear()
         prediction = posterior.predict(hosted(inputs) if host else inputs, 4, seed=2, **options)
-        assert not any(
-            map(on_host, (prediction.mean,) if hasattr(prediction, "mean") else (prediction.probs,))
-        )
+        assert not any(map(on_host, (prediction.mean,) if hasattr(prediction, "mean") else (prediction.probs,)))
     assert not reads, f"read in a prediction: {dict(reads)}"
 
 
-@pytest.mark.parametrize(
-    "likelihood", [Categorical(), Bernoulli(), Gaussian()], ids=lambda kind: type(kind).__name__
-)
+@pytest.mark.parametrize("likelihood", [Categorical(), Bernoulli(), Gaussian()], ids=lambda kind: type(kind).__name__)
 @pytest.mark.parametrize("host", [False, True], ids=["device", "host"])
 def test_densities_of_targets_read_nothing(likelihood: Likelihood, host: bool):
     posterior, _ = fit(Case(MeanField(), likelihood), 16)
@@ -238,9 +228,7 @@ def test_a_loop_of_ones_own_reads_nothing():
     with simulated() as reads:
         for step in range(4):
             optimizer.zero_grad()
-            objective.loss(
-                inputs, targets, generator=torch.Generator("cuda").manual_seed(step)
-            ).total.backward()
+            objective.loss(inputs, targets, generator=torch.Generator("cuda").manual_seed(step)).total.backward()
             optimizer.step()
             reads.clear() if step == 0 else None  # the first batch tells what the layers are
     assert not reads
@@ -294,13 +282,8 @@ def test_terms_of_a_step_are_read_after_the_next():
         events.append("read")
         return read(self)
 
-    with (
-        mock.patch.object(GradientStepper, "step", noted_step),
-        mock.patch.object(HostCopy, "read", noted_read),
-    ):
-        dubito.MAP().fit(
-            network(), rows(12, Categorical()), Categorical(), training=Training(epochs=2, batch_size=4)
-        )
+    with mock.patch.object(GradientStepper, "step", noted_step), mock.patch.object(HostCopy, "read", noted_read):
+        dubito.MAP().fit(network(), rows(12, Categorical()), Categorical(), training=Training(epochs=2, batch_size=4))
     # Step 0 gives its norm too; the last step of an epoch is read when the epoch is recorded.
     first = ["step 0", "step 1", "read", "read", "step 2", "read", "read"]
     assert events == [*first, "step 3", "step 4", "read", "step 5", "read", "read"]

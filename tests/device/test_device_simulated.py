@@ -41,9 +41,7 @@ READS = {
     "a tensor like another": lambda x: torch.ones(2).to(x),
     "row numbers of the host": lambda x: x[torch.tensor([1, 0])],
     "two devices": lambda x: x + torch.ones(2),
-    "a generator's number": lambda x: int(
-        torch.randint(9, (), generator=seeds.generator(0, device=CUDA), device=CUDA)
-    ),
+    "a generator's number": lambda x: int(torch.randint(9, (), generator=seeds.generator(0, device=CUDA), device=CUDA)),
 }
 NONE = {
     "host": lambda x: hosted(x.clone()).tolist(),

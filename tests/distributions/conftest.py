@@ -70,9 +70,7 @@ class FisherLayer:
             self.mean.to(dtype), u_g, s_g, u_a, s_a, num_data=num_data, prior_precision=prior_precision
         )
 
-    def eigen_kronecker(
-        self, *, dtype=torch.float64, num_data=50.0, prior_precision=0.7
-    ) -> EigenKroneckerNormal:
+    def eigen_kronecker(self, *, dtype=torch.float64, num_data=50.0, prior_precision=0.7) -> EigenKroneckerNormal:
         parts = (self.mean, self.output_vectors, self.input_vectors, self.eigenvalues)
         return EigenKroneckerNormal(
             *(part.to(dtype) for part in parts), num_data=num_data, prior_precision=prior_precision
@@ -97,10 +95,7 @@ class FisherLayer:
             self.diagonal,
         )
         return SparseInformationNormal(
-            *(part.to(dtype) for part in parts),
-            num_data=num_data,
-            prior_precision=prior_precision,
-            guard=guard,
+            *(part.to(dtype) for part in parts), num_data=num_data, prior_precision=prior_precision, guard=guard
         )
 
 
@@ -122,9 +117,7 @@ def random_layer(m: int, n: int, *, examples: int = 9, positions: int = 1, seed:
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(examples, positions, m + n, generator=generator, dtype=torch.float64)
     inputs, gradients = noise.split([n, m], dim=-1)
-    inputs = torch.cat(
-        [inputs[..., :-1].relu() + 0.1 * inputs[..., :-1], torch.ones_like(inputs[..., :1])], -1
-    )
+    inputs = torch.cat([inputs[..., :-1].relu() + 0.1 * inputs[..., :-1], torch.ones_like(inputs[..., :1])], -1)
     return FisherLayer(inputs, gradients * (0.2 + inputs.mean(-1, keepdim=True).abs()))
 
 
@@ -138,9 +131,7 @@ def layer_of() -> Callable[[list[list[float]], list[list[float]]], FisherLayer]:
     """A layer of given inputs and gradients, one position per example."""
 
     def build(inputs, gradients):
-        return FisherLayer(
-            *(torch.tensor(rows, dtype=torch.float64)[:, None] for rows in (inputs, gradients))
-        )
+        return FisherLayer(*(torch.tensor(rows, dtype=torch.float64)[:, None] for rows in (inputs, gradients)))
 
     return build
 

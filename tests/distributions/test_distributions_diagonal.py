@@ -19,9 +19,7 @@ def made(layer, kind: str, dtype: torch.dtype = torch.float64) -> StructuredNorm
         return layer.kronecker(dtype=dtype)
     if kind == "eigen":
         return layer.eigen_kronecker(dtype=dtype)
-    return layer.sparse(
-        1.0 if kind == "full" else 5, dtype=dtype, guard="clamp" if kind == "clamp" else "congruence"
-    )
+    return layer.sparse(1.0 if kind == "full" else 5, dtype=dtype, guard="clamp" if kind == "clamp" else "congruence")
 
 
 def identity_like(matrix: Tensor) -> Tensor:

@@ -34,9 +34,7 @@ def over_logs(p: LogNormal, log_q) -> float:
     return integrate.quad(integrand, mean - 12 * std, mean + 12 * std, limit=400)[0]
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "c", "d"), [(0.0, 1.0, 0.0, 1.0), (1.0, 0.1, 0.7, 0.4), (-2.0, 3.0, 1.0, 0.5)]
-)
+@pytest.mark.parametrize(("a", "b", "c", "d"), [(0.0, 1.0, 0.0, 1.0), (1.0, 0.1, 0.7, 0.4), (-2.0, 3.0, 1.0, 0.5)])
 def test_cauchy(a: float, b: float, c: float, d: float):
     kl = kl_divergence(Cauchy(*tensors(a, b)), Cauchy(*tensors(c, d)))
     assert float(kl) == pytest.approx(on_the_line(stats.cauchy(a, b), stats.cauchy(c, d)), abs=1e-7)
@@ -62,9 +60,7 @@ def test_log_normal_from_half_cauchy_and_inverse_gamma(mean: float, std: float):
     half = kl_divergence(p, HalfCauchy(*tensors(0.7)))
     assert float(half) == pytest.approx(over_logs(p, stats.halfcauchy(0, 0.7).logpdf), rel=1e-7, abs=1e-8)
     inverse = kl_divergence(p, InverseGamma(*tensors(2.5, 1.5)))
-    assert float(inverse) == pytest.approx(
-        over_logs(p, stats.invgamma(2.5, scale=1.5).logpdf), rel=1e-7, abs=1e-8
-    )
+    assert float(inverse) == pytest.approx(over_logs(p, stats.invgamma(2.5, scale=1.5).logpdf), rel=1e-7, abs=1e-8)
 
 
 def test_shapes_and_gradients():

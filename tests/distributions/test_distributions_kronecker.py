@@ -15,9 +15,7 @@ def test_the_prior_is_added_to_the_product_and_not_to_the_factors(fisher_layer):
     input_eigenvalues = torch.linalg.eigvalsh(layer.input_factor)
     truth = 50.0 * torch.outer(output_eigenvalues, input_eigenvalues) + 0.7
     torch.testing.assert_close(normal.precision_eigenvalues, truth, atol=1e-12, rtol=0)
-    split = torch.outer(
-        (50.0**0.5 * output_eigenvalues + 0.7**0.5), (50.0**0.5 * input_eigenvalues + 0.7**0.5)
-    )
+    split = torch.outer((50.0**0.5 * output_eigenvalues + 0.7**0.5), (50.0**0.5 * input_eigenvalues + 0.7**0.5))
     assert (normal.precision_eigenvalues - split).abs().max() > 0.1
 
 
@@ -40,9 +38,7 @@ def test_eigen_kronecker_has_the_exact_trace_whatever_the_number_of_examples(fis
 def test_factors_that_are_no_factors_are_refused():
     mean = torch.zeros(2, 3)
     options = {"num_data": 1.0, "prior_precision": 1.0}
-    with pytest.raises(
-        DataError, match="output_factor must be positive semi-definite, got eigenvalues from -1"
-    ):
+    with pytest.raises(DataError, match="output_factor must be positive semi-definite, got eigenvalues from -1"):
         eigh(-torch.eye(2), name="output_factor")
     with pytest.raises(DataError, match=r"input_factor must be a square matrix, got shape \(3, 2\)"):
         eigh(torch.zeros(3, 2), name="input_factor")

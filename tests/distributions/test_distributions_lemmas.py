@@ -57,9 +57,7 @@ def test_lemma_1_and_corollary_1_at_full_rank(fisher_layer, m, n, examples, posi
 
 @RULES
 @given(rank=RANKS, method=st.sampled_from(["algorithm1", "rectangle"]), **LAYERS)
-def test_lemma_2_under_the_congruence_guard_at_every_rank(
-    fisher_layer, m, n, examples, positions, seed, rank, method
-):
+def test_lemma_2_under_the_congruence_guard_at_every_rank(fisher_layer, m, n, examples, positions, seed, rank, method):
     layer = fisher_layer(m, n, examples=examples, positions=positions, seed=seed)
     normal = layer.sparse(rank, method=method, num_data=1.0, prior_precision=PRIOR)
     found = information(normal).diagonal().view(m, n)
@@ -69,9 +67,7 @@ def test_lemma_2_under_the_congruence_guard_at_every_rank(
 
 @RULES
 @given(rank=RANKS, guard=st.sampled_from(["congruence", "clamp"]), **LAYERS)
-def test_both_guards_are_positive_definite_at_every_rank(
-    fisher_layer, m, n, examples, positions, seed, rank, guard
-):
+def test_both_guards_are_positive_definite_at_every_rank(fisher_layer, m, n, examples, positions, seed, rank, guard):
     layer = fisher_layer(m, n, examples=examples, positions=positions, seed=seed)
     normal = layer.sparse(rank, guard=guard, num_data=1.0, prior_precision=PRIOR)
     rounding = 1e-12 * (PRIOR + float(layer.diagonal.max()))
@@ -80,9 +76,7 @@ def test_both_guards_are_positive_definite_at_every_rank(
 
 @RULES
 @given(**LAYERS)
-def test_the_trace_in_the_eigenbasis_is_the_trace_of_the_exact_diagonal(
-    fisher_layer, m, n, examples, positions, seed
-):
+def test_the_trace_in_the_eigenbasis_is_the_trace_of_the_exact_diagonal(fisher_layer, m, n, examples, positions, seed):
     layer = fisher_layer(m, n, examples=examples, positions=positions, seed=seed)
     torch.testing.assert_close(layer.eigenvalues.sum(), layer.diagonal.sum(), rtol=1e-12, atol=0)
 

@@ -15,9 +15,7 @@ def test_sandwich_is_the_product(shape):
     left = torch.randn(p, q, generator=draw, dtype=torch.float64)
     middle = torch.randn(2, 3, q, r, generator=draw, dtype=torch.float64)
     right = torch.randn(r, t, generator=draw, dtype=torch.float64)
-    torch.testing.assert_close(
-        sandwich(left, middle, right), torch.einsum("pq,abqr,rt->abpt", left, middle, right)
-    )
+    torch.testing.assert_close(sandwich(left, middle, right), torch.einsum("pq,abqr,rt->abpt", left, middle, right))
 
 
 def hilbert(size):
@@ -29,9 +27,7 @@ def hilbert(size):
 @pytest.mark.parametrize("size", [8, 10])
 def test_a_cholesky_that_float32_cannot_do_is_done_in_float64_and_reported(size):
     with pytest.warns(DubitoWarning, match=r"cannot be trusted in torch.float32 .* try less"):
-        factor = cholesky(
-            lambda dtype, device: hilbert(size).to(device, dtype), torch.zeros(1), remedy="try less"
-        )
+        factor = cholesky(lambda dtype, device: hilbert(size).to(device, dtype), torch.zeros(1), remedy="try less")
     assert factor.dtype == torch.float64
     torch.testing.assert_close(factor @ factor.mT, hilbert(size))
 
@@ -46,9 +42,7 @@ def test_a_cholesky_that_float32_can_do_stays_there():
 @pytest.mark.parametrize("matrix", [-torch.eye(3), torch.full((3, 3), float("nan")), torch.ones(3, 3)])
 def test_a_cholesky_that_cannot_be_done_is_an_error(dtype, matrix):
     with pytest.raises(DataError, match="a 3 x 3 one fails even in float64; try less"):
-        cholesky(
-            lambda dtype, device: matrix.to(device, dtype), torch.zeros(1, dtype=dtype), remedy="try less"
-        )
+        cholesky(lambda dtype, device: matrix.to(device, dtype), torch.zeros(1, dtype=dtype), remedy="try less")
 
 
 def test_float64_goes_to_the_cpu_where_the_device_has_none():
@@ -112,10 +106,7 @@ def test_eigenvectors_do_not_depend_on_the_solver(dtype: torch.dtype) -> None:
     matrix = (axes * values) @ axes.mT
     found = eigh(matrix.to(dtype))
     for _ in range(5):  # what another solver might find: other signs, and other bases of every eigenspace
-        turns = [
-            torch.linalg.qr(torch.randn(n, n, generator=stream, dtype=torch.float64)).Q
-            for n in spaces.values()
-        ]
+        turns = [torch.linalg.qr(torch.randn(n, n, generator=stream, dtype=torch.float64)).Q for n in spaces.values()]
         moved = values + 2 * torch.finfo(dtype).eps * torch.rand(10, generator=stream, dtype=dtype)
         again = canonical(moved, (axes @ torch.block_diag(*turns)).to(dtype))
         # Rounding of the rotations, and for float32 that of the matrix that `eigh` decomposed.

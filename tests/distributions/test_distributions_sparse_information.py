@@ -26,9 +26,7 @@ def root(normal):
 @pytest.mark.parametrize("guard", GUARDS)
 @pytest.mark.parametrize("rank", [1, 4, 0.05, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("shape", [(3, 5), (6, 4), (1, 5), (5, 1)])
-def test_root_solve_and_variance_match_the_dense_inverse(
-    fisher_layer, dense_precision, shape, rank, guard, method
-):
+def test_root_solve_and_variance_match_the_dense_inverse(fisher_layer, dense_precision, shape, rank, guard, method):
     normal = fisher_layer(*shape, positions=2).sparse(rank, guard=guard, method=method)
     precision = dense_precision(normal)
     covariance = precision.inverse()
@@ -94,19 +92,14 @@ def test_what_is_reported_of_a_layer(fisher_layer):
         assert normal.eigenvalues.numel() == kept.size
     assert 0.3 < layer.sparse(1.0).negative_share < 0.9
     zero = torch.zeros(2, 2)
-    silent = SparseInformationNormal(
-        zero, torch.eye(2), torch.eye(2), zero, zero, num_data=1.0, prior_precision=1.0
-    )
+    silent = SparseInformationNormal(zero, torch.eye(2), torch.eye(2), zero, zero, num_data=1.0, prior_precision=1.0)
     assert silent.negative_share == 0.0 and silent.captured_trace == 1.0
 
 
 def test_rounding_is_not_a_negative_correction():
     """With one example the basis is exact: every correction is zero but for rounding."""
     for dtype in (torch.float32, torch.float64):
-        a, g = (
-            torch.rand(7, generator=generator(1), dtype=dtype),
-            torch.rand(5, generator=generator(2), dtype=dtype),
-        )
+        a, g = (torch.rand(7, generator=generator(1), dtype=dtype), torch.rand(5, generator=generator(2), dtype=dtype))
         normal = SparseInformationNormal(
             torch.zeros(5, 7, dtype=dtype),
             (g / g.norm())[:, None],
@@ -172,9 +165,7 @@ def test_float32_marginal_variances_are_right_to_float32(fisher_layer, guard):
     basis = torch.kron(normal.output_vectors.double(), normal.input_vectors.double())
     basis = normal.congruence.double().flatten()[:, None] * basis * normal.root_eigenvalues.double().flatten()
     precision = basis @ basis.mT + torch.diag(normal.diagonal_precision.double().flatten())
-    torch.testing.assert_close(
-        normal.variance.double().flatten(), precision.inverse().diagonal(), rtol=1e-6, atol=0
-    )
+    torch.testing.assert_close(normal.variance.double().flatten(), precision.inverse().diagonal(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

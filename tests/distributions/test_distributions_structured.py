@@ -6,12 +6,7 @@ import pytest
 import torch
 from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
-from dubito.distributions import (
-    EigenKroneckerNormal,
-    KroneckerNormal,
-    SparseInformationNormal,
-    structured,
-)
+from dubito.distributions import EigenKroneckerNormal, KroneckerNormal, SparseInformationNormal, structured
 from dubito.errors import ConfigError, DataError
 from dubito.seeds import generator
 
@@ -95,9 +90,7 @@ def test_kl_to_a_prior_is_that_of_the_dense_gaussians(build, family):
     scale = torch.linspace(0.3, 2.0, 15, dtype=torch.float64).view(3, 5)
     for prior in (Normal(torch.zeros_like(scale), 0.5), Normal(scale.flip(0), scale)):
         dense = MultivariateNormal(normal.mean.flatten(), precision_matrix=(precision + precision.mT) / 2)
-        truth = kl_divergence(
-            dense, MultivariateNormal(prior.loc.flatten(), torch.diag(prior.variance.flatten()))
-        )
+        truth = kl_divergence(dense, MultivariateNormal(prior.loc.flatten(), torch.diag(prior.variance.flatten())))
         torch.testing.assert_close(kl_divergence(normal, Independent(prior, 2)), truth, atol=1e-9, rtol=0)
 
 
@@ -227,17 +220,10 @@ def test_vectors_of_another_shape_are_refused(build, family):
 
 def test_dense_forms_are_refused_before_memory_runs_out(build, monkeypatch):
     large = EigenKroneckerNormal(
-        torch.zeros(200, 90),
-        torch.eye(200),
-        torch.eye(90),
-        torch.ones(200, 90),
-        num_data=1.0,
-        prior_precision=1.0,
+        torch.zeros(200, 90), torch.eye(200), torch.eye(90), torch.ones(200, 90), num_data=1.0, prior_precision=1.0
     )
     for name in ("precision_matrix", "covariance_matrix"):
-        with pytest.raises(
-            ConfigError, match=r"18000 x 18000 .* 2\.4 GiB, expected at most 2 GiB; use solve"
-        ):
+        with pytest.raises(ConfigError, match=r"18000 x 18000 .* 2\.4 GiB, expected at most 2 GiB; use solve"):
             getattr(large, name)
     normal, precision = build("congruence", (3, 5))
     monkeypatch.setattr(structured, "CHUNK", 31)  # two rows at a time, and one alone

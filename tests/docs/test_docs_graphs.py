@@ -26,9 +26,7 @@ def test_the_page_runs_and_both_wrappers_are_one_function(space):
     assert (epistemic > 0).all()
 
 
-@pytest.mark.parametrize(
-    "name", ["laplace-kfac", "mean-field", "rank1", "deep-ensemble", "bali", "mc-dropout"]
-)
+@pytest.mark.parametrize("name", ["laplace-kfac", "mean-field", "rank1", "deep-ensemble", "bali", "mc-dropout"])
 def test_the_wrapper_serves_every_family(space, name, tmp_path):
     data = space["known"], space["classes"][:20]
     posterior = dubito.methods()[name].fit(space["net"], data, Categorical(), training=QUICK)
@@ -52,16 +50,11 @@ def test_curvature_of_copies_is_that_of_the_nodes(space):
     targets = network(x, edges)[known, 0].detach()
     posterior = method.fit(space["OnNodes"](network, x, edges), (known, targets), Gaussian(std=0.5))
     weights = list(network.parameters())
-    rows = [
-        torch.cat([g.flatten() for g in torch.autograd.grad(network(x, edges)[n, 0], weights)])
-        for n in range(60)
-    ]
+    rows = [torch.cat([g.flatten() for g in torch.autograd.grad(network(x, edges)[n, 0], weights)]) for n in range(60)]
     jacobians = torch.stack(rows)
     precision = 2.0 + (jacobians[:20] ** 2).sum(0) / 0.25
     expected = (jacobians**2 / precision).sum(1)
-    torch.testing.assert_close(
-        posterior.predict(torch.arange(60)).epistemic[:, 0], expected, rtol=1e-8, atol=1e-12
-    )
+    torch.testing.assert_close(posterior.predict(torch.arange(60)).epistemic[:, 0], expected, rtol=1e-8, atol=1e-12)
 
 
 def test_graphs_as_inputs_are_refused_with_the_remedy(space):
@@ -77,9 +70,7 @@ def test_graphs_as_inputs_are_refused_with_the_remedy(space):
         def forward(self, x):
             return self.network(x, edges)
 
-    with pytest.raises(
-        DataError, match=r"reads all 60 rows together, and not the first 8 alone.*page Graphs"
-    ):
+    with pytest.raises(DataError, match=r"reads all 60 rows together, and not the first 8 alone.*page Graphs"):
         dubito.MeanField().fit(Whole(), (x, targets), Categorical(), training=QUICK)
     with pytest.raises(DataError, match=r"cannot read inputs of shape"):  # neither all nor some
         dubito.MeanField().fit(nn.Linear(5, 2), (x, targets), Categorical(), training=QUICK)

@@ -15,30 +15,13 @@ def test_the_site_builds_strictly(tmp_path):
     for module in ("mkdocs", "material", "mkdocstrings", "latex2mathml"):
         pytest.importorskip(module, reason="needs the extra: pip install 'dubito[docs]'")
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "NO_MKDOCS_2_WARNING": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "mkdocs",
-        "build",
-        "--strict",
-        "--quiet",
-        "--site-dir",
-        str(tmp_path / "site"),
-    ]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     reproduced = (tmp_path / "site" / "reproduced.html").read_text()
     assert "within 2" in reproduced and "inf-table-1" in reproduced
     reference = (tmp_path / "site" / "api.html").read_text()
-    for name in (
-        "MCDropout",
-        "Posterior",
-        "reliability",
-        "compare",
-        "temperature_scaled",
-        "ood_pair",
-        "BALD",
-    ):
+    for name in ("MCDropout", "Posterior", "reliability", "compare", "temperature_scaled", "ood_pair", "BALD"):
         assert name in reference
     for room in ("calibration", "shifts", "active", "optim", "distributions", "diagnostics", "layers"):
         assert f'id="dubito.{room}"' in reference

@@ -10,9 +10,7 @@ from tests.docs.pages import run
 
 ROOT = Path(__file__).parent.parent.parent
 DOCS = ROOT / "docs"
-PAGES = {
-    path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
-}
+PAGES = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))}
 FENCE = re.compile(r"^( *)```(python[^\n]*)\n(.*?)^\1```", re.DOTALL | re.MULTILINE)
 FRAGMENT = 'python title="fragment"'
 #: Run elsewhere: README and its copy by tests/test_readme.py, tutorials by test_docs_tutorials.py, the translations by
@@ -34,9 +32,7 @@ def snippets(path: Path) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("name", PAGES)
 def test_blocks_are_run_or_marked_parse_and_fit(name):
     for info, text in snippets(PAGES[name]):
-        assert info in ("python", FRAGMENT), (
-            f"{name}: a block is either run or marked as a fragment, got {info!r}"
-        )
+        assert info in ("python", FRAGMENT), f"{name}: a block is either run or marked as a fragment, got {info!r}"
         ast.parse(text)
         long = [line for line in text.splitlines() if len(line) > WIDTH]
         assert not long, f"{name}: lines of more than {WIDTH} characters do not fit the page: {long}"

@@ -127,7 +127,5 @@ def test_pages_of_methods_say_what_a_reader_asks(page):
     assert "Defaults" in headings and "When not to use it" in headings
     if page.stem != "hmc":  # which is the reference, by its textbook
         assert any(re.fullmatch(r"Where .*mathematics disagree", heading) for heading in headings)
-        assert re.search(r"^\| .*(paper|symbol|draw).* \|", text, re.MULTILINE), (
-            "no table from symbols to names"
-        )
+        assert re.search(r"^\| .*(paper|symbol|draw).* \|", text, re.MULTILINE), "no table from symbols to names"
     assert "```python" in text

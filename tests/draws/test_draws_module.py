@@ -19,9 +19,7 @@ from dubito import (
 
 QUICK = Training(epochs=2, batch_size=16, lr=1e-2)
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
-quiet = pytest.mark.filterwarnings(
-    "ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
-)
+quiet = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 def rows(*shape: int, seed: int = 0) -> Tensor:
@@ -61,11 +59,7 @@ def test_it_says_what_the_prediction_says(method, name: str) -> None:
     likelihood, targets, outputs = CASES[name]
     posterior = method.fit(dense(outputs), (X, targets), likelihood, training=QUICK)
     fixed = posterior.sampled(6)
-    module, prediction, drawn = (
-        fixed.as_module(),
-        fixed.predict(X),
-        fixed.sample_outputs(X, fixed.num_samples),
-    )
+    module, prediction, drawn = (fixed.as_module(), fixed.predict(X), fixed.sample_outputs(X, fixed.num_samples))
     answer = module(X)
     names = NAMES["classes" if name in ("classes", "yes or no") else "reals"]
     for key in names:
@@ -77,11 +71,7 @@ def test_it_says_what_the_prediction_says(method, name: str) -> None:
     else:
         variance = drawn.var(0, correction=0)
         if name == "classes":  # of logits up to a constant of the row, the mean over classes
-            variance = (
-                torch.stack([draw - draw.mean(1, keepdim=True) for draw in drawn])
-                .var(0, correction=0)
-                .mean(1)
-            )
+            variance = torch.stack([draw - draw.mean(1, keepdim=True) for draw in drawn]).var(0, correction=0).mean(1)
         torch.testing.assert_close(answer["function_variance"], variance, **CLOSE)
         torch.testing.assert_close(answer.pop("function_variance"), prediction.function_variance, **CLOSE)
     assert not answer
@@ -117,9 +107,7 @@ def test_exported_reals_have_their_interval() -> None:
     fixed = Rank1(components=2).fit(dense(outputs), (X, targets), likelihood, training=QUICK).sampled(4)
     with torch.no_grad():
         dynamic = ({0: torch.export.Dim.DYNAMIC},)
-        program = torch.export.export(
-            fixed.as_module(), (X[:5],), dynamic_shapes=dynamic, strict=False
-        ).module()
+        program = torch.export.export(fixed.as_module(), (X[:5],), dynamic_shapes=dynamic, strict=False).module()
         answer, (lower, upper) = program(X), fixed.predict(X).interval()
     torch.testing.assert_close(answer["lower"], lower, **CLOSE)
     torch.testing.assert_close(answer["upper"], upper, **CLOSE)

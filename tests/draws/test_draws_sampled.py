@@ -91,9 +91,7 @@ class Einsum(nn.Module):
 
 
 def dropping() -> nn.Module:
-    return seeded(
-        lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3))
-    )
+    return seeded(lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 3)))
 
 
 CASES = {
@@ -116,9 +114,7 @@ def test_every_network_predicts_what_its_draws_do_one_by_one(name: str) -> None:
     method, make, way = CASES[name]
     posterior = fit(method, seeded(make))
     count = posterior.num_atoms or 4
-    truth = torch.stack(
-        list(posterior._outputs(X, count, 5, 1024, keep_graph=True))
-    ).detach()  # never in a tile
+    truth = torch.stack(list(posterior._outputs(X, count, 5, 1024, keep_graph=True))).detach()  # never in a tile
     assert len({tuple(draw.flatten().tolist()) for draw in truth}) == count
     fixed = posterior.sampled(4, seed=5)
     torch.testing.assert_close(fixed.predict(X).probs, truth.softmax(-1).mean(0), **CLOSE)
@@ -127,9 +123,7 @@ def test_every_network_predicts_what_its_draws_do_one_by_one(name: str) -> None:
     torch.testing.assert_close(posterior.function(1, 5)(X), truth[1], **CLOSE)
 
 
-@pytest.mark.filterwarnings(
-    "ignore::dubito.DubitoWarning", "ignore::FutureWarning", "ignore::DeprecationWarning"
-)
+@pytest.mark.filterwarnings("ignore::dubito.DubitoWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_the_chains_of_hmc_are_kept_once() -> None:
     pytest.importorskip("pyro")
     posterior = HMC(num_samples=4, warmup=2, chains=2).fit(dense(), (X, Y), Categorical())
@@ -167,9 +161,7 @@ def test_rows_decide_between_one_pass_and_a_loop() -> None:
 
 def test_factors_are_kept_and_not_weights() -> None:
     net = seeded(
-        lambda: nn.Sequential(
-            nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3)
-        )
+        lambda: nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 3))
     )
     data = rows(16, 256), labels(16)
     posterior = Rank1().fit(net, data, Categorical(), training=QUICK)
@@ -182,9 +174,7 @@ def test_factors_are_kept_and_not_weights() -> None:
     assert "32 input factors and output factors" in str(fixed.summary())
 
 
-@pytest.mark.parametrize(
-    "method", [MeanField(), Rank1(components=2), Laplace(structure=KFAC(), linearised=True)]
-)
+@pytest.mark.parametrize("method", [MeanField(), Rank1(components=2), Laplace(structure=KFAC(), linearised=True)])
 def test_it_is_a_posterior_like_any_other(method, tmp_path) -> None:
     posterior = fit(method)
     fixed = posterior.sampled(4, seed=2)
@@ -210,9 +200,7 @@ def test_it_is_a_posterior_like_any_other(method, tmp_path) -> None:
     torch.testing.assert_close(fixed.predict(X).probs, probs, **CLOSE)
 
 
-@pytest.mark.parametrize(
-    "method", [MeanField(), Rank1(components=2), Laplace(structure=KFAC(), linearised=True)]
-)
+@pytest.mark.parametrize("method", [MeanField(), Rank1(components=2), Laplace(structure=KFAC(), linearised=True)])
 def test_precision_and_inference_mode_reach_the_pass(method) -> None:
     posterior = fit(method)
     fixed = posterior.sampled(4)

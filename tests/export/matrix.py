@@ -43,10 +43,7 @@ INPUTS["attention"] = (Attention, rows(12, 5, 8))
 INPUTS["BERT"] = (classifier, {"input_ids": INPUTS["recurrent"][1]})
 CASES = [
     *((network, "classes") for network in ("dense", "convolutional", "recurrent", "attention", "BERT")),
-    *(
-        ("dense", name)
-        for name in ("yes or no", "reals", "correlated", "heavy tails", "Poisson", "negative binomial")
-    ),
+    *(("dense", name) for name in ("yes or no", "reals", "correlated", "heavy tails", "Poisson", "negative binomial")),
     ("four outputs", "own noise"),
 ]
 
@@ -54,9 +51,7 @@ CASES = [
 def distance(posterior, inputs, path: Path) -> float:
     """The farthest answer of a file from the posterior's, at one row and at five."""
     farthest, closed = 0.0, posterior._linearises(None)
-    predictor = (
-        posterior.sampled(4, seed=3).predict if closed else lambda few: posterior.predict(few, 4, seed=3)
-    )
+    predictor = posterior.sampled(4, seed=3).predict if closed else lambda few: posterior.predict(few, 4, seed=3)
     if closed and posterior.closed_form(inputs) is not None:
         predictor = posterior.predict
     for count in (1, 5):

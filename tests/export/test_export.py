@@ -92,10 +92,7 @@ LIKELIHOODS = {
     "classes": (Categorical(), LABELS),
     "yes or no": (Bernoulli(), (rows(12, 3, seed=2) > 0).float()),
     "reals": (Gaussian(standardise=True), 100 + 30 * rows(12, 3, seed=3)),
-    "correlated": (
-        Gaussian(covariance=((1.0, 0.3, 0.0), (0.3, 0.5, 0.1), (0.0, 0.1, 0.2))),
-        rows(12, 3, seed=3),
-    ),
+    "correlated": (Gaussian(covariance=((1.0, 0.3, 0.0), (0.3, 0.5, 0.1), (0.0, 0.1, 0.2))), rows(12, 3, seed=3)),
     "own noise": (HeteroscedasticGaussian(), rows(12, 2, seed=3)),
     "heavy tails": (StudentT(), rows(12, 3, seed=3)),
     "Poisson": (Poisson(), COUNTS),
@@ -139,9 +136,7 @@ def compare(path: Path, inputs, predict) -> None:
         if "mean" not in answer:
             assert set(answer) == {"probs", "total", "aleatoric", "epistemic", "function_variance"}
         for name, values in answer.items():
-            torch.testing.assert_close(
-                values, getattr(prediction, name), **CLOSE, msg=lambda m, n=name: f"{n}: {m}"
-            )
+            torch.testing.assert_close(values, getattr(prediction, name), **CLOSE, msg=lambda m, n=name: f"{n}: {m}")
 
 
 CASES = {
@@ -156,13 +151,7 @@ CASES = {
     "counts": (Laplace(), "dense", "Poisson", ".onnx", {"linearised": False}),
     "counts with spread": (MeanField(), "dense", "negative binomial", ".pt2", {}),
     "own dropout layers": (MCDropout(rate=None), "dropping", "classes", ".onnx", {}),
-    "last layer, sparse": (
-        Laplace(structure=INF(rank=0.3), subset=last_layer),
-        "dense",
-        "classes",
-        ".onnx",
-        {},
-    ),
+    "last layer, sparse": (Laplace(structure=INF(rank=0.3), subset=last_layer), "dense", "classes", ".onnx", {}),
     "last layer, reals": (Laplace(structure=Diagonal(), subset=last_layer), "dense", "reals", ".pt2", {}),
     "last layer, yes or no": (Laplace(subset=last_layer), "dense", "yes or no", ".pt2", {}),
     "Laplace by draws": (Laplace(), "dense", "yes or no", ".pt2", {"linearised": False}),
@@ -276,9 +265,7 @@ def test_what_cannot_be_exported_is_named_and_no_file_is_touched(tmp_path: Path)
     path.write_bytes(b"before")
     with pytest.raises(NetworkError, match=r"i1e has no counterpart .*opset 20"):
         posterior.export(path, num_samples=2)
-    with pytest.raises(
-        ConfigError, match=r"2 draws of weights take 280 bytes, more than max_bytes=200; raise it"
-    ):
+    with pytest.raises(ConfigError, match=r"2 draws of weights take 280 bytes, more than max_bytes=200; raise it"):
         posterior.export(path, num_samples=2, max_bytes=200)
     with pytest.raises(ConfigError, match="would have"):
         posterior.export(tmp_path / "other.pt2", num_samples=2, max_bytes=300)
@@ -294,10 +281,7 @@ def test_wrong_calls_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.pt2"
     with pytest.raises(ConfigError, match='"fixed" or "fresh"'):
         posterior.export(path, sampling="new")  # pyright: ignore[reportArgumentType]
-    for method, words in (
-        (DeepEnsemble(members=2), "2 fixed draws"),
-        (Laplace(subset=last_layer), "closed form"),
-    ):
+    for method, words in ((DeepEnsemble(members=2), "2 fixed draws"), (Laplace(subset=last_layer), "closed form")):
         with pytest.raises(ConfigError, match=words):
             fitted(method)[0].export(path, sampling="fresh")
     untold = posterior.sampled(2)

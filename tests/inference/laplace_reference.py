@@ -22,9 +22,7 @@ def labels(count: int, classes: int = 3, seed: int = 1) -> Tensor:
 
 
 def mlp(outputs: int = 3, inputs: int = 4, hidden: int = 6) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs, bias=False)
-    ).double()
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs, bias=False)).double()
 
 
 def cnn(outputs: int = 3) -> nn.Sequential:

@@ -85,10 +85,7 @@ def test_normals_have_the_mean_and_the_conditional_variances(name: str):
 def test_the_divergence_is_that_of_two_normals():
     posterior = fitted("mean-field")
     stds = torch.cat([std.flatten() for std in posterior.standard_deviations()])
-    normals = (
-        torch.distributions.Normal(centre_of(posterior), stds),
-        torch.distributions.Normal(CENTRE, STDS),
-    )
+    normals = (torch.distributions.Normal(centre_of(posterior), stds), torch.distributions.Normal(CENTRE, STDS))
     expected = torch.distributions.kl_divergence(*normals).sum()
     torch.testing.assert_close(posterior.kl(), expected)
 
@@ -110,8 +107,7 @@ def test_tuning_moves_the_prior_around_its_centre():
     """The best τ is the root of γ = τ |w − w₀|², not of |w|²."""
     tuned = fitted("laplace-diagonal").tuned()
     evidences = [
-        tuned.log_likelihood
-        + tuned.evidence().log_occam(dict.fromkeys(tuned.blocks, factor * tuned.prior_precision))
+        tuned.log_likelihood + tuned.evidence().log_occam(dict.fromkeys(tuned.blocks, factor * tuned.prior_precision))
         for factor in (0.9, 1.0, 1.1)
     ]
     assert evidences[1] > max(evidences[0], evidences[2])
@@ -177,9 +173,7 @@ def test_a_fit_tells_its_memory_before_it_starts(caplog):
 
 @pytest.mark.filterwarnings("ignore:the network is no better")  # it is not trained
 def test_layers_measured_a_few_at_a_time_are_the_same(monkeypatch: pytest.MonkeyPatch):
-    net = nn.Sequential(
-        layer(CENTRE), nn.Tanh(), nn.Linear(1, 4).double(), nn.Tanh(), nn.Linear(4, 1).double()
-    )
+    net = nn.Sequential(layer(CENTRE), nn.Tanh(), nn.Linear(1, 4).double(), nn.Tanh(), nn.Linear(4, 1).double())
     method = Laplace(structure=INF(rank=0.5), prior_precision=1.0)
 
     def fit() -> Any:

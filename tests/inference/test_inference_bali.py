@@ -8,17 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import dubito
-from dubito import (
-    BALI,
-    Categorical,
-    ConfigError,
-    DataError,
-    DubitoWarning,
-    Gaussian,
-    NetworkError,
-    Training,
-    seeds,
-)
+from dubito import BALI, Categorical, ConfigError, DataError, DubitoWarning, Gaussian, NetworkError, Training, seeds
 from dubito.inference.bali.layer import Layer, Prior
 from dubito.inference.bali.local import noise_on
 from dubito.inference.bali.products import gram
@@ -70,8 +60,7 @@ def algorithm(net: nn.Sequential, x: Tensor, y: Tensor, method: BALI, rates, see
     layers = [net[0], net[2]]
     scales = [1.0, 7**-0.5]  # Eq. 12: the first layer's inputs are not scaled
     weights = [
-        torch.cat([each.weight, each.bias[:, None]], 1).detach().mT / s
-        for each, s in zip(layers, scales, strict=True)
+        torch.cat([each.weight, each.bias[:, None]], 1).detach().mT / s for each, s in zip(layers, scales, strict=True)
     ]
     n, data = len(x), method.effective_data
     spread = y.std(0, unbiased=False).square()
@@ -122,9 +111,7 @@ def test_a_fit_is_algorithm_1(sampling: str) -> None:
     posterior = method.fit(net, (x, y), Gaussian(), training=Training(iterations=5, batch_size=40), seed=7)
     for path in ("0", "2"):
         own = posterior.network.get_submodule(path)
-        torch.testing.assert_close(
-            torch.cat([own.weight, own.bias[:, None]], 1), truth[path], rtol=1e-8, atol=1e-8
-        )
+        torch.testing.assert_close(torch.cat([own.weight, own.bias[:, None]], 1), truth[path], rtol=1e-8, atol=1e-8)
     tril = posterior.likelihood.scale_tril  # the full covariance of both outputs
     torch.testing.assert_close(tril @ tril.mT, truth["noise"], rtol=1e-8, atol=1e-8)
     assert abs(float(truth["noise"][0, 1])) > 1e-6
@@ -143,9 +130,7 @@ def test_passes_of_a_step_add_up() -> None:
 
 @pytest.mark.parametrize("sampling", ["weight", "local"])
 def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch, sampling: str) -> None:
-    net = seeded(
-        lambda: nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)).double()
-    )
+    net = seeded(lambda: nn.Sequential(nn.Linear(3, 6), nn.BatchNorm1d(6), nn.Tanh(), nn.Linear(6, 2)).double())
     method, training = replace(SET, sampling=sampling, momentum=0.3), Training(iterations=9, batch_size=16)
     data = table()
     with pytest.warns(DubitoWarning, match=r"1\.weight: it multiplies no inputs"):
@@ -175,9 +160,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path, monkeypatch, sampling: str)
 def test_a_mean_moves_by_equation_74_between_factorisations() -> None:
     """M + c Eᵀ X (R⁻¹ + c XᵀX)⁻¹ with E = Y − X Mᵀ and c = β N / (b P (1 − β / b)), written densely."""
     own = Layer.start(
-        "x",
-        Prior(precision=0.5, floor=torch.full((1, 3), 0.1).double(), data=noise(1).abs() * 90),
-        noise(1, 3, 5),
+        "x", Prior(precision=0.5, floor=torch.full((1, 3), 0.1).double(), data=noise(1).abs() * 90), noise(1, 3, 5)
     )
     own.see_cases(noise(1, 20, 5, seed=1), noise(1, 20, 3, seed=2), 0.4)
     own.infer(0.4)
@@ -190,9 +173,7 @@ def test_a_mean_moves_by_equation_74_between_factorisations() -> None:
     gap = y[0] - x[0] @ mean.mT
     truth = mean + c * gap.mT @ x[0] @ torch.linalg.inv(precision + c * x[0].mT @ x[0])
     torch.testing.assert_close(own.mean[0], truth)
-    torch.testing.assert_close(
-        own.input_tril[0] @ own.input_tril[0].mT, precision
-    )  # R waits for a factorisation
+    torch.testing.assert_close(own.input_tril[0] @ own.input_tril[0].mT, precision)  # R waits for a factorisation
 
 
 def test_weights_that_are_not_written_out_are_the_same(monkeypatch) -> None:
@@ -201,9 +182,7 @@ def test_weights_that_are_not_written_out_are_the_same(monkeypatch) -> None:
     check_few(net, table(16), monkeypatch)
     sequences = noise(16, 30, 3), noise(16, 30, 2, seed=1)  # few rows, many cases
     check_few(
-        seeded(lambda: nn.Sequential(nn.Linear(3, 62), nn.Tanh(), nn.Linear(62, 2)).double()),
-        sequences,
-        monkeypatch,
+        seeded(lambda: nn.Sequential(nn.Linear(3, 62), nn.Tanh(), nn.Linear(62, 2)).double()), sequences, monkeypatch
     )
 
 
@@ -219,9 +198,7 @@ def check_few(net: nn.Module, data: tuple[Tensor, Tensor], monkeypatch) -> None:
 
 
 def test_wide_layers_are_factorised_every_few_steps(monkeypatch) -> None:
-    net = seeded(
-        lambda: nn.Sequential(nn.Linear(3, 600), nn.Tanh(), nn.Linear(600, 500), nn.Tanh(), nn.Linear(500, 2))
-    )
+    net = seeded(lambda: nn.Sequential(nn.Linear(3, 600), nn.Tanh(), nn.Linear(600, 500), nn.Tanh(), nn.Linear(500, 2)))
     data = tuple(tensor.float() for tensor in table(24))
     infer, calls = Layer.infer, []
     monkeypatch.setattr(Layer, "infer", lambda self, *rest: (calls.append(self.name), infer(self, *rest))[1])
@@ -239,9 +216,7 @@ def test_rare_factorisations_learn_as_well() -> None:
     net = seeded(lambda: nn.Sequential(nn.Linear(3, 40), nn.Tanh(), nn.Linear(40, 2)).double())
     method, scores = replace(SET, effective_data=200.0), {}
     for every in (1, 5):
-        posterior = replace(method, refactor_every=every).fit(
-            net, (x[:200], y[:200]), Gaussian(), training=training
-        )
+        posterior = replace(method, refactor_every=every).fit(net, (x[:200], y[:200]), Gaussian(), training=training)
         scores[every] = posterior.evaluate((x[200:], y[200:]), num_samples=16)["nll"]
     assert abs(scores[5] - scores[1]) < 0.1
 
@@ -298,9 +273,7 @@ def test_local_noise_has_the_posteriors_variance(kind: str) -> None:
     block = found.blocks[0]
     mean = block.matrix(posterior.weights())
     ones = torch.ones(block.groups, dtype=torch.float64)
-    layer = Layer.start(
-        "x", Prior(precision=1.0, floor=ones[:, None].expand(-1, block.rows), data=ones), mean
-    )
+    layer = Layer.start("x", Prior(precision=1.0, floor=ones[:, None].expand(-1, block.rows), data=ones), mean)
     layer.input_tril = posterior.group("input_tril")[block.weight]
     layer.output_tril = posterior.group("output_tril")[block.weight]
     module = posterior.network.get_submodule(block.weight.rpartition(".")[0])
@@ -318,9 +291,7 @@ def test_local_noise_has_the_posteriors_variance(kind: str) -> None:
     )
     assert weights.std(0).min() > 0
     # The truth: outputs under draws of the weights, row by row.
-    tensors = [
-        block.tensors(posterior.matrices(block, torch.Generator().manual_seed(s), mean)) for s in range(4000)
-    ]
+    tensors = [block.tensors(posterior.matrices(block, torch.Generator().manual_seed(s), mean)) for s in range(4000)]
     names = {name: name.rpartition(".")[2] for name in block.parameters}
     outputs = torch.stack(
         [torch.func.functional_call(module, {names[n]: t for n, t in each.items()}, (x,)) for each in tensors]
@@ -332,17 +303,13 @@ def test_local_noise_has_the_posteriors_variance(kind: str) -> None:
 def test_local_and_weight_sampling_start_alike_and_part() -> None:
     net, data = mlp(), table()
     fits = {
-        name: replace(SET, sampling=name).fit(
-            net, data, Gaussian(), training=Training(iterations=steps, batch_size=40)
-        )
+        name: replace(SET, sampling=name).fit(net, data, Gaussian(), training=Training(iterations=steps, batch_size=40))
         for name in ("weight", "local", "deterministic")
         for steps in (1,)
     }
     torch.testing.assert_close(fits["local"].network[0].weight, fits["weight"].network[0].weight)
     longer = [
-        replace(SET, sampling=name).fit(
-            net, data, Gaussian(), training=Training(iterations=60, batch_size=20)
-        )
+        replace(SET, sampling=name).fit(net, data, Gaussian(), training=Training(iterations=60, batch_size=20))
         for name in ("weight", "local", "deterministic")
     ]
     assert len({float(each.network[0].weight[0, 0]) for each in longer}) == 3
@@ -365,9 +332,7 @@ def test_many_outputs_get_a_full_covariance_and_one_a_number(tmp_path) -> None:
         again = dubito.load(tmp_path / "p", each.network)
         assert torch.equal(again.sample_outputs(x, 3), each.sample_outputs(x, 3))
     scaled = SET.fit(mlp(), (x, y * 50), Gaussian(), training=Training(iterations=30, batch_size=40))
-    assert (
-        20 < float(scaled.likelihood.std()[0] / full.likelihood.std()[0]) < 100
-    )  # floors follow the targets
+    assert 20 < float(scaled.likelihood.std()[0] / full.likelihood.std()[0]) < 100  # floors follow the targets
 
 
 def test_sampled_covariances_widen_the_draws() -> None:
@@ -378,9 +343,7 @@ def test_sampled_covariances_widen_the_draws() -> None:
     mean = block.matrix(mode.weights())
     for posterior, widened in ((mode, False), (wide, True)):
         mean = block.matrix(posterior.weights())
-        draws = torch.stack(
-            [posterior.matrices(block, torch.Generator().manual_seed(s), mean) for s in range(6000)]
-        )
+        draws = torch.stack([posterior.matrices(block, torch.Generator().manual_seed(s), mean) for s in range(6000)])
         variance = posterior.distribution("2.weight").variance.mT
         # E Σ = U / (u − m − 1), the mode U / (u + m + 1): with u = 12 and m = 2 a factor of 15 / 9.
         factor = 15 / 9 if widened else 1.0
@@ -436,9 +399,7 @@ def test_settings_check_themselves(settings: dict, match: str) -> None:
 def test_bad_input_is_found_before_work_starts() -> None:
     net, (x, y) = mlp(), table()
     with pytest.raises(ConfigError, match=r"'0' has 6 and a step sees 4 rows; raise hidden_floor"):
-        replace(SET, hidden_floor=0.0).fit(
-            net, (x, y), Gaussian(), training=Training(iterations=1, batch_size=4)
-        )
+        replace(SET, hidden_floor=0.0).fit(net, (x, y), Gaussian(), training=Training(iterations=1, batch_size=4))
     with pytest.raises(ConfigError, match=r"'0' has 6 and effective_data is 5"):
         replace(SET, covariance="sampled", effective_data=5.0).fit(net, (x, y), Gaussian())
     with pytest.raises(ConfigError, match='needs precision="full"'):
@@ -454,9 +415,7 @@ def test_divergence_ends_with_an_error() -> None:
     x, y = table()
     wild = replace(SET, step_size=1e30, hidden_floor=1e-3, schedule=Constant())
     with pytest.raises(dubito.TrainingError, match="step"):
-        wild.fit(
-            mlp(dtype=torch.float32), (x, y), Gaussian(), training=Training(iterations=200, batch_size=40)
-        )
+        wild.fit(mlp(dtype=torch.float32), (x, y), Gaussian(), training=Training(iterations=200, batch_size=40))
 
 
 def test_the_schedule_is_the_papers() -> None:
@@ -468,7 +427,5 @@ def test_digits_are_learned() -> None:
     x, y = torch.tensor(digits.data / 16).float(), torch.tensor(digits.target)
     net = seeded(lambda: nn.Sequential(nn.Linear(64, 40), nn.Tanh(), nn.Linear(40, 10)))
     method = BALI(effective_data=300.0, step_size=0.25, update_rate=0.1, prior_scale=10.0)
-    posterior = method.fit(
-        net, (x[:1200], y[:1200]), Categorical(), training=Training(iterations=60, batch_size=1200)
-    )
+    posterior = method.fit(net, (x[:1200], y[:1200]), Categorical(), training=Training(iterations=60, batch_size=1200))
     assert posterior.evaluate((x[1200:], y[1200:]), num_samples=8)["accuracy"] > 0.85

@@ -120,10 +120,7 @@ def test_withheld_rows_do_not_train_until_they_are_released() -> None:
 @pytest.mark.parametrize("stop", [5, 37])
 def test_a_run_that_chose_goes_on_from_its_checkpoint(tmp_path, monkeypatch, stop: int) -> None:
     """Before and after the choice, which comes with the first epoch that ends behind seven tenths of the run."""
-    data, training = (
-        table(),
-        Training(iterations=40, batch_size=40, checkpoint_minutes=0.0),
-    )  # epochs of 3 steps
+    data, training = (table(), Training(iterations=40, batch_size=40, checkpoint_minutes=0.0))  # epochs of 3 steps
     read: list[tuple[int, Tensor]] = []
     step = BALIStepper.step
 

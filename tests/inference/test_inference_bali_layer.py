@@ -28,11 +28,7 @@ def layer(dtype: torch.dtype = torch.float64, floor: float = FLOOR) -> Layer:
 def batch(step: int, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Inputs, gradients and noise on the outputs."""
     seeds = (100 + step, 200 + step, 300 + step)
-    return (
-        noise(K, rows, N, seed=seeds[0]),
-        noise(K, rows, M, seed=seeds[1]),
-        noise(K, rows, M, seed=seeds[2]),
-    )
+    return (noise(K, rows, N, seed=seeds[0]), noise(K, rows, M, seed=seeds[1]), noise(K, rows, M, seed=seeds[2]))
 
 
 def product(*parts: Tensor) -> Tensor:
@@ -145,9 +141,7 @@ def test_draws_have_the_matrix_normals_covariance() -> None:
     single = own.drawn(unit[0].flatten(), own.output_root())
     torch.testing.assert_close(single, placed(own.mean, own.input_tril, own.output_tril, unit[0]))
     r = torch.linalg.inv(own.input_tril[1] @ own.input_tril[1].mT)
-    truth = torch.kron(
-        own.output_tril[1] @ own.output_tril[1].mT, r.contiguous()
-    )  # rows of W one after another
+    truth = torch.kron(own.output_tril[1] @ own.output_tril[1].mT, r.contiguous())  # rows of W one after another
     flat = draws.flatten(1)
     error = (truth.square() + truth.diagonal().outer(truth.diagonal())).div(30_000).sqrt()
     assert ((flat.mT @ flat / 30_000 - truth).abs() < 5 * error).all()

@@ -94,9 +94,7 @@ def test_the_loop_of_the_readme(method: str, target: str, dtype: torch.dtype) ->
         lambda groups: torch.optim.SGD(groups),
         lambda groups: torch.optim.RMSprop(groups),
         lambda groups: torch.optim.Adam(groups, fused=True),
-        lambda groups: torch.optim.LBFGS(
-            [p for group in groups for p in group["params"]], lr=0.1, max_iter=2
-        ),
+        lambda groups: torch.optim.LBFGS([p for group in groups for p in group["params"]], lr=0.1, max_iter=2),
     ],
     ids=["Adam", "AdamW", "SGD", "RMSprop", "fused", "LBFGS"],
 )
@@ -125,11 +123,7 @@ def test_learned_noise_finds_the_residuals() -> None:
     built = MAP().build(nn.Linear(4, 2).double(), Gaussian(), num_data=64)
     built.loss(inputs, targets)
     optimizer = torch.optim.LBFGS(
-        built.parameters(),
-        max_iter=500,
-        tolerance_grad=1e-10,
-        tolerance_change=1e-14,
-        line_search_fn="strong_wolfe",
+        built.parameters(), max_iter=500, tolerance_grad=1e-10, tolerance_change=1e-14, line_search_fn="strong_wolfe"
     )
 
     def closure() -> Tensor:
@@ -181,9 +175,7 @@ def test_batches_of_an_epoch_carry_one_divergence() -> None:
 
 @pytest.mark.parametrize("method", ["mean field", "dropout"])
 def test_noise_comes_from_the_generator(method: str) -> None:
-    built = METHODS[method].build(
-        nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 3)), Categorical(), num_data=8
-    )
+    built = METHODS[method].build(nn.Sequential(nn.Linear(4, 16), nn.Linear(16, 3)), Categorical(), num_data=8)
     inputs, targets = normal(8, 4), torch.arange(8) % 3
     state = torch.get_rng_state()
     one, same, other = (
@@ -249,9 +241,7 @@ def test_the_users_network_is_copied(method: str) -> None:
 
 
 def test_batch_norm_learns_unless_it_was_frozen() -> None:
-    net = nn.Sequential(
-        nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3)
-    )
+    net = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
     net[3].eval()
     built = MeanField().build(net, Categorical(), num_data=16)
     built.train()  # as people do; a posterior stays in evaluation mode
@@ -311,9 +301,7 @@ def test_a_seed_starts_and_trains_as_fit_does(method: str, monkeypatch) -> None:
     built = chosen.build(net, Categorical(), 24, seed=5)
     built.bind(data[0])
     assert same(stored(built.draft), starts[0])
-    assert same(stored(chosen.build(net, Categorical(), 24, seed=6).draft), starts[0]) == (
-        method not in DRAWN
-    )
+    assert same(stored(chosen.build(net, Categorical(), 24, seed=6).draft), starts[0]) == (method not in DRAWN)
     train(built, as_source(data, TensorOptions.of(net)), training, Run(seed=5, progress=False))
     assert same(stored(built.posterior()), stored(expected))
 

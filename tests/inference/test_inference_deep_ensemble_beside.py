@@ -95,9 +95,7 @@ def alone(method: DeepEnsemble, net: nn.Module, data, likelihood, training: Trai
             with seeds.forked(SEED, "start", member):
                 start = renewed(start)
         seed = seeds.derived(SEED, "member", member)
-        yield MAP(prior_std=method.prior_std).fit(
-            start, data, likelihood, training=training, seed=seed, **keywords
-        )
+        yield MAP(prior_std=method.prior_std).fit(start, data, likelihood, training=training, seed=seed, **keywords)
 
 
 def assert_alike(net, data, likelihood=None, training=QUICK, *, method=None, atol=1e-12, **keywords):
@@ -176,9 +174,7 @@ def test_layers_that_hold_rows_second_are_surveyed(passes) -> None:
 
 
 def test_large_passes_keep_the_loop(passes, monkeypatch) -> None:
-    monkeypatch.setattr(
-        forward, "MOST_NUMBERS", 16 * (3 + 8) + 8 * 2 - 1
-    )  # inputs of both layers, and one weight
+    monkeypatch.setattr(forward, "MOST_NUMBERS", 16 * (3 + 8) + 8 * 2 - 1)  # inputs of both layers, and one weight
     DeepEnsemble(members=2).fit(mlp(), rows(3), Categorical(), training=QUICK)
     monkeypatch.setattr(forward, "MOST_NUMBERS", 16 * (3 + 8) + 8 * 2)
     DeepEnsemble(members=2).fit(mlp(), rows(3), Categorical(), training=QUICK)
@@ -256,11 +252,7 @@ def test_members_leave_one_by_one(passes) -> None:
     training = Training(epochs=30, batch_size=16, lr=0.01, early_stopping=EarlyStopping(patience=2))
     other = other + torch.randn(other.shape, generator=torch.Generator().manual_seed(3)).double()
     posterior = assert_alike(
-        mlp(),
-        (x, y),
-        training=training,
-        method=DeepEnsemble(members=5),
-        validation=(other, labels),
+        mlp(), (x, y), training=training, method=DeepEnsemble(members=5), validation=(other, labels)
     )
     lengths = [sum(entry["member"] == member for entry in posterior.history) for member in range(5)]
     assert len(set(lengths)) > 2 and max(lengths) < 30
@@ -299,12 +291,8 @@ def test_an_interrupted_ensemble_goes_on_from_its_members_checkpoints(tmp_path, 
     data, path = rows(3), tmp_path / "run.ckpt"
     method, training = DeepEnsemble(members=3), replace(QUICK, epochs=3, optimizer=optimizer)
     counted = interrupting(data, -1)
-    whole = method.fit(
-        mlp(), counted, Categorical(), training=training, seed=SEED, checkpoint=tmp_path / "whole.ckpt"
-    )
-    before = counted.read - 3 * 3 * len(
-        data[1]
-    )  # what is read for the example and for the checkpoint's facts
+    whole = method.fit(mlp(), counted, Categorical(), training=training, seed=SEED, checkpoint=tmp_path / "whole.ckpt")
+    before = counted.read - 3 * 3 * len(data[1])  # what is read for the example and for the checkpoint's facts
     with pytest.raises(Interrupted, match=r"after step 5 of 12.*run\.ckpt\.member-0"):
         # the first four steps read 3 · 52, the fifth 3 · 16 rows
         method.fit(
@@ -312,9 +300,7 @@ def test_an_interrupted_ensemble_goes_on_from_its_members_checkpoints(tmp_path, 
             checkpoint=path,
         )  # fmt: skip
     (tmp_path / "run.ckpt.member-1").unlink()  # a member behind the others, which wait for it
-    again = method.fit(
-        mlp(), interrupting(data, -1), Categorical(), training=training, seed=SEED, checkpoint=path
-    )
+    again = method.fit(mlp(), interrupting(data, -1), Categorical(), training=training, seed=SEED, checkpoint=path)
     for member in range(3):
         for name, tensor in whole.draw(member, None).items():
             torch.testing.assert_close(again.draw(member, None)[name], tensor, rtol=0, atol=1e-12)

@@ -55,8 +55,7 @@ def test_a_factory_makes_the_other_members():
 def test_a_factory_without_arguments_draws_under_the_members_seed(start):
     net, before = Scaled(), torch.random.get_rng_state()
     fits = [
-        DeepEnsemble(members=3).fit(net, rows(), Categorical(), training=STILL, start=start, seed=3)
-        for _ in range(2)
+        DeepEnsemble(members=3).fit(net, rows(), Categorical(), training=STILL, start=start, seed=3) for _ in range(2)
     ]
     assert torch.equal(torch.random.get_rng_state(), before)
     draws = [[fit.draw(member, None)["layer.weight"] for member in range(3)] for fit in fits]
@@ -145,9 +144,7 @@ def test_noise_comes_from_each_members_residuals():
             net.bias.copy_(torch.tensor([3.0 + number, 0.0]))
     posterior = DeepEnsemble.from_networks(nets, Gaussian(), data=(x, y))
     for number, net in enumerate(nets):
-        torch.testing.assert_close(
-            posterior.likelihood.std(number), (y - net(x)).square().mean(0).sqrt().detach()
-        )
+        torch.testing.assert_close(posterior.likelihood.std(number), (y - net(x)).square().mean(0).sqrt().detach())
     # The same networks in the units of standardised targets answer the same.
     mean, std = y.mean(0), y.std(0)
     for net in nets:
@@ -155,9 +152,7 @@ def test_noise_comes_from_each_members_residuals():
             net.weight.div_(std[:, None])
             net.bias.sub_(mean).div_(std)
     scaled = DeepEnsemble.from_networks(nets, Gaussian(standardise=True), data=(x, y))
-    torch.testing.assert_close(
-        scaled.predict(x).log_prob(y), posterior.predict(x).log_prob(y), rtol=1e-4, atol=1e-4
-    )
+    torch.testing.assert_close(scaled.predict(x).log_prob(y), posterior.predict(x).log_prob(y), rtol=1e-4, atol=1e-4)
 
 
 def test_frozen_copies_and_a_single_network_work():
@@ -182,9 +177,7 @@ def test_networks_that_do_not_fit_are_refused():
 
 # -- Transformers and PEFT ---------------------------------------------------------------------------------
 
-FOREIGN = pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
-)
+FOREIGN = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
 
 
@@ -192,9 +185,7 @@ def transformer(kind: str) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     with seeds.forked(0):
         if kind == "bert":
-            config = transformers.BertConfig(
-                vocab_size=200, max_position_embeddings=12, num_labels=3, **SMALL
-            )
+            config = transformers.BertConfig(vocab_size=200, max_position_embeddings=12, num_labels=3, **SMALL)
             return transformers.BertForSequenceClassification(config)
         if kind == "vit":
             config = transformers.ViTConfig(image_size=8, patch_size=4, num_labels=3, **SMALL)
@@ -224,9 +215,7 @@ def test_members_of_transformers_start_as_transformers_do(kind):
             assert torch.equal(new, tensor), name
         else:
             assert not torch.equal(new, tensor), name
-            error = (
-                3 * (2 / min(tensor.numel(), 1000)) ** 0.5
-            )  # of a ratio of two standard deviations, thrice
+            error = 3 * (2 / min(tensor.numel(), 1000)) ** 0.5  # of a ratio of two standard deviations, thrice
             assert float((new.std() / tensor.std()).log().abs()) < error + 0.05, name
 
 
@@ -235,9 +224,7 @@ def test_members_of_transformers_start_as_transformers_do(kind):
 def test_members_with_adapters_start_with_b_at_zero(how):
     peft = pytest.importorskip("peft")
     with seeds.forked(1):
-        config = peft.LoraConfig(
-            task_type="SEQ_CLS", r=4, target_modules=["query", "value"], init_lora_weights=how
-        )
+        config = peft.LoraConfig(task_type="SEQ_CLS", r=4, target_modules=["query", "value"], init_lora_weights=how)
         net = peft.get_peft_model(transformer("bert"), config)
     inputs = {"input_ids": torch.randint(1, 200, (8, 6), generator=torch.Generator().manual_seed(0))}
     targets = torch.arange(8) % 3

@@ -106,9 +106,7 @@ def test_expected_gradients_are_those_of_the_closed_form(method: str, estimator:
     # For y = Xw + noise: E[−log p] = Σ ((y − Xμ)² + Σ_j x_j² σ_j²) / 2s² + constant.
     inputs, targets, noise_std, count = normal(12, 4), normal(12, 3, seed=1), 0.5, 250
     settings = {} if method == "mean field" else {"rank": 1}
-    built = make(method, estimator, **settings).build(
-        nn.Linear(4, 3).double(), Gaussian(std=noise_std), num_data=12
-    )
+    built = make(method, estimator, **settings).build(nn.Linear(4, 3).double(), Gaussian(std=noise_std), num_data=12)
     scatter(built)
     draft = built.draft
     assert isinstance(draft, NormalPosterior)
@@ -138,8 +136,7 @@ def test_local_noise_and_flipout_lower_the_variance_of_gradients() -> None:
         )
         weight = built.draft.network.weight
         gradients = [
-            torch.autograd.grad(built.loss(inputs, targets, generator=seeded(s)).nll, weight)[0]
-            for s in range(60)
+            torch.autograd.grad(built.loss(inputs, targets, generator=seeded(s)).nll, weight)[0] for s in range(60)
         ]
         variances[name] = torch.stack(gradients).var(0).mean().item()
     assert max(variances["local"], variances["flipout"]) < 0.5 * variances["reparameterised"]
@@ -178,9 +175,7 @@ def test_every_tensor_learns_and_training_repeats_itself(name: str, method: str,
     state = copy.deepcopy(net.state_dict())
     data = (inputs, labels(8))
     fits = [
-        make(method, estimator).fit(
-            net, data, Categorical(), training=Training(epochs=2, batch_size=4), seed=3
-        )
+        make(method, estimator).fit(net, data, Categorical(), training=Training(epochs=2, batch_size=4), seed=3)
         for _ in range(2)
     ]
     assert all(torch.equal(tensor, state[key]) for key, tensor in net.state_dict().items())
@@ -196,9 +191,7 @@ def test_every_tensor_learns_and_training_repeats_itself(name: str, method: str,
 # -- which layers ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("estimator", "words"), [("local", "local reparameterisation"), ("flipout", "flipout")]
-)
+@pytest.mark.parametrize(("estimator", "words"), [("local", "local reparameterisation"), ("flipout", "flipout")])
 def test_the_summary_says_where_noise_was_put(estimator: str, words: str) -> None:
     net, inputs = network("tokens")
     posterior = make("2-tied", estimator).fit(
@@ -212,9 +205,7 @@ def test_the_summary_says_where_noise_was_put(estimator: str, words: str) -> Non
     assert rows["lstm.weight_ih_l0"] == f"Normal, std of rank 2, reparameterised ({reasons.STEPS})"
     assert rows["embedding.weight"] == f"Normal, std of rank 2, reparameterised ({reasons.NO_PRODUCT})"
     assert rows["block.norm1.weight"] == f"Normal, own std, reparameterised ({reasons.NO_PRODUCT})"
-    plain = make("2-tied", "reparameterised").fit(
-        net, (inputs, labels(8)), Categorical(), training=Training(epochs=1)
-    )
+    plain = make("2-tied", "reparameterised").fit(net, (inputs, labels(8)), Categorical(), training=Training(epochs=1))
     assert plain.holds("dense.weight") == "Normal, std of rank 2"
 
 
@@ -237,9 +228,7 @@ def test_layers_that_cannot_have_an_estimator_are_refused_before_training(
 @pytest.mark.parametrize("estimator", ["local", "flipout"])
 def test_estimators_survive_storage(estimator: str, tmp_path) -> None:
     net, inputs = network("dense")
-    posterior = make("mean field", estimator).fit(
-        net, (inputs, labels(8)), Categorical(), training=Training(epochs=1)
-    )
+    posterior = make("mean field", estimator).fit(net, (inputs, labels(8)), Categorical(), training=Training(epochs=1))
     posterior.save(tmp_path / "p.safetensors")
     again = dubito.load(tmp_path / "p.safetensors", net)
     assert again.method == posterior.method == MeanField(estimator=ESTIMATORS[estimator])
@@ -288,9 +277,7 @@ def test_marginal_predictions_do_not_depend_on_the_pieces(method: str, name: str
         torch.testing.assert_close(pieces.epistemic, whole.epistemic, rtol=1e-6, atol=1e-8)
     assert not torch.equal(posterior.predict(inputs, 5, seed=3, marginal=True).probs, whole.probs)
     assert torch.equal(torch.get_rng_state(), state)
-    assert not any(
-        "forward" in vars(module) or module._forward_pre_hooks for module in posterior.network.modules()
-    )
+    assert not any("forward" in vars(module) or module._forward_pre_hooks for module in posterior.network.modules())
 
 
 @every_method
@@ -321,9 +308,7 @@ def test_marginal_and_function_draws_agree_on_each_row(method: str) -> None:
 
 def test_blocks_that_would_skip_their_layers_in_evaluation_do_not() -> None:
     net, inputs = network("tokens")
-    built = MeanField(initial_std=0.3, subset=["block.linear1", "block.linear2"]).build(
-        net, Categorical(), num_data=8
-    )
+    built = MeanField(initial_std=0.3, subset=["block.linear1", "block.linear2"]).build(net, Categorical(), num_data=8)
     posterior = built.posterior()
     assert isinstance(posterior, NormalPosterior)
     assert posterior.predict(inputs, 8, marginal=True).epistemic.min() > 0
@@ -341,13 +326,9 @@ def test_refusals() -> None:
 
 
 @every_estimator
-def test_fitting_surveys_once_and_stores_it(
-    estimator: str, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fitting_surveys_once_and_stores_it(estimator: str, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     net, inputs = network("tokens")
-    posterior = make("2-tied", estimator).fit(
-        net, (inputs, labels(8)), Categorical(), training=Training(epochs=1)
-    )
+    posterior = make("2-tied", estimator).fit(net, (inputs, labels(8)), Categorical(), training=Training(epochs=1))
     posterior.save(tmp_path / "p.safetensors")
     again = dubito.load(tmp_path / "p.safetensors", net)
     expected = posterior.predict(inputs, 3, marginal=True)
@@ -357,9 +338,7 @@ def test_fitting_surveys_once_and_stores_it(
     torch.testing.assert_close(few.sum(1), torch.ones(3, dtype=torch.float64))
 
 
-def test_a_posterior_without_a_stored_survey_makes_one_and_shows_nothing_of_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_posterior_without_a_stored_survey_makes_one_and_shows_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior, inputs = fitted("mean field", "convolutional")
     assert "survey" not in posterior.details  # built, never bound
     before, count, made = copy.deepcopy(posterior.details), 0, survey

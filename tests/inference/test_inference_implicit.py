@@ -39,11 +39,7 @@ class Encoder(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         layer = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True)
-        self.embed, self.encoder, self.head = (
-            nn.Linear(4, 8),
-            nn.TransformerEncoder(layer, 2),
-            nn.Linear(8, 3),
-        )
+        self.embed, self.encoder, self.head = (nn.Linear(4, 8), nn.TransformerEncoder(layer, 2), nn.Linear(8, 3))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.encoder(self.embed(x)).mean(1))
@@ -70,9 +66,7 @@ def bound(method: Implicit, network: nn.Module, inputs: Tensor):
 @pytest.mark.parametrize("start", [0, 2])
 def test_rows_take_turns(rows: int, start: int):
     mean, std, noise = normal(K, 4), normal(K, 4, seed=1), normal(2, rows, 4, seed=2)
-    expected = torch.stack(
-        [mean[(start + b) % K] + std[(start + b) % K] * noise[:, b] for b in range(rows)], 1
-    )
+    expected = torch.stack([mean[(start + b) % K] + std[(start + b) % K] * noise[:, b] for b in range(rows)], 1)
     torch.testing.assert_close(in_turn(mean, std, noise, start), expected)
 
 
@@ -164,11 +158,7 @@ def test_where_the_divergences_have_their_optimum():
     x = normal(6, 4)
     for kind, best in (("mixture-mean", 0.2 * K**0.5), ("components", 0.2)):
         built = bound(
-            Implicit(
-                components=K, prior_std=0.2, kl=kind, mean_std=0.0, initial_spread=0.0, initial_std=best
-            ),
-            mlp(),
-            x,
+            Implicit(components=K, prior_std=0.2, kl=kind, mean_std=0.0, initial_spread=0.0, initial_std=best), mlp(), x
         )
         kl = built.kl()
         assert float(kl.detach()) == pytest.approx(0, abs=1e-9)
@@ -181,12 +171,8 @@ def test_start():
     mean = built.draft.group("input_mean")["2.weight"].detach()
     std = F.softplus(built.draft.group("input_raw_std")["2.weight"]).detach()
     assert mean.shape == (400, 6)
-    assert float(mean.mean()) == pytest.approx(1, abs=0.05) and float(mean.std()) == pytest.approx(
-        0.5, rel=0.05
-    )
-    assert float(std.mean()) == pytest.approx(0.05, rel=0.05) and float(std.std()) == pytest.approx(
-        0.02, rel=0.1
-    )
+    assert float(mean.mean()) == pytest.approx(1, abs=0.05) and float(mean.std()) == pytest.approx(0.5, rel=0.05)
+    assert float(std.mean()) == pytest.approx(0.05, rel=0.05) and float(std.std()) == pytest.approx(0.02, rel=0.1)
 
 
 def test_a_pretrained_network_keeps_its_outputs_at_zero_noise():
@@ -207,9 +193,7 @@ def test_two_phases_from_pretrained_weights():
     second = Implicit(components=4, mean_std=0.05).fit(first.fold(), (x, y), Categorical(), training=training)
     before, after = (p.evaluate((x, y), num_samples=16)["nll"] for p in (first, second))
     assert after < before + 0.1
-    moved = [
-        (a - b).abs().max() for a, b in zip(first.weights().values(), second.weights().values(), strict=True)
-    ]
+    moved = [(a - b).abs().max() for a, b in zip(first.weights().values(), second.weights().values(), strict=True)]
     assert 0 < max(moved) < 0.01  # the weights went on slowly, the factors fast
 
 
@@ -227,9 +211,7 @@ def test_uncertainties_and_folds():
     own, folded = posterior.weights(), dict(posterior.fold("mean").named_parameters())
     factors = posterior.group("input_mean")["2.weight"].mean(0)
     torch.testing.assert_close(folded["2.weight"].detach(), own["2.weight"] * factors)
-    torch.testing.assert_close(
-        folded["2.bias"].detach(), own["2.bias"] * posterior.group("bias_mean")["2.bias"].mean()
-    )
+    torch.testing.assert_close(folded["2.bias"].detach(), own["2.bias"] * posterior.group("bias_mean")["2.bias"].mean())
     assert posterior.components[1].predict(x, 4).probs.shape == (24, 3)
 
 
@@ -269,11 +251,7 @@ def test_a_resumed_run_repeats_the_original(tmp_path):
         ImplicitObjective.batch_loss = failing
         with pytest.raises(Stop):
             Implicit(components=K).fit(
-                mlp(),
-                (x, y),
-                Categorical(),
-                training=replace(stopped, checkpoint_minutes=0.0),
-                checkpoint=path,
+                mlp(), (x, y), Categorical(), training=replace(stopped, checkpoint_minutes=0.0), checkpoint=path
             )
     finally:
         ImplicitObjective.batch_loss = plain
@@ -316,8 +294,6 @@ def test_refused():
     with pytest.raises(NetworkError, match="LayerNorm"):
         Implicit().build(nn.LayerNorm(4), Categorical(), 10)
     with pytest.raises(NetworkError, match=r"body\.weight"):
-        Implicit(bias_factors=True).fit(
-            TimeMajor().double(), (normal(24, 5, 4), y), Categorical(), training=QUICK
-        )
+        Implicit(bias_factors=True).fit(TimeMajor().double(), (normal(24, 5, 4), y), Categorical(), training=QUICK)
     with pytest.raises(DataError):
         Implicit().fit(mlp(), (x[:0], y[:0]), Categorical(), training=QUICK)

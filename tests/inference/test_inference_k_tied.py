@@ -79,12 +79,7 @@ def test_structure_holds_factors_for_matrices_and_stds_for_the_rest() -> None:
     posterior = KTied(rank=2).build(network, Categorical(), num_data=10).posterior()
     shapes = {key: {n: tuple(t.shape) for n, t in posterior.group(key).items()} for key in posterior.tensors}
     assert shapes == {
-        "raw_std": {
-            "0.bias": (4,),
-            "2.bias": (3,),
-            "3.weight": (2, 3),
-            "3.bias": (2,),
-        },  # 2 does not exceed k
+        "raw_std": {"0.bias": (4,), "2.bias": (3,), "3.weight": (2, 3), "3.bias": (2,)},  # 2 does not exceed k
         "log_u": {"0.weight": (2, 4), "2.weight": (2, 3)},
         "log_v": {"0.weight": (2, 18), "2.weight": (2, 4)},
     }
@@ -140,9 +135,7 @@ def test_factors_start_around_the_initial_std(rank: int) -> None:
 
 
 def test_mean_field_may_start_spread_out_too() -> None:
-    built = MeanField(initial_std=0.02, initial_spread=0.1).build(
-        nn.Linear(90, 70), Categorical(), num_data=10
-    )
+    built = MeanField(initial_std=0.02, initial_spread=0.1).build(nn.Linear(90, 70), Categorical(), num_data=10)
     std = F.softplus(built.draft.group("raw_std")["weight"]).log()
     assert std.mean().item() == pytest.approx(math.log(0.02), abs=5 * 0.1 / 6300**0.5)
     assert std.std().item() == pytest.approx(0.1, rel=0.05)
@@ -292,9 +285,7 @@ def test_factors_learn_at_half_the_rate_so_that_log_std_moves_as_in_mean_field()
 
 @pytest.mark.parametrize("method", [KTied, MeanField])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_no_std_exceeds_the_largest_allowed(
-    method: type[KTied] | type[MeanField], dtype: torch.dtype
-) -> None:
+def test_no_std_exceeds_the_largest_allowed(method: type[KTied] | type[MeanField], dtype: torch.dtype) -> None:
     rows = normal(40, 4, dtype=dtype), labels(40)
     settings = {"max_std": 0.02, "prior_std": 1.0, "initial_spread": 0.1}
     network = mlp().to(dtype)
@@ -313,11 +304,7 @@ def test_training_improves_the_bound_and_settings_survive_storage(tmp_path) -> N
     y = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
     net = nn.Sequential(nn.Linear(5, 16), nn.ReLU(), nn.Linear(16, 3))
     method = KTied(
-        prior_std=He(),
-        max_std=0.5,
-        estimator=LocalReparameterised(layers=["0"]),
-        tied=["0"],
-        initial_std=0.05,
+        prior_std=He(), max_std=0.5, estimator=LocalReparameterised(layers=["0"]), tied=["0"], initial_std=0.05
     )
     posterior = method.fit(net, (x, y), Categorical(), training=Training(epochs=30, lr=1e-2))
     assert posterior.history[-1]["loss"] < 0.8 * posterior.history[0]["loss"]
@@ -364,11 +351,7 @@ def test_counts_of_the_cifar_lenet() -> None:
 
 def test_counts_of_the_imdb_lstm() -> None:
     network = models.imdb_lstm()
-    subset = [
-        "lstm.weight_ih_l0",
-        "lstm.weight_hh_l0",
-        "fc",
-    ]  # the embedding and the LSTM's biases are points
+    subset = ["lstm.weight_ih_l0", "lstm.weight_hh_l0", "fc"]  # the embedding and the LSTM's biases are points
     assert count(MeanField(subset=subset), network, Bernoulli()) == 2_822_914
     assert count(KTied(rank=2, subset=subset), network, Bernoulli()) == 2_694_402
 
@@ -422,9 +405,7 @@ def test_truncation_is_that_of_numpy_with_a_floor(rank: int, tmp_path) -> None:
     again = dubito.load(tmp_path / "p.safetensors", small.fold())
     assert torch.equal(again.sample_outputs(x, 3), small.sample_outputs(x, 3))
     assert str(again.summary()) == str(small.summary())
-    torch.testing.assert_close(
-        again.predict(x, 4, marginal=True).probs, small.predict(x, 4, marginal=True).probs
-    )
+    torch.testing.assert_close(again.predict(x, 4, marginal=True).probs, small.predict(x, 4, marginal=True).probs)
 
 
 def test_full_rank_truncation_changes_nothing_and_the_original_stays() -> None:

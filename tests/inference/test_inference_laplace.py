@@ -32,9 +32,7 @@ from dubito import (
 from dubito.inference.laplace import method as laplace_method
 
 # Networks here start from random weights: Laplace rightly says that they have not learned anything.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 
 QUICK = Training(epochs=2, batch_size=8, lr=1e-2)
 
@@ -104,9 +102,7 @@ def test_batches_and_loaders_do_not_matter(batch_size: int) -> None:
     dataset = list(zip(*data, strict=True))
     loader = DataLoader(dataset, batch_size=batch_size)  # pyright: ignore
     for fitted in (
-        Laplace(structure=Diagonal(), curvature=Fisher(), batch_size=batch_size).fit(
-            network, data, Categorical()
-        ),
+        Laplace(structure=Diagonal(), curvature=Fisher(), batch_size=batch_size).fit(network, data, Categorical()),
         Laplace(structure=Diagonal(), curvature=Fisher()).fit(network, loader, Categorical()),
     ):
         for name, value in curvature_of(fitted).items():
@@ -155,12 +151,8 @@ def test_zero_curvature_leaves_the_prior() -> None:
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_learned_noise_is_that_of_the_residuals(outputs: int) -> None:
     network, inputs = mlp(outputs), normal(50, 4)
-    targets = network(inputs).detach() + torch.tensor([0.3, 2.0]).double()[:outputs] * normal(
-        50, outputs, seed=1
-    )
-    posterior = Laplace(structure=Diagonal(), curvature=GGN(), batch_size=7).fit(
-        network, (inputs, targets), Gaussian()
-    )
+    targets = network(inputs).detach() + torch.tensor([0.3, 2.0]).double()[:outputs] * normal(50, outputs, seed=1)
+    posterior = Laplace(structure=Diagonal(), curvature=GGN(), batch_size=7).fit(network, (inputs, targets), Gaussian())
     std = (targets - network(inputs)).square().mean(0).sqrt().detach()
     torch.testing.assert_close(posterior.likelihood.std(), std)
     fixed = Laplace(structure=Diagonal(), curvature=GGN()).fit(
@@ -178,9 +170,7 @@ def test_residual_noise_of_vectors_and_images() -> None:
     torch.testing.assert_close(posterior.likelihood.std(), torch.tensor(0.7).double())
     image = nn.Conv2d(2, 3, 1).double()
     offsets = torch.tensor([0.5, 1.0, 2.0]).double()[:, None, None]
-    posterior = Laplace(structure=Diagonal()).fit(
-        image, (inputs, image(inputs).detach() + offsets), Gaussian()
-    )
+    posterior = Laplace(structure=Diagonal()).fit(image, (inputs, image(inputs).detach() + offsets), Gaussian())
     torch.testing.assert_close(posterior.likelihood.std(), offsets)
 
 
@@ -219,9 +209,7 @@ CONSTANTS = {
 
 @pytest.mark.filterwarnings("default::dubito.DubitoWarning")
 @pytest.mark.parametrize("name", CONSTANTS)
-def test_a_network_no_better_than_a_constant_gets_a_warning(
-    name: str, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_a_network_no_better_than_a_constant_gets_a_warning(name: str, recwarn: pytest.WarningsRecorder) -> None:
     likelihood, outputs, targets = CONSTANTS[name]
     # The best constant itself: frequencies of classes, means of reals.
     best = {
@@ -271,9 +259,7 @@ def test_training_fits_the_map_under_the_same_prior_first() -> None:
     for name, value in posterior.weights().items():
         assert torch.equal(value, point.weights()[name])
     assert [entry["loss"] for entry in posterior.history] == [entry["loss"] for entry in point.history]
-    after = Laplace(structure=Diagonal(), prior_precision=4.0, curvature=GGN()).fit(
-        point.fold(), data, Categorical()
-    )
+    after = Laplace(structure=Diagonal(), prior_precision=4.0, curvature=GGN()).fit(point.fold(), data, Categorical())
     for name, value in curvature_of(after).items():
         torch.testing.assert_close(curvature_of(posterior)[name], value)
     assert [name for name, p in posterior.fold().named_parameters() if not p.requires_grad] == ["0.bias"]
@@ -314,15 +300,11 @@ def parametrised() -> nn.Sequential:
 
 def test_parameters_left_out_are_named_in_a_warning_at_the_users_line() -> None:
     with pytest.warns(DubitoWarning, match="stay point estimates") as caught:
-        posterior = Laplace(structure=Diagonal()).fit(
-            parametrised(), (normal(20, 4), labels(20)), Categorical()
-        )
+        posterior = Laplace(structure=Diagonal()).fit(parametrised(), (normal(20, 4), labels(20)), Categorical())
     (warning,) = [one for one in caught if "stay point" in str(one.message)]
     left = set(posterior.weights()) - covered(posterior)
     assert left == {"2.parametrizations.weight.original0", "2.parametrizations.weight.original1"}
-    assert all(
-        f"{name}: a parametrisation computes the weight from it" in str(warning.message) for name in left
-    )
+    assert all(f"{name}: a parametrisation computes the weight from it" in str(warning.message) for name in left)
     assert warning.filename == __file__
     assert {name for name in posterior.weights() if posterior.holds(name).startswith("point (")} == left
     first, second = (posterior.draw(i, posterior.generator(0, i)) for i in range(2))

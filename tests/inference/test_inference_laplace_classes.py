@@ -11,9 +11,7 @@ from dubito import EFB, INF, KFAC, Bernoulli, Categorical, Diagonal, Laplace
 from dubito.calibration.tempered import TemperedBernoulli, TemperedCategorical
 from dubito.inference.laplace import covariance, linearised, shares
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 every_structure = pytest.mark.parametrize("structure", [Diagonal(), KFAC(), EFB(), INF(rank=5)], ids=str)
 
 

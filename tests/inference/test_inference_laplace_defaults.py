@@ -15,9 +15,7 @@ from dubito.inference.laplace import validation
 from dubito.inference.laplace.tuning import HIGHEST
 
 # Networks here start from random weights: Laplace rightly says that they have not learned anything.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 every_structure = pytest.mark.parametrize("structure", [Diagonal(), KFAC(), EFB(), INF(rank=4)], ids=str)
 
 
@@ -42,10 +40,7 @@ def classes_of(truth: Tensor, seed: int) -> Tensor:
     return noisy(truth, seed).argmax(1)
 
 
-KINDS = {
-    "classes": (Categorical(), 3, classes_of, 0.01),
-    "reals": (Gaussian(std=0.4), 2, noisy, 0.03),
-}
+KINDS = {"classes": (Categorical(), 3, classes_of, 0.01), "reals": (Gaussian(std=0.4), 2, noisy, 0.03)}
 
 
 def rows_of(kind: str, count: int = 25):
@@ -157,9 +152,7 @@ def test_rescaled_distributions_are_those_built_anew(structure) -> None:
 def test_draws_and_densities_are_under_the_chosen_precision(structure) -> None:
     network, data, likelihood, held, _ = rows_of("classes")
     chosen = Laplace(structure=structure).fit(network, data, likelihood, validation=held)
-    plain = Laplace(structure=structure, prior_precision=chosen.prior_precision).fit(
-        network, data, likelihood
-    )
+    plain = Laplace(structure=structure, prior_precision=chosen.prior_precision).fit(network, data, likelihood)
     for linearised in (True, False):
         ours, theirs = (p.predict(held[0], linearised=linearised).probs for p in (chosen, plain))
         assert ours.equal(theirs)
@@ -239,9 +232,7 @@ def test_refusals() -> None:
     network, data, likelihood, held, _ = rows_of("classes")
     given = Laplace(prior_precision=2.0).fit(network, data, likelihood, validation=held)
     assert given.prior_precision == 2.0 and "precision_choice" not in given.details
-    with pytest.raises(
-        DataError, match="takes 2 rows or more that the network gives a finite likelihood, got 1"
-    ):
+    with pytest.raises(DataError, match="takes 2 rows or more that the network gives a finite likelihood, got 1"):
         Laplace().fit(network, data, likelihood, validation=(held[0][:1], held[1][:1]))
     with pytest.raises(ConfigError, match=r"curvature must be Fisher\(\), GGN\(\) or Empirical\(\)"):
         Laplace(curvature="ggn")  # pyright: ignore

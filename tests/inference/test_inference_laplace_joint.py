@@ -9,9 +9,7 @@ from torch.distributions import MultivariateNormal
 from dubito import EFB, INF, KFAC, Categorical, DataError, Diagonal, Gaussian, Laplace
 from dubito.inference.laplace import covariance, linearised
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 
 STRUCTURES = [Diagonal(), KFAC(), EFB(), INF(rank=5), INF(rank=5, guard="clamp")]
 every_structure = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
@@ -22,10 +20,7 @@ class Sequences(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.lstm, self.attention = (
-            nn.LSTM(3, 4, batch_first=True),
-            nn.MultiheadAttention(4, 2, batch_first=True),
-        )
+        self.lstm, self.attention = (nn.LSTM(3, 4, batch_first=True), nn.MultiheadAttention(4, 2, batch_first=True))
         self.norm, self.shared, self.head = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 2)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -117,9 +112,7 @@ def test_draws_and_densities() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     std = joint.covariance.diagonal().sqrt()
     error = (draws.flatten(1).T.cov() - joint.covariance) / (std[:, None] * std)
-    assert (
-        error.abs().max() < 5 * (2 / count) ** 0.5
-    )  # five standard errors of a correlation, at most √(2/count)
+    assert error.abs().max() < 5 * (2 / count) ** 0.5  # five standard errors of a correlation, at most √(2/count)
     assert ((draws.flatten(1).mean(0) - joint.mean.flatten()) / std).abs().max() < 5 * count**-0.5
 
 
@@ -127,9 +120,7 @@ def test_draws_and_densities() -> None:
 @pytest.mark.parametrize("structure", [*STRUCTURES[:3], INF(rank=0.5)], ids=str)
 def test_more_outputs_than_weights_can_be_drawn(structure, dtype: torch.dtype) -> None:
     network, inputs = nn.Linear(3, 1).to(dtype), normal(50, 3).to(dtype)
-    posterior = Laplace(structure=structure).fit(
-        network, (inputs, inputs.sum(1, keepdim=True)), Gaussian(std=1.0)
-    )
+    posterior = Laplace(structure=structure).fit(network, (inputs, inputs.sum(1, keepdim=True)), Gaussian(std=1.0))
     inputs = torch.cat([inputs, inputs]).requires_grad_()
     joint = posterior.joint(inputs)
     draws = joint.rsample((2,))

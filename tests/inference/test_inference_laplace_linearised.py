@@ -8,25 +8,12 @@ import torch
 from laplace_reference import cnn, dense_covariance, jacobian, labels, mlp, normal
 from torch import Tensor, nn
 
-from dubito import (
-    EFB,
-    INF,
-    KFAC,
-    Bernoulli,
-    Categorical,
-    Diagonal,
-    Gaussian,
-    Laplace,
-    NetworkError,
-    load,
-)
+from dubito import EFB, INF, KFAC, Bernoulli, Categorical, Diagonal, Gaussian, Laplace, NetworkError, load
 from dubito.inference.laplace import covariance, linearised, shares
 from dubito.inputs import map_tensors
 from dubito.layers import survey
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 
 STRUCTURES = [Diagonal(), KFAC(), EFB(), INF(rank=5), INF(rank=5, guard="clamp")]
 every_structure = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
@@ -61,9 +48,7 @@ def test_covariances_are_those_of_dense_jacobians(structure, make) -> None:
     if isinstance(structure, Diagonal):
         simple = torch.zeros(11, 3, 3).double()
         for block in posterior.blocks.values():
-            variance = block.tensors(
-                posterior.block(block.name).variance.reshape(block.groups, block.rows, -1)
-            )
+            variance = block.tensors(posterior.block(block.name).variance.reshape(block.groups, block.rows, -1))
             for name, own in variance.items():
                 flat = jacobians[name].flatten(2)
                 simple += (flat * own.flatten()) @ flat.mT
@@ -92,9 +77,7 @@ def test_layers_of_every_kind(structure) -> None:
     network = Everything().double()
     ids = torch.randint(7, (12, 3), generator=torch.Generator().manual_seed(0))
     posterior = Laplace(structure=structure).fit(network, (ids, labels(12, 2)), Categorical())
-    assert {name for block in posterior.blocks.values() for name in block.parameters} == set(
-        posterior.weights()
-    )
+    assert {name for block in posterior.blocks.values() for name in block.parameters} == set(posterior.weights())
     torch.testing.assert_close(
         output_covariances(posterior, ids)[1], covariances(posterior, ids), rtol=1e-9, atol=1e-12
     )
@@ -156,9 +139,7 @@ def test_small_differences_are_taken_in_float64(positions: int) -> None:
     inputs = normal(50, positions, 3).float()
     targets = inputs.sum((1, 2))[:, None]
     network = Mean()
-    posterior = Laplace(structure=INF(rank=1.0), prior_precision=0.1).fit(
-        network, (inputs, targets), Gaussian(std=0.2)
-    )
+    posterior = Laplace(structure=INF(rank=1.0), prior_precision=0.1).fit(network, (inputs, targets), Gaussian(std=0.2))
     _, covariance = output_covariances(posterior, inputs)
     normals = posterior.normals("linear")
     precise = normals[0].precision_matrix.double()
@@ -223,18 +204,11 @@ def test_yes_or_no_comes_from_the_probit_approximation(outputs: int) -> None:
     # The approximation itself is good: against the integral over the logits, by quadrature.
     grid = torch.linspace(-8, 8, 4001).double()
     weights = torch.distributions.Normal(0.0, 1.0).log_prob(grid).exp()
-    integral = (torch.sigmoid(logits[..., None] + variance.sqrt()[..., None] * grid) * weights).sum(
-        -1
-    ) / weights.sum()
+    integral = (torch.sigmoid(logits[..., None] + variance.sqrt()[..., None] * grid) * weights).sum(-1) / weights.sum()
     assert (prediction.probs - integral).abs().max() < 0.025
 
 
-REALS = [
-    Gaussian(std=0.3),
-    Gaussian(std=(0.3, 2.0)),
-    Gaussian(),
-    Gaussian(covariance=((1.0, 0.5), (0.5, 2.0))),
-]
+REALS = [Gaussian(std=0.3), Gaussian(std=(0.3, 2.0)), Gaussian(), Gaussian(covariance=((1.0, 0.5), (0.5, 2.0)))]
 
 
 @pytest.mark.parametrize("likelihood", REALS, ids=str)
@@ -276,9 +250,7 @@ def test_draws_of_a_linear_model_agree_with_its_linearisation() -> None:
     closed = posterior.predict(inputs, linearised=True)
     count = 4000
     drawn = posterior.predict(inputs, count, seed=1)
-    torch.testing.assert_close(
-        drawn.mean, closed.mean, atol=5 * float(closed.epistemic.max() / count) ** 0.5, rtol=0
-    )
+    torch.testing.assert_close(drawn.mean, closed.mean, atol=5 * float(closed.epistemic.max() / count) ** 0.5, rtol=0)
     torch.testing.assert_close(drawn.epistemic, closed.epistemic, rtol=5 * (2 / count) ** 0.5, atol=0)
 
 
@@ -357,9 +329,7 @@ def test_a_posterior_of_an_older_file_surveys_its_network_by_the_first_rows() ->
 def test_the_method_says_how_to_predict_unless_told_otherwise(tmp_path):
     net, x = mlp(), normal(20, 4)
     by_draws, in_closed_form = (
-        Laplace(structure=KFAC(), prior_precision=1.0, linearised=choice).fit(
-            net, (x, labels(20, 3)), Categorical()
-        )
+        Laplace(structure=KFAC(), prior_precision=1.0, linearised=choice).fit(net, (x, labels(20, 3)), Categorical())
         for choice in (False, True)
     )
     drawn, exact = by_draws.predict(x).probs, by_draws.predict(x, linearised=True).probs

@@ -16,9 +16,7 @@ from dubito.inference.laplace import covariance, linearised, shares
 from dubito.inference.laplace.output_gradients import OutputGradients
 from dubito.training import Training
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 
 STRUCTURES = [Diagonal(), KFAC(), EFB(), INF(rank=5)]
 every_structure = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
@@ -245,17 +243,7 @@ class Reads(TorchFunctionMode):
     count = 0
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        names = (
-            "item",
-            "tolist",
-            "numpy",
-            "nonzero",
-            "__bool__",
-            "__float__",
-            "__int__",
-            "__index__",
-            "equal",
-        )
+        names = ("item", "tolist", "numpy", "nonzero", "__bool__", "__float__", "__int__", "__index__", "equal")
         self.count += getattr(func, "__name__", "") in names
         return func(*args, **(kwargs or {}))
 
@@ -263,9 +251,7 @@ class Reads(TorchFunctionMode):
 @every_structure
 def test_nothing_of_size_outputs_squared_per_row_and_at_most_one_number_read(structure) -> None:
     inputs, count = torch.randn(20, 8), 300
-    posterior = Laplace(structure=structure).fit(
-        mlp(count, 8).float(), (inputs, labels(20, count)), Categorical()
-    )
+    posterior = Laplace(structure=structure).fit(mlp(count, 8).float(), (inputs, labels(20, count)), Categorical())
     read = posterior.linearised(inputs)
     read(inputs, [posterior.normals], 1000, pairs=False)  # what is made once
     with Largest() as made, Reads() as reads:

@@ -8,27 +8,13 @@ from laplace_reference import cnn, labels, mlp, normal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from dubito import (
-    EFB,
-    INF,
-    KFAC,
-    Categorical,
-    ConfigError,
-    DataError,
-    Diagonal,
-    Gaussian,
-    Laplace,
-    Poisson,
-    load,
-)
+from dubito import EFB, INF, KFAC, Categorical, ConfigError, DataError, Diagonal, Gaussian, Laplace, Poisson, load
 from dubito.inference.laplace import search
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning"),
     # Of pairs with next to no prior, in float32.
-    pytest.mark.filterwarnings(
-        "ignore:a 4 x 4 Cholesky factorisation cannot be trusted:dubito.DubitoWarning"
-    ),
+    pytest.mark.filterwarnings("ignore:a 4 x 4 Cholesky factorisation cannot be trusted:dubito.DubitoWarning"),
 ]
 
 STRUCTURES = [Diagonal(), KFAC(), EFB(), INF(rank=4)]
@@ -61,9 +47,7 @@ def tried(posterior, tuned) -> list:
     found = tuned.details["search"]
     pairs = zip(found["precision_factors"], found["scale_factors"], strict=True)
     return [
-        posterior._with(
-            prior_precision=posterior.prior_precision * precision, data_scale=posterior.data_scale * scale
-        )
+        posterior._with(prior_precision=posterior.prior_precision * precision, data_scale=posterior.data_scale * scale)
         for precision, scale in pairs
     ]
 
@@ -150,9 +134,7 @@ class Counting(TensorDataset):
 def passes_of(posterior, rows, **options) -> tuple[int, int]:
     """Rows that went through the network, in passes over all of them, and passes over the data."""
     seen: list[int] = []
-    handle = posterior.network.register_forward_hook(
-        lambda module, inputs, outputs: seen.append(len(inputs[0]))
-    )
+    handle = posterior.network.register_forward_hook(lambda module, inputs, outputs: seen.append(len(inputs[0])))
     data = Counting(*rows)
     posterior.tuned(validation=data, trials=300, **options)
     handle.remove()
@@ -193,9 +175,7 @@ def test_draws_are_judged_by_two_thousand_rows_at_most_chosen_by_the_seed(monkey
     assert max(seen) == 12
     order = torch.randperm(30, generator=search.seeds.generator(0, "search", "rows"))[:12].sort().values
     some = rows[0][order], rows[1][order]
-    assert tuned.details["search"]["loss"] == pytest.approx(
-        nll(tuned, some, linearised=False, num_samples=3), rel=1e-6
-    )
+    assert tuned.details["search"]["loss"] == pytest.approx(nll(tuned, some, linearised=False, num_samples=3), rel=1e-6)
 
 
 def test_training_rows_are_never_read_and_the_posterior_stays_as_it_was() -> None:
@@ -204,9 +184,7 @@ def test_training_rows_are_never_read_and_the_posterior_stays_as_it_was() -> Non
     posterior = Laplace(structure=INF(rank=4), prior_precision=0.7).fit(network, data, likelihood)
     before, details = data.reads, dict(posterior.details)
     for predictive in ("draws", "linearised"):
-        posterior.tuned(
-            validation=(inputs[30:], targets[30:]), predictive=predictive, trials=8, num_samples=2
-        )
+        posterior.tuned(validation=(inputs[30:], targets[30:]), predictive=predictive, trials=8, num_samples=2)
     assert data.reads == before
     assert posterior.details == details
 
@@ -246,9 +224,7 @@ def test_a_network_that_is_too_sure_of_itself_gets_a_narrower_posterior_by_draws
     posterior = Laplace(structure=INF(rank=10), prior_precision=0.01).fit(
         network, (inputs[:100], targets[:100]), Categorical()
     )
-    tuned = posterior.tuned(
-        validation=(inputs[100:], targets[100:]), predictive="draws", trials=40, num_samples=8
-    )
+    tuned = posterior.tuned(validation=(inputs[100:], targets[100:]), predictive="draws", trials=40, num_samples=8)
     assert tuned.prior_precision > 10 * posterior.prior_precision
     assert tuned.details["search"]["loss"] < posterior.details["log_likelihood"] / -100 + 0.5
     assert tuned.details["search"]["loss"] < 0.7 * tuned.details["search"]["present_loss"]

@@ -11,23 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dubito
-from dubito import (
-    EFB,
-    GGN,
-    INF,
-    KFAC,
-    Categorical,
-    DataError,
-    Diagonal,
-    DubitoWarning,
-    Laplace,
-    Training,
-)
+from dubito import EFB, GGN, INF, KFAC, Categorical, DataError, Diagonal, DubitoWarning, Laplace, Training
 from dubito.distributions import linalg, sparse_information
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant:dubito.DubitoWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
 
 STRUCTURES = [Diagonal(), KFAC(), EFB(), INF(rank=4), INF(rank=4, guard="clamp"), INF(rank=1.0)]
 every_structure = pytest.mark.parametrize("structure", STRUCTURES, ids=str)
@@ -72,13 +59,9 @@ def test_precisions_are_those_of_the_definitions(structure, name: str) -> None:
 
 @one_of_each
 def test_draws_have_the_inverse_of_the_dense_precision_as_covariance(structure) -> None:
-    network = nn.Sequential(
-        nn.Linear(2, 3), nn.Tanh(), nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Flatten()
-    )
+    network = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Unflatten(1, (1, 3)), nn.Conv1d(1, 2, 2), nn.Flatten())
     network, inputs = network.double(), normal(30, 2)
-    posterior = Laplace(structure=structure, prior_precision=2.0).fit(
-        network, (inputs, labels(30, 4)), Categorical()
-    )
+    posterior = Laplace(structure=structure, prior_precision=2.0).fit(network, (inputs, labels(30, 4)), Categorical())
     count = 2000
     names = [name for block in posterior.blocks.values() for name in block.parameters]
     draws = [posterior.draw(index, posterior.generator(0, index)) for index in range(count)]
@@ -102,9 +85,7 @@ def test_draws_have_the_inverse_of_the_dense_precision_as_covariance(structure) 
 @one_of_each
 def test_float32_agrees_with_float64(structure) -> None:
     network, inputs = cnn(), normal(12, 2, 6, 5)
-    double, single = (
-        fitted(structure, copy.deepcopy(network).to(t), inputs) for t in (torch.float64, torch.float32)
-    )
+    double, single = (fitted(structure, copy.deepcopy(network).to(t), inputs) for t in (torch.float64, torch.float32))
     for name in double.blocks:
         expected, found = double.block(name).precision_matrix, single.block(name).precision_matrix
         assert (found.double() - expected).norm() / expected.norm() < 1e-5
@@ -155,9 +136,7 @@ def test_the_summary_tells_rank_size_trace_and_negative_corrections() -> None:
     low_rank = (basis[:, kept] @ eigenvalues[kept].diag() @ basis[:, kept].mT).diagonal()
     negative = float((layer.information[0].diagonal() < low_rank - 1e-12).double().mean())
     row = next(row for row in posterior.summary().rows if row.name == "0.weight")
-    assert row.holds == (
-        f"INF, K 4, L {len(kept)}, {captured:.0%} of the trace, {negative:.0%} of D negative"
-    )
+    assert row.holds == (f"INF, K 4, L {len(kept)}, {captured:.0%} of the trace, {negative:.0%} of D negative")
     assert posterior.details["facts"]["0"]["captured"] == pytest.approx(captured)
     assert posterior.details["facts"]["0"]["negative"] == pytest.approx(negative)
     assert 0 < negative < 1 and 0 < captured < 1

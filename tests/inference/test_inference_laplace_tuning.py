@@ -6,15 +6,7 @@ import pickle
 
 import pytest
 import torch
-from laplace_reference import (
-    categorical_hessian,
-    cnn,
-    gaussian_hessian,
-    labels,
-    layers,
-    mlp,
-    normal,
-)
+from laplace_reference import categorical_hessian, cnn, gaussian_hessian, labels, layers, mlp, normal
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -62,9 +54,7 @@ def classified(network: nn.Module, inputs: Tensor) -> Tensor:
 
 def fitted(structure, network: nn.Module, inputs: Tensor, targets: Tensor, likelihood=None, **options):
     settings = {"curvature": GGN(), "prior_precision": 0.7, **options}
-    return Laplace(structure=structure, **settings).fit(
-        network, (inputs, targets), likelihood or Categorical()
-    )
+    return Laplace(structure=structure, **settings).fit(network, (inputs, targets), likelihood or Categorical())
 
 
 # -- the marginal likelihood ----------------------------------------------------------------------------------------
@@ -143,9 +133,7 @@ def test_linear_regression_has_the_exact_evidence() -> None:
     marginal = noise**2 * torch.eye(25).double() + inputs @ inputs.T / precision
     truth = torch.distributions.MultivariateNormal(torch.zeros(25).double(), marginal).log_prob(targets[:, 0])
     for structure in (KFAC(), EFB(), INF(rank=1.0)):
-        posterior = fitted(
-            structure, network, inputs, targets, Gaussian(std=noise), prior_precision=precision
-        )
+        posterior = fitted(structure, network, inputs, targets, Gaussian(std=noise), prior_precision=precision)
         assert posterior.log_marginal_likelihood() == pytest.approx(float(truth), rel=1e-9)
         torch.testing.assert_close(posterior.block("weight").covariance_matrix, torch.linalg.inv(gram))
 
@@ -172,9 +160,7 @@ def test_the_tuned_prior_is_that_of_a_fine_grid(structure, per_layer: bool) -> N
         return grid[scores.index(max(scores))]
 
     if per_layer:
-        assert tuned.prior_precision == pytest.approx(
-            {name: best([name]) for name in posterior.blocks}, rel=0.01
-        )
+        assert tuned.prior_precision == pytest.approx({name: best([name]) for name in posterior.blocks}, rel=0.01)
     else:
         assert tuned.prior_precision == pytest.approx(best(list(posterior.blocks)), rel=0.01)
     assert tuned.log_marginal_likelihood() > posterior.log_marginal_likelihood()
@@ -235,9 +221,7 @@ def test_weights_that_are_all_zero_have_no_best_prior() -> None:
     with torch.no_grad():
         network[2].weight.zero_()
     posterior = fitted(Diagonal(), network, inputs, labels(60), prior_precision=None)
-    with pytest.warns(
-        DubitoWarning, match="no maximum in the prior precision of 0, 2, which stays at 1e-06"
-    ) as caught:
+    with pytest.warns(DubitoWarning, match="no maximum in the prior precision of 0, 2, which stays at 1e-06") as caught:
         posterior.tuned(per_layer=True)  # nothing reaches layer 0 through a layer of zeros
     assert caught[0].filename == __file__
     with torch.no_grad():
@@ -365,9 +349,7 @@ def test_a_prior_that_predicts_worse_than_before_is_told() -> None:
     with pytest.warns(DubitoWarning, match="the validation rows speak against") as caught:
         tuned = posterior.tuned(validation=(inputs, targets), scales=[1.0])
     assert caught[0].filename == __file__
-    own, new = (
-        -float(one.predict(inputs, linearised=True).log_prob(targets).mean()) for one in (posterior, tuned)
-    )
+    own, new = (-float(one.predict(inputs, linearised=True).log_prob(targets).mean()) for one in (posterior, tuned))
     assert f"{new:.4g} a row at the best data scale, and {own:.4g} without tuning" in str(caught[0].message)
     kept = posterior.tuned(prior=False, validation=(inputs, targets), scales=[1.0, 1e6])
     assert kept.prior_precision == posterior.prior_precision

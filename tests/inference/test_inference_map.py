@@ -33,9 +33,7 @@ def minimised(built: Objective, inputs: Tensor, targets: Tensor) -> None:
 def test_ridge_regression() -> None:
     inputs, noise_std, prior_std = normal(40, 3), 0.5, 0.3
     targets = inputs @ normal(3, 2, seed=1) + noise_std * normal(40, 2, seed=2)
-    built = MAP(prior_std=prior_std).build(
-        nn.Linear(3, 2, bias=False).double(), Gaussian(std=noise_std), num_data=40
-    )
+    built = MAP(prior_std=prior_std).build(nn.Linear(3, 2, bias=False).double(), Gaussian(std=noise_std), num_data=40)
     minimised(built, inputs, targets)
     ridge = Ridge(alpha=noise_std**2 / prior_std**2, fit_intercept=False).fit(inputs, targets)
     np.testing.assert_allclose(built.posterior().network.weight, ridge.coef_, rtol=1e-6)

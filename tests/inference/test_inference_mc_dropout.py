@@ -65,11 +65,7 @@ class Tied(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.body, self.head = (
-            nn.Embedding(3, 4),
-            nn.Linear(4, 4),
-            nn.Linear(4, 3, bias=False),
-        )
+        self.embedding, self.body, self.head = (nn.Embedding(3, 4), nn.Linear(4, 4), nn.Linear(4, 3, bias=False))
         self.head.weight = self.embedding.weight
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -80,10 +76,7 @@ class Recurrent(nn.Module):
     def __init__(self, embed: bool) -> None:
         super().__init__()
         self.embedding = nn.Linear(4, 4) if embed else nn.Identity()
-        self.lstm, self.head = (
-            nn.LSTM(4, 5, num_layers=2, batch_first=True, bidirectional=True),
-            nn.Linear(10, 3),
-        )
+        self.lstm, self.head = (nn.LSTM(4, 5, num_layers=2, batch_first=True, bidirectional=True), nn.Linear(10, 3))
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.head(self.lstm(self.embedding(inputs))[0][:, -1])
@@ -119,9 +112,7 @@ class TimeMajor(nn.Module):
         return self.head(hidden.mean(0))
 
 
-RECURRENT = {
-    f"lstm.weight_{part}_l{n}{side}" for part in ("ih", "hh") for n in (0, 1) for side in ("", "_reverse")
-}
+RECURRENT = {f"lstm.weight_{part}_l{n}{side}" for part in ("ih", "hh") for n in (0, 1) for side in ("", "_reverse")}
 ATTENTION = {"block.self_attn.in_proj_weight", "block.self_attn.out_proj.weight"}
 IDS = torch.randint(3, (6, 5), generator=torch.Generator().manual_seed(2))
 # For each network: the weights with dropout, and those of them with one draw per batch in training.
@@ -185,9 +176,7 @@ def test_draws_drop_columns_at_the_rate_and_average_to_the_weights(rate: float) 
             continue
         factors = stacked / weights[name]
         assert torch.equal(factors == 0, (factors == 0)[:, :1].expand_as(factors))  # whole columns
-        torch.testing.assert_close(
-            factors[factors != 0], torch.full_like(factors[factors != 0], 1 / (1 - rate))
-        )
+        torch.testing.assert_close(factors[factors != 0], torch.full_like(factors[factors != 0], 1 / (1 - rate)))
         # A factor has variance rate / (1 − rate).
         allowed = 5 * (rate / (1 - rate) / count) ** 0.5
         torch.testing.assert_close(factors.mean(0), torch.ones_like(weights[name]), rtol=0, atol=allowed)
@@ -211,9 +200,7 @@ def test_training_folds_each_examples_factors_into_the_weights(name: str) -> Non
         factors[key] = bernoulli_factors(shape, 0.5, weights[key], generator)
     plain = copy.deepcopy(draft.network)
     for row in range(rows):
-        one = (
-            tuple(t[row : row + 1] for t in inputs) if isinstance(inputs, tuple) else (inputs[row : row + 1],)
-        )
+        one = tuple(t[row : row + 1] for t in inputs) if isinstance(inputs, tuple) else (inputs[row : row + 1],)
         with torch.no_grad():
             for key, values in factors.items():
                 own = values if key in draft.shared else values[row]
@@ -249,9 +236,7 @@ def test_draws_differ_fold_and_do_not_depend_on_chunks(name: str) -> None:
     posterior = built.posterior()
     outputs = posterior.sample_outputs(inputs, 4)
     assert len(outputs.unique(dim=0)) > 1
-    torch.testing.assert_close(
-        posterior.sample_outputs(inputs, 4, max_rows=4), outputs, rtol=1e-10, atol=1e-12
-    )
+    torch.testing.assert_close(posterior.sample_outputs(inputs, 4, max_rows=4), outputs, rtol=1e-10, atol=1e-12)
     args = inputs if isinstance(inputs, tuple) else (inputs,)
     for index in range(4):
         torch.testing.assert_close(posterior.fold(index)(*args), outputs[index], rtol=1e-10, atol=1e-12)
@@ -297,9 +282,7 @@ def test_own_dropout_layers_predict_with_masks_that_all_rows_share(layer: str) -
         assert set(posterior.layouts) == {"channels", "drop"}
     outputs = posterior.sample_outputs(inputs, 5)
     assert len(outputs.unique(dim=0)) == 5
-    torch.testing.assert_close(
-        posterior.sample_outputs(inputs, 5, max_rows=1), outputs, rtol=1e-10, atol=1e-12
-    )
+    torch.testing.assert_close(posterior.sample_outputs(inputs, 5, max_rows=1), outputs, rtol=1e-10, atol=1e-12)
     with torch.no_grad():
         for index in range(5):
             torch.testing.assert_close(posterior.fold(index)(inputs), outputs[index], rtol=1e-10, atol=1e-12)
@@ -340,9 +323,7 @@ def test_refusals() -> None:
     for rate in (0.0, 1.0, -0.1, "half"):
         with pytest.raises(ConfigError, match="rate must be a number in"):
             MCDropout(rate=rate)  # pyright: ignore
-    with pytest.raises(
-        NetworkError, match="rate=None uses the network's own dropout layers, but it has none"
-    ):
+    with pytest.raises(NetworkError, match="rate=None uses the network's own dropout layers, but it has none"):
         MCDropout(rate=None).build(nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0)), Categorical(), num_data=5)
     with pytest.raises(NetworkError, match="all have requires_grad=False"):
         MCDropout().build(mlp().requires_grad_(False), Categorical(), num_data=5)

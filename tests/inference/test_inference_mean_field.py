@@ -117,9 +117,7 @@ def test_layers_and_seeds_start_with_noise_of_their_own() -> None:
         assert abs(values.mean() - math.log(0.02)) < 5 * 0.3 / 40
         assert values.std().item() == pytest.approx(0.3, rel=0.1)
         skewness = ((values - values.mean()) / values.std()).pow(3).mean()
-        assert (
-            abs(skewness) < 5 * (6 / 1600) ** 0.5
-        )  # the logarithms are Normal, not the deviations themselves
+        assert abs(skewness) < 5 * (6 / 1600) ** 0.5  # the logarithms are Normal, not the deviations themselves
     for one, two in ((first["0.weight"], first["1.weight"]), (first["0.weight"], other["0.weight"])):
         assert abs(torch.corrcoef(torch.stack([one.flatten(), two.flatten()]))[0, 1]) < 5 / 40
 
@@ -183,9 +181,7 @@ def test_divergence_against_monte_carlo(prior_std: float | He) -> None:
 def test_divergence_is_of_no_batch_and_adds_up_over_layers() -> None:
     layer = nn.Linear(4, 4).double()
     one = MeanField().build(nn.Sequential(copy.deepcopy(layer)), Categorical(), num_data=10)
-    three = MeanField().build(
-        nn.Sequential(*(copy.deepcopy(layer) for _ in range(3))), Categorical(), num_data=10
-    )
+    three = MeanField().build(nn.Sequential(*(copy.deepcopy(layer) for _ in range(3))), Categorical(), num_data=10)
     kls = [built.loss(normal(rows, 4), labels(rows, 4)).kl for built in (one, three) for rows in (1, 7, 64)]
     torch.testing.assert_close(torch.stack(kls[:3]), kls[0].expand(3), rtol=0, atol=0)
     torch.testing.assert_close(torch.stack(kls[3:]), 3 * kls[0].expand(3), rtol=1e-12, atol=0)
@@ -249,9 +245,7 @@ def test_the_optimum_is_that_of_bayesian_linear_regression() -> None:
         gradients = []
         for seed in range(300):
             loss = built.loss(inputs, targets, generator=torch.Generator().manual_seed(seed))
-            gradients.append(
-                torch.cat(torch.autograd.grad(loss.total, (built.draft.network.weight, raw_std)))
-            )
+            gradients.append(torch.cat(torch.autograd.grad(loss.total, (built.draft.network.weight, raw_std))))
         each = torch.stack(gradients)
         return each.mean(0) / (each.std(0) / 300**0.5)
 
@@ -316,12 +310,7 @@ def test_refusals() -> None:
         MeanField().build(mlp().requires_grad_(False), Categorical(), num_data=10)
     with pytest.raises(ConfigError, match="prior_std must be a number above 0 or He"):
         MeanField(prior_std=He)  # pyright: ignore
-    for settings in (
-        {"prior_std": 0.0},
-        {"prior_std": -1.0},
-        {"initial_std": 0.0},
-        {"initial_std": math.inf},
-    ):
+    for settings in ({"prior_std": 0.0}, {"prior_std": -1.0}, {"initial_std": 0.0}, {"initial_std": math.inf}):
         with pytest.raises(ConfigError, match=f"{next(iter(settings))} must be a finite number above 0"):
             MeanField(**settings)
     with pytest.raises(ConfigError, match="gain must be a finite number above 0"):

@@ -61,10 +61,7 @@ def classes():
 
 @cache
 def fitted(kind: str, of=INFS):
-    likelihood, data, outputs = {
-        "reals": (Gaussian(), reals, 1),
-        "classes": (Categorical(), classes, 3),
-    }[kind]
+    likelihood, data, outputs = {"reals": (Gaussian(), reals, 1), "classes": (Categorical(), classes, 3)}[kind]
     return DeepEnsemble(members=3, of=of).fit(net(outputs), data(), likelihood, training=QUICK)
 
 
@@ -201,9 +198,7 @@ def test_other_forms_of_prediction_and_their_refusals_are_the_components():
         part.predict(x, 4, seed=seeds.derived(1, "component", k) if k else 1, per_example=True).probs
         for k, part in enumerate(mixture.components)
     ]
-    torch.testing.assert_close(
-        mixture.predict(x, 12, seed=1, per_example=True).probs, averaged(parts, [1 / 3] * 3)
-    )
+    torch.testing.assert_close(mixture.predict(x, 12, seed=1, per_example=True).probs, averaged(parts, [1 / 3] * 3))
     with pytest.raises(ConfigError, match="linearised=True is for posteriors of Laplace"):
         mixture.predict(x, linearised=True)
 
@@ -229,9 +224,7 @@ def test_draws_of_each_component_have_its_mean_and_covariance():
     assert not torch.equal(*starts)  # equal components have noise of their own
 
 
-@pytest.mark.parametrize(
-    "of", [INFS, SWAG(), Rank1(components=2), MCDropout()], ids=lambda of: type(of).__name__
-)
+@pytest.mark.parametrize("of", [INFS, SWAG(), Rank1(components=2), MCDropout()], ids=lambda of: type(of).__name__)
 def test_draw_s_is_number_s_over_k_of_component_s_mod_k(of):
     mixture, (x, _) = fitted("classes", of), classes()
     outputs = mixture.sample_outputs(x, 7, seed=3, linearised=False)
@@ -261,9 +254,7 @@ def test_equal_modes_collapse_to_the_one_posterior():
 # -- around fitted posteriors ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method", [BatchEnsemble(components=2), Rank1(components=2), DeepEnsemble(members=2)]
-)
+@pytest.mark.parametrize("method", [BatchEnsemble(components=2), Rank1(components=2), DeepEnsemble(members=2)])
 def test_the_curvature_is_taken_at_each_component(method):
     x, y = classes()
     posterior = method.fit(net(3), (x, y), Categorical(), training=QUICK)
@@ -292,9 +283,7 @@ def test_around_keeps_each_components_noise_and_the_layers_that_are_asked_for():
 
 
 def test_stacking_weights_maximise_the_likelihood_on_the_simplex():
-    owners = torch.tensor(
-        [0, 0, 0, 1, 1, 2]
-    )  # each row is likely under one component: the closed form is its share
+    owners = torch.tensor([0, 0, 0, 1, 1, 2])  # each row is likely under one component: the closed form is its share
     logs = torch.where(torch.arange(3).unsqueeze(1) == owners, 0.0, -60.0)
     assert stacking_weights(logs) == pytest.approx([3 / 6, 2 / 6, 1 / 6], abs=1e-6)
     logs = 2 * normal(3, 40, seed=8) - 300  # densities that underflow
@@ -363,9 +352,7 @@ def test_weights_need_what_they_are_read_off():
 # -- storage, sizes, copies -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "of", [INFS, SWAG(), Rank1(components=2), MCDropout()], ids=lambda of: type(of).__name__
-)
+@pytest.mark.parametrize("of", [INFS, SWAG(), Rank1(components=2), MCDropout()], ids=lambda of: type(of).__name__)
 def test_files_and_draws_made_once_answer_alike(of, tmp_path):
     mixture, (x, y) = fitted("classes", of), classes()
     mixture.save(tmp_path / "whole")

@@ -32,16 +32,11 @@ def table(rows: int = 40) -> tuple[Tensor, Tensor]:
 @every
 def test_passes_of_a_step_add_up(method) -> None:
     """With draws of no width, one batch or four passes over it are the same."""
-    narrow = (
-        {"kl_weight": 1e-9, "prior_std": 1e-6} if isinstance(method, NoisyKFAC) else {"initial_std": 1e-9}
-    )
+    narrow = {"kl_weight": 1e-9, "prior_std": 1e-6} if isinstance(method, NoisyKFAC) else {"initial_std": 1e-9}
     method = replace(method, **narrow)
     fits = [
         method.fit(
-            net(),
-            table(),
-            Gaussian(),
-            training=Training(iterations=3, batch_size=size, accumulate=times, lr=1e-2),
+            net(), table(), Gaussian(), training=Training(iterations=3, batch_size=size, accumulate=times, lr=1e-2)
         )
         for size, times in ((40, 1), (10, 4))
     ]
@@ -101,9 +96,7 @@ def test_layers_get_factors_and_others_a_diagonal() -> None:
     assert held["0.weight"] == held["0.bias"] == held["3.weight"] == "matrix normal"
     assert held["1.weight"] == "Normal, own std"
     right, left = posterior.group("input_tril")["0.weight"][0], posterior.group("output_tril")["0.weight"][0]
-    weights = torch.stack(
-        [posterior.draw(s, torch.Generator().manual_seed(s))["0.weight"] for s in range(2000)]
-    )
+    weights = torch.stack([posterior.draw(s, torch.Generator().manual_seed(s))["0.weight"] for s in range(2000)])
     truth = torch.kron(
         torch.linalg.inv(left @ left.mT).contiguous(), torch.linalg.inv(right @ right.mT)[:3, :3].contiguous()
     )
@@ -118,9 +111,7 @@ def test_they_learn_in_the_librarys_loop(method, tmp_path) -> None:
     y = (x[:, 0] > 0).long()
     plain = nn.Sequential(net()[0], nn.Tanh(), net()[3])
     rate = {NoisyAdam: 0.2, Vadam: 0.3, VOGN: 0.1, NoisyKFAC: 0.1}[type(method)]
-    posterior = method.fit(
-        plain, (x, y), Categorical(), training=Training(iterations=80, batch_size=200, lr=rate)
-    )
+    posterior = method.fit(plain, (x, y), Categorical(), training=Training(iterations=80, batch_size=200, lr=rate))
     assert posterior.evaluate((x, y))["accuracy"] > 0.85
     posterior.save(tmp_path / "p")
     again = dubito.load(tmp_path / "p", plain)

@@ -9,16 +9,7 @@ import torch
 from torch import nn
 from torch.distributions import Normal
 
-from dubito import (
-    PBP,
-    Categorical,
-    ConfigError,
-    DataError,
-    Gaussian,
-    NetworkError,
-    Training,
-    load,
-)
+from dubito import PBP, Categorical, ConfigError, DataError, Gaussian, NetworkError, Training, load
 from dubito.inference.pbp import Filter, Gamma, filtered, matched, propagated, rectified
 
 
@@ -46,12 +37,7 @@ def test_moments_of_relu_are_those_of_quadrature(mean: float) -> None:
     points, weights = (torch.as_tensor(values) for values in np.polynomial.legendre.leggauss(400))
     low, high = max(0.0, mean - 12 * 0.6), max(1.0, mean + 12 * 0.6)
     places = (high - low) / 2 * points + (high + low) / 2
-    density = (
-        Normal(mean, torch.tensor(0.6, dtype=torch.float64)).log_prob(places).exp()
-        * weights
-        * (high - low)
-        / 2
-    )
+    density = Normal(mean, torch.tensor(0.6, dtype=torch.float64)).log_prob(places).exp() * weights * (high - low) / 2
     first = float((density * places).sum())
     second = float((density * places.square()).sum())
     value, variance = rectified(
@@ -142,9 +128,7 @@ def test_a_row_moves_the_filter_by_the_gradients_of_its_evidence() -> None:
     value = state.take_in(row, target)
     assert float(value) == pytest.approx(evidence(0, 0, 0.0))
     for place in (0, 1):
-        by_mean, by_variance = (
-            (evidence(place, kind, 1e-5) - evidence(place, kind, -1e-5)) / 2e-5 for kind in (0, 1)
-        )
+        by_mean, by_variance = ((evidence(place, kind, 1e-5) - evidence(place, kind, -1e-5)) / 2e-5 for kind in (0, 1))
         mean, variance = (float(tensor[0, 1]) for tensor in before[place])
         assert float(state.layers[place][0][0, 1]) == pytest.approx(mean + variance * by_mean, rel=1e-6)
         expected = variance - variance**2 * (by_mean**2 - 2 * by_variance)
@@ -157,8 +141,7 @@ def test_the_gamma_of_the_noise_matches_quadrature_of_its_approximate_evidence()
     row, target = torch.tensor([[0.5]]).double(), torch.tensor([1.1]).double()
     variance = 6 / 5 / 2 * (0.25 + 1)
     densities = [
-        math.exp(float(Normal(0.0, (variance + 4.0 / (5 + more)) ** 0.5).log_prob(target)))
-        for more in range(3)
+        math.exp(float(Normal(0.0, (variance + 4.0 / (5 + more)) ** 0.5).log_prob(target))) for more in range(3)
     ]
     state.take_in(row, target)
     shape, rate = (float(value) for value in state.noise)
@@ -234,9 +217,7 @@ def test_predictions_are_moments_and_draws_agree_with_them() -> None:
 def test_a_fit_repeats_itself_is_stored_and_leaves_the_network_alone(tmp_path) -> None:
     net, data = network(), rows(20)
     before = [parameter.clone() for parameter in net.parameters()]
-    first, again, other = (
-        PBP(epochs=1).fit(net, data, Gaussian(standardise=True), seed=seed) for seed in (0, 0, 1)
-    )
+    first, again, other = (PBP(epochs=1).fit(net, data, Gaussian(standardise=True), seed=seed) for seed in (0, 0, 1))
     assert all(torch.equal(*pair) for pair in zip(before, net.parameters(), strict=True))
     inputs = data[0]
     assert torch.equal(first.predict(inputs).std, again.predict(inputs).std)
@@ -250,9 +231,7 @@ def test_a_fit_repeats_itself_is_stored_and_leaves_the_network_alone(tmp_path) -
 def test_layers_without_bias_and_the_networks_own_start() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(2, 4, bias=False), nn.ReLU(), nn.Linear(4, 1))
     inputs, targets = rows(10)
-    posterior = PBP(epochs=1, initial_std=None).fit(
-        net, (inputs.unsqueeze(1), targets), Gaussian(standardise=True)
-    )
+    posterior = PBP(epochs=1, initial_std=None).fit(net, (inputs.unsqueeze(1), targets), Gaussian(standardise=True))
     assert posterior.details["layers"] == [["1.weight", None], ["3.weight", "3.bias"]]
     assert posterior.predict(inputs.unsqueeze(1)).mean.shape == (10, 1)
 
@@ -269,9 +248,7 @@ class Hidden(nn.Module):
 
 
 def test_any_module_that_answers_as_dense_layers_with_relu_do_is_treated() -> None:
-    assert PBP(epochs=1).fit(Hidden(torch.relu), rows(8), Gaussian(standardise=True)).details["layers"][
-        0
-    ] == [
+    assert PBP(epochs=1).fit(Hidden(torch.relu), rows(8), Gaussian(standardise=True)).details["layers"][0] == [
         "first.weight",
         "first.bias",
     ]
@@ -286,10 +263,7 @@ FROZEN[0].bias.requires_grad_(False)
     [
         (Hidden(torch.tanh), "dense layers with ReLU between them"),
         (Hidden(lambda x: nn.functional.leaky_relu(x, 0.01)), "dense layers with ReLU between them"),
-        (
-            nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)),
-            "dense layers with ReLU",
-        ),
+        (nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), "dense layers with ReLU"),
         (nn.Sequential(nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 1, 2), nn.Flatten()), "dense layers with ReLU"),
         (FROZEN, "each used once and trained"),
         (network(outputs=2), "networks with one output, got 2"),

@@ -40,19 +40,13 @@ def labels(count: int) -> Tensor:
 
 
 def mlp() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)
-    ).double()
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)).double()
 
 
 class Sequences(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.lstm, self.head = (
-            nn.Embedding(7, 4),
-            nn.LSTM(4, 5, batch_first=True),
-            nn.Linear(5, 3),
-        )
+        self.embedding, self.lstm, self.head = (nn.Embedding(7, 4), nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3))
 
     def forward(self, ids: Tensor) -> Tensor:
         return self.head(self.lstm(self.embedding(ids))[0][:, -1])
@@ -199,9 +193,7 @@ def test_start():
         assert set(mean.unique().tolist()) <= {-1.0, 1.0}
 
 
-@pytest.mark.parametrize(
-    "method", [Rank1(components=K), BatchEnsemble(components=K)], ids=["rank-1", "batch ensemble"]
-)
+@pytest.mark.parametrize("method", [Rank1(components=K), BatchEnsemble(components=K)], ids=["rank-1", "batch ensemble"])
 def test_components_sides_layers_and_seeds_start_apart(method):
     net = nn.Sequential(nn.Linear(50, 50), nn.Linear(50, 50)).double()
     still, data = Training(epochs=1, lr=1e-12), (normal(8, 50), labels(8))
@@ -220,9 +212,7 @@ def test_components_sides_layers_and_seeds_start_apart(method):
 
 def test_bounded_draws_stay_within_their_bound():
     built = bound(
-        Rank1(components=1, family=factors.Cauchy(), bound=2.0, on="input", initial_rate=0.5),
-        mlp(),
-        normal(6, 4),
+        Rank1(components=1, family=factors.Cauchy(), bound=2.0, on="input", initial_rate=0.5), mlp(), normal(6, 4)
     )
     draft = built.draft.finished()
     own = draft.weights()
@@ -267,9 +257,7 @@ def test_components_are_posteriors_of_their_own():
     random, _ = fitted(Rank1(components=K))
     one = random.components[-1]
     assert one.num_components == 1 and one.method.components == 1
-    torch.testing.assert_close(
-        one.group("input_mean")["2.weight"][0], random.group("input_mean")["2.weight"][K - 1]
-    )
+    torch.testing.assert_close(one.group("input_mean")["2.weight"][0], random.group("input_mean")["2.weight"][K - 1])
     torch.testing.assert_close(one.weights()["2.bias"], random.group("biases")["2.bias"][K - 2])
     assert one.predict(x, 4).probs.shape == (24, 3)
 
@@ -336,9 +324,7 @@ def test_layers_whose_rows_cannot_be_told_apart_are_named():
     assert "one draw per component and batch in training" in holds["body.weight"]
     assert "per component and batch" not in holds["stem.weight"]
     assert holds["body.weight"].startswith("2 × Normal on 4 inputs and Normal on 5 outputs")
-    assert (
-        holds["norm.weight"].startswith("point (it multiplies no inputs") and holds["head.bias"] == "2 points"
-    )
+    assert holds["norm.weight"].startswith("point (it multiplies no inputs") and holds["head.bias"] == "2 points"
     assert posterior.predict(x, 4, per_example=True).probs.shape == (24, 3)
     with pytest.raises(ConfigError, match=r"body\.weight"):
         fitted(Rank1(components=2, arrangement="tile"), TimeMajor().double(), normal(24, 3, 4))
@@ -347,10 +333,7 @@ def test_layers_whose_rows_cannot_be_told_apart_are_named():
 def test_attention_has_factors_per_row():
     posterior, x = fitted(Rank1(components=2, arrangement="tile"), Attending().double(), normal(24, 3, 4))
     assert posterior.shared == set()
-    assert (
-        posterior.holds("block.self_attn.in_proj_weight")
-        == "2 × Normal on 12 inputs and Normal on 12 outputs"
-    )
+    assert posterior.holds("block.self_attn.in_proj_weight") == "2 × Normal on 12 inputs and Normal on 12 outputs"
     assert posterior.predict(x, 4, per_example=True).probs.shape == (24, 3)
 
 
@@ -507,9 +490,7 @@ def test_components_share_the_statistics_of_a_batch_as_they_share_running_ones(m
     x = normal(256, 6)
     y = (x[:, 0] * x[:, 1] > 0).long() + (x[:, 2] > 1).long()
     method = BatchEnsemble(components=4, initial=factors.NearOne(std=1.0))
-    posterior = method.fit(
-        normalised(), (x, y), Categorical(), training=Training(epochs=40, batch_size=64, lr=1e-2)
-    )
+    posterior = method.fit(normalised(), (x, y), Categorical(), training=Training(epochs=40, batch_size=64, lr=1e-2))
     assert posterior.evaluate((x, y))["nll"] < 1.2 * posterior.history[-1]["nll"]
 
 

@@ -159,9 +159,7 @@ def test_frozen_weights_and_learned_noise():
     inputs, _ = data()
     posterior = SWAG(snapshots=4).fit(net, (inputs, inputs[:, :1]), Gaussian(), training=QUICK)
     assert set(posterior.group("variance").names) == {"2.weight", "2.bias"}
-    assert posterior.holds("0.weight").startswith("point (frozen") and "rank 4 of 4" in posterior.holds(
-        "2.weight"
-    )
+    assert posterior.holds("0.weight").startswith("point (frozen") and "rank 4 of 4" in posterior.holds("2.weight")
     draw = posterior.draw(0, posterior.generator(0, 0))
     assert torch.equal(draw["0.weight"], net[0].weight)
     assert float(posterior.likelihood.std()) > 0
@@ -269,9 +267,7 @@ def test_a_loop_of_ones_own():
     torch.testing.assert_close(flat(posterior.weights()), torch.stack(seen).mean(0))
     assert posterior.details == {"rank": 2, "snapshots": 3}
     optimizer.step()
-    torch.testing.assert_close(
-        flat(posterior.weights()), torch.stack(seen).mean(0)
-    )  # later steps change nothing
+    torch.testing.assert_close(flat(posterior.weights()), torch.stack(seen).mean(0))  # later steps change nothing
 
 
 def test_settings_are_checked():
@@ -281,6 +277,4 @@ def test_settings_are_checked():
     stopping = Training(epochs=2, early_stopping=EarlyStopping())
     with pytest.raises(ConfigError, match="early_stopping"):
         SWA().fit(mlp(), data(), Categorical(), training=stopping, validation=data())
-    assert math.isfinite(
-        SWA(prior_std=1.0).fit(mlp(), data(), Categorical(), training=QUICK).history[-1]["kl"]
-    )
+    assert math.isfinite(SWA(prior_std=1.0).fit(mlp(), data(), Categorical(), training=QUICK).history[-1]["kl"])

@@ -176,9 +176,7 @@ def test_methods_fit_models_to_batches_as_they_come(name, method):
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2-lm"])
-@pytest.mark.parametrize(
-    "method", [MeanField(), Laplace(structure=KFAC(), batch_size=5)], ids=["mean-field", "kfac"]
-)
+@pytest.mark.parametrize("method", [MeanField(), Laplace(structure=KFAC(), batch_size=5)], ids=["mean-field", "kfac"])
 def test_every_form_of_the_same_rows_gives_the_same_bits(name, method):
     datasets = pytest.importorskip("datasets")
     batch, likelihood = batch_of(name), likelihood_of(name)
@@ -211,9 +209,7 @@ def test_every_form_of_the_same_rows_gives_the_same_bits(name, method):
 
 def test_names_that_are_not_there_are_refused_with_the_names_that_are():
     batch = batch_of("bert")
-    with pytest.raises(
-        DataError, match=r"targets as 'truth', got \['input_ids', 'attention_mask', 'labels'\]"
-    ):
+    with pytest.raises(DataError, match=r"targets as 'truth', got \['input_ids', 'attention_mask', 'labels'\]"):
         MAP().fit(model("bert"), batch, Categorical(), target="truth", training=QUICK)
     pair = sentences(), batch["labels"]
     with pytest.raises(DataError, match="target='labels' names an entry of batches that are mappings"):
@@ -300,9 +296,7 @@ def test_loaders_with_an_order_of_their_own_must_say_how_many_rows_have_a_label(
     batch["labels"][:3] = IGNORED
     items = [{key: tensor[row] for key, tensor in batch.items()} for row in range(ROWS)]
     stream = torch.Generator().manual_seed(0)
-    loader = DataLoader(
-        items, batch_size=5, sampler=WeightedRandomSampler([1.0] * ROWS, ROWS, generator=stream)
-    )
+    loader = DataLoader(items, batch_size=5, sampler=WeightedRandomSampler([1.0] * ROWS, ROWS, generator=stream))
     with pytest.raises(DataError, match="pass num_data=, the number of rows with a label"):
         MAP().fit(model("bert"), loader, TOKENS, training=Training(epochs=3))
     posterior = Laplace(structure=Diagonal()).fit(
@@ -319,9 +313,7 @@ def test_a_joint_pass_of_members_takes_batches_of_different_lengths():
     loader = DataLoader(Ragged(batch), batch_size=3, collate_fn=padded)
     training = Training(epochs=2, lr=1e-3)
     both = DeepEnsemble(members=2).fit(model("llama"), loader, CAUSAL, training=training)
-    first = MAP().fit(
-        model("llama"), loader, CAUSAL, training=training, seed=dubito.seeds.derived(0, "member", 0)
-    )
+    first = MAP().fit(model("llama"), loader, CAUSAL, training=training, seed=dubito.seeds.derived(0, "member", 0))
     for name, tensor in first.network.state_dict().items():
         torch.testing.assert_close(both.network.state_dict()[name], tensor, rtol=1e-4, atol=1e-6)
 
@@ -335,9 +327,7 @@ def curvature(net: nn.Module, data: Any, kind: Any, **wanted: bool) -> tuple[Any
     names = [name for name, _ in net.named_parameters()]
     cover = find_blocks(prepared.network, prepared.example.inputs, names)
     source, likelihood = prepared.source, prepared.likelihood
-    return cover, statistics(
-        prepared.network, cover, source, likelihood, kind, batch_size=4, seed=0, **wanted
-    )
+    return cover, statistics(prepared.network, cover, source, likelihood, kind, batch_size=4, seed=0, **wanted)
 
 
 @pytest.mark.parametrize("kind", [Empirical(), Fisher(draws=2)], ids=["empirical", "fisher"])
@@ -355,9 +345,7 @@ def test_the_diagonal_is_that_of_per_example_gradients_of_labels_that_count(name
     truth = {key: torch.zeros_like(p) for key, p in named.items()}
     for some in drawn:
         for row in range(ROWS):
-            terms = nn.functional.cross_entropy(
-                outputs[row], some[row], ignore_index=IGNORED, reduction="sum"
-            )
+            terms = nn.functional.cross_entropy(outputs[row], some[row], ignore_index=IGNORED, reduction="sum")
             gradients = torch.autograd.grad(terms, list(named.values()), retain_graph=True)
             for key, gradient in zip(named, gradients, strict=True):
                 truth[key] += gradient.square() / len(drawn)
@@ -374,9 +362,7 @@ def test_the_diagonal_is_that_of_per_example_gradients_of_labels_that_count(name
 def test_factors_do_not_depend_on_how_far_rows_are_padded(name):
     """A and G of whole batches are those of batches of their own lengths, and of rows padded further."""
     batch, net = batch_of(name), model(name).double()
-    wider = {
-        key: nn.functional.pad(t, (0, 3), value=IGNORED if key == "labels" else 0) for key, t in batch.items()
-    }
+    wider = {key: nn.functional.pad(t, (0, 3), value=IGNORED if key == "labels" else 0) for key, t in batch.items()}
     ragged = DataLoader(Ragged(batch), batch_size=4, collate_fn=padded)
     _, truth = curvature(net, ragged, Empirical(), kronecker=True)
     for data in (batch, wider):
@@ -397,9 +383,7 @@ def test_a_row_alone_has_the_factors_of_its_labels():
     head, seen = net.lm_head, {}
     head.register_forward_hook(lambda _, inputs, outputs: seen.update(a=inputs[0], f=outputs))
     outputs = net(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits
-    nn.functional.cross_entropy(outputs[0, :3], batch["labels"][0, 1:4], reduction="sum").backward(
-        inputs=[head.weight]
-    )
+    nn.functional.cross_entropy(outputs[0, :3], batch["labels"][0, 1:4], reduction="sum").backward(inputs=[head.weight])
     a = seen["a"][0, :3].detach()
     g = outputs[0, :3].softmax(-1) - nn.functional.one_hot(batch["labels"][0, 1:4], WORDS)
     torch.testing.assert_close(found["lm_head"].inputs[0], a.T @ a)
@@ -447,9 +431,7 @@ def test_positions_count_where_pixels_are_classes_and_some_are_void():
     x, y = torch.randn(6, 2, 4, 4, generator=stream), torch.randint(3, (6, 4, 4), generator=stream)
     y[:, 0] = 255
     net = nn.Conv2d(2, 3, 1)
-    posterior = MAP().fit(
-        net, (x, y), Categorical(ignore_index=255), training=Training(iterations=1, lr=1e-30)
-    )
+    posterior = MAP().fit(net, (x, y), Categorical(ignore_index=255), training=Training(iterations=1, lr=1e-30))
     truth = nn.functional.cross_entropy(net(x), y, ignore_index=255).item()
     values = posterior.evaluate((x, y))
     assert values["nll_per_label"] == pytest.approx(truth, rel=1e-5)

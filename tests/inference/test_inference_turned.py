@@ -38,16 +38,12 @@ def test_turned_weights_have_the_posterior_of_plain_ones(method: str) -> None:
     turned = nn.Sequential(Turned(plain[0]), nn.Tanh(), Turned(plain[2])).double()
     x = torch.randn(40, 3, dtype=torch.float64)
     data, training = (x, (x[:, 0] > 0).long()), Training(iterations=6, batch_size=20, lr=1e-2)
-    first, second = (
-        METHODS[method].fit(net, data, Categorical(), training=training) for net in (plain, turned)
-    )
+    first, second = (METHODS[method].fit(net, data, Categorical(), training=training) for net in (plain, turned))
     for name, weight in first.weights().items():
         other = second.weights()[name]
         torch.testing.assert_close(other.mT if weight.ndim == 2 else other, weight)
     count = 3000
-    draws = [
-        torch.stack([p.draw(s, p.generator(0, s))["0.weight"] for s in range(count)]) for p in (first, second)
-    ]
+    draws = [torch.stack([p.draw(s, p.generator(0, s))["0.weight"] for s in range(count)]) for p in (first, second)]
     # Noise meets the weights in another order where the method draws by entries, so moments are compared.
     mean, variance = draws[0].mean(0), draws[0].var(0)
     error = (variance / count).sqrt() + 1e-12

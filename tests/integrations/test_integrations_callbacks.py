@@ -41,9 +41,7 @@ def test_tensorboard_reads_the_terms_of_all_steps_and_validations(tmp_path):
 
 def test_tensorboard_has_members_apart_and_a_resumed_run_in_one_piece(tmp_path):
     pytest.importorskip("tensorboard")
-    DeepEnsemble(members=2).fit(
-        mlp(), data(), Categorical(), callbacks=[TensorBoard(tmp_path, every=3)], **GIVEN
-    )
+    DeepEnsemble(members=2).fit(mlp(), data(), Categorical(), callbacks=[TensorBoard(tmp_path, every=3)], **GIVEN)
     for member in range(2):
         assert sorted(scalars(tmp_path / f"member-{member}")["train/loss"]) == [3, 6]
     folder, given = tmp_path / "resumed", {**GIVEN, "checkpoint": tmp_path / "c"}
@@ -60,14 +58,7 @@ def test_csv_holds_every_event_in_order(tmp_path):
     table = rows(path)
     events = [(row["event"], int(row["step"])) for row in table]
     steps = [("step", n) for n in range(1, 7)]
-    assert events == [
-        *steps[:3],
-        ("validation", 3),
-        ("epoch", 3),
-        *steps[3:],
-        ("validation", 6),
-        ("epoch", 6),
-    ]
+    assert events == [*steps[:3], ("validation", 3), ("epoch", 3), *steps[3:], ("validation", 6), ("epoch", 6)]
     last = table[-1]
     assert {"run": last["run"], "member": last["member"]} == {"run": "MAP", "member": ""}
     assert float(last["nll"]) == posterior.history[-1]["nll"] and int(last["epoch"]) == 2

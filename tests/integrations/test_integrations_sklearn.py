@@ -94,9 +94,7 @@ def test_the_parts_of_the_uncertainty(regressor, classifier):
     assert (regressor.predict_uncertainty(5 * X) > regressor.predict_uncertainty(X)).all()
     flowers = load_iris().data[::10]
     probs = classifier.predict_proba(flowers)
-    np.testing.assert_allclose(
-        classifier.predict_uncertainty(flowers, "total"), -(probs * np.log(probs)).sum(1)
-    )
+    np.testing.assert_allclose(classifier.predict_uncertainty(flowers, "total"), -(probs * np.log(probs)).sum(1))
     np.testing.assert_allclose(np.exp(classifier.predict_log_proba(flowers)), probs)
     assert isinstance(classifier.prediction(flowers), dubito.prediction.CategoricalPrediction)
     with pytest.raises(UnknownNameError, match="unknown kind 'all'"):
@@ -183,9 +181,7 @@ def test_mapie_works_on_top():
     mapie = pytest.importorskip("mapie.regression")
     classification = pytest.importorskip("mapie.classification")
     X, y = friedman(160)
-    conformal = mapie.SplitConformalRegressor(
-        BayesianRegressor(training=QUICK), confidence_level=0.9, prefit=False
-    )
+    conformal = mapie.SplitConformalRegressor(BayesianRegressor(training=QUICK), confidence_level=0.9, prefit=False)
     conformal.fit(X[:80], y[:80]).conformalize(X[80:], y[80:])
     points, intervals = conformal.predict_interval(X)
     assert points.shape == (160,) and (intervals[:, 0, 0] < intervals[:, 1, 0]).all()

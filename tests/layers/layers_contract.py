@@ -291,9 +291,7 @@ ROWS: dict[str, Row] = {
     "LoRA": Row(LoRA, (4,), "linear", ALL, without={"kronecker": NOT_ALONE, "moments": NOT_ALONE}),
     "bilinear": Row(Pairs, (5,), "bilinear", ALL, without=_NORM),
     "conv1d": Row(lambda: nn.Conv1d(4, 3, 3, stride=2, padding=1), (4, 6), "conv1d", FLAT),
-    "conv1d, circular": Row(
-        lambda: nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), (2, 5), "conv1d", FLAT
-    ),
+    "conv1d, circular": Row(lambda: nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), (2, 5), "conv1d", FLAT),
     "conv2d": Row(
         lambda: nn.Conv2d(4, 6, (3, 2), stride=(1, 2), padding=(1, 2), dilation=(2, 1), groups=2),
         (4, 5, 4),
@@ -301,14 +299,9 @@ ROWS: dict[str, Row] = {
         FLAT,
     ),
     "conv2d, same": Row(
-        lambda: nn.Conv2d(2, 3, (3, 5), padding="same", dilation=(2, 1), bias=False),
-        (2, 4, 5),
-        "conv2d",
-        FLAT,
+        lambda: nn.Conv2d(2, 3, (3, 5), padding="same", dilation=(2, 1), bias=False), (2, 4, 5), "conv2d", FLAT
     ),
-    "conv2d, reflect": Row(
-        lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 4, 4), "conv2d", FLAT
-    ),
+    "conv2d, reflect": Row(lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"), (2, 4, 4), "conv2d", FLAT),
     "conv2d, depthwise": Row(lambda: nn.Conv2d(4, 8, 3, groups=4), (4, 4, 5), "conv2d", FLAT),
     "conv2d, pointwise": Row(lambda: nn.Conv2d(3, 4, 1), (3, 3, 2), "conv2d", FLAT),
     "conv3d": Row(
@@ -362,9 +355,7 @@ ROWS: dict[str, Row] = {
         "lstm",
         without={**_STEPS, "traced": LENGTHS, "late": LENGTHS},
     ),
-    "gru": Row(
-        lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), (3, 3), "gru", FLAT, without=_STEPS
-    ),
+    "gru": Row(lambda: Recurrent(nn.GRU, num_layers=2, bidirectional=True), (3, 3), "gru", FLAT, without=_STEPS),
     "gru, packed": Row(
         lambda: Recurrent(nn.GRU, packed=True, num_layers=2),
         (4, 3),
@@ -372,11 +363,7 @@ ROWS: dict[str, Row] = {
         without={**_STEPS, "traced": LENGTHS, "late": LENGTHS},
     ),
     "rnn_tanh": Row(
-        lambda: Recurrent(nn.RNN, bidirectional=True, batch_first=True),
-        (3, 3),
-        "rnn_tanh",
-        FLAT,
-        without=_STEPS,
+        lambda: Recurrent(nn.RNN, bidirectional=True, batch_first=True), (3, 3), "rnn_tanh", FLAT, without=_STEPS
     ),
     "rnn_relu": Row(
         lambda: Recurrent(nn.RNN, nonlinearity="relu", num_layers=2, bias=False),
@@ -388,9 +375,7 @@ ROWS: dict[str, Row] = {
     "lstm_cell": Row(lambda: Cell(nn.LSTMCell), (3, 3), "lstm_cell", FLAT, without=_CELL),
     "gru_cell": Row(lambda: Cell(nn.GRUCell), (3, 3), "gru_cell", FLAT, without=_CELL),
     "rnn_tanh_cell": Row(lambda: Cell(nn.RNNCell), (3, 3), "rnn_tanh_cell", FLAT, without=_CELL),
-    "rnn_relu_cell": Row(
-        lambda: Cell(nn.RNNCell, nonlinearity="relu"), (3, 3), "rnn_relu_cell", FLAT, without=_CELL
-    ),
+    "rnn_relu_cell": Row(lambda: Cell(nn.RNNCell, nonlinearity="relu"), (3, 3), "rnn_relu_cell", FLAT, without=_CELL),
     "attention": Row(
         lambda: Attention(batch_first=True), (3, 4), "multi_head_attention_forward", FLAT, without=_SINGLE
     ),
@@ -398,11 +383,7 @@ ROWS: dict[str, Row] = {
         lambda: Attention(bias=False), (3, 4), "multi_head_attention_forward", FLAT, without=_SINGLE
     ),
     "attention, cross": Row(
-        lambda: Attention(True, batch_first=True),
-        (5, 4),
-        "multi_head_attention_forward",
-        FLAT,
-        without=_SINGLE,
+        lambda: Attention(True, batch_first=True), (5, 4), "multi_head_attention_forward", FLAT, without=_SINGLE
     ),
     "attention, other sizes": Row(
         lambda: Attention(True, kdim=3, vdim=2), (5, 4), "multi_head_attention_forward", FLAT, without=_SINGLE
@@ -416,25 +397,16 @@ ROWS: dict[str, Row] = {
     ),
     "layer_norm": Row(lambda: nn.LayerNorm((3, 4)), (3, 4), "layer_norm", ALL, without=_NORM),
     "group_norm": Row(lambda: nn.GroupNorm(2, 4), (4, 3), "group_norm", FLAT, without=_NORM),
-    "instance_norm": Row(
-        lambda: nn.InstanceNorm1d(4, affine=True), (4, 5), "instance_norm", FLAT, without=_NORM
-    ),
+    "instance_norm": Row(lambda: nn.InstanceNorm1d(4, affine=True), (4, 5), "instance_norm", FLAT, without=_NORM),
     "batch_norm": Row(lambda: _batch_norm(nn.BatchNorm2d(4)), (4, 2, 3), "batch_norm", FLAT, without=_NORM),
-    "batch_norm, vectors": Row(
-        lambda: _batch_norm(nn.BatchNorm1d(4)), (4,), "batch_norm", FLAT, without=_NORM
-    ),
+    "batch_norm, vectors": Row(lambda: _batch_norm(nn.BatchNorm1d(4)), (4,), "batch_norm", FLAT, without=_NORM),
     "rms_norm": Row(lambda: nn.RMSNorm(4), (3, 4), "rms_norm", ALL, without=_NORM),
     "weight * x": Row(RMS, (3, 4), "mul", ALL, without=_NORM),
     "x + b": Row(Shift, (4,), "add", ALL, without=_NORM),
     "prelu": Row(lambda: nn.PReLU(), (4, 3), "prelu", FLAT, without=_NORM),
     "prelu, channels": Row(lambda: nn.PReLU(4), (4, 3), "prelu", FLAT, without=_NORM),
     "shared and tied": Row(
-        Twice,
-        (3,),
-        "linear",
-        (Layout.SECOND,),
-        tokens=6,
-        without={"kronecker": NOT_ALONE, "moments": NOT_ALONE},
+        Twice, (3,), "linear", (Layout.SECOND,), tokens=6, without={"kronecker": NOT_ALONE, "moments": NOT_ALONE}
     ),
     "chain": Row(Chain, (2, 5), "linear", FLAT, without={"kronecker": NOT_ALONE, "moments": NOT_ALONE}),
 }

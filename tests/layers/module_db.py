@@ -85,9 +85,7 @@ def with_parameters() -> dict[str, ModuleInfo]:
 def samples(info: ModuleInfo) -> Iterator[ModuleInput]:
     """The arguments that PyTorch tests a module with."""
     torch.manual_seed(0)
-    made = info.module_inputs_func(
-        info, device="cpu", dtype=torch.float32, requires_grad=False, training=False
-    )
+    made = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=False, training=False)
     return iter(made)
 
 
@@ -181,9 +179,7 @@ def reasons() -> list[str]:
     for name in with_parameters():
         for method, (word, reason) in outcomes(name).items():
             if word != WHOLE:
-                short = re.split(r"; | \(|, but | and this network", re.sub(r" '[^']*'", "", reason))[
-                    0
-                ].rstrip(",")
+                short = re.split(r"; | \(|, but | and this network", re.sub(r" '[^']*'", "", reason))[0].rstrip(",")
                 groups.setdefault(short, {}).setdefault(method, []).append(name)
     return [
         f"- *{reason}*. " + " ".join(f"{method}: {', '.join(names)}." for method, names in methods.items())

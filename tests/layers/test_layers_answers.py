@@ -77,9 +77,7 @@ def test_attention(name: str) -> None:
         assert names == {name for name, p in layer.named_parameters() if p.ndim == 2}
     if layer.kdim == layer.vdim == 6:
         causal = nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
-        one, two, _ = answers(
-            layer, query, query, query, attn_mask=causal, is_causal=True, need_weights=False
-        )
+        one, two, _ = answers(layer, query, query, query, attn_mask=causal, is_causal=True, need_weights=False)
         same(one, two)
 
 
@@ -115,12 +113,7 @@ def test_recurrent_layers(name: str, batch_first: bool) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [
-        (nn.LSTMCell, {}),
-        (nn.GRUCell, {"bias": False}),
-        (nn.RNNCell, {}),
-        (nn.RNNCell, {"nonlinearity": "relu"}),
-    ],
+    [(nn.LSTMCell, {}), (nn.GRUCell, {"bias": False}), (nn.RNNCell, {}), (nn.RNNCell, {"nonlinearity": "relu"})],
 )
 def test_recurrent_cells(kind: Callable[..., nn.Module], options: dict[str, Any]) -> None:
     layer, h = kind(4, 3, **options), normal(5, 3, seed=1)

@@ -144,9 +144,7 @@ def test_gradients_of_rows_are_autograds(name: str, layout: Layout) -> None:
     for key, expected in truth.items():
         gradients, expected = row_gradients(record, key, COUNT), torch.stack(expected)
         # A gradient that is zero but for rounding (a key's bias) is judged beside the others.
-        assert (gradients - expected).abs().max() <= 1e-12 * max(float(expected.abs().max()), 1e-3 * scale), (
-            key
-        )
+        assert (gradients - expected).abs().max() <= 1e-12 * max(float(expected.abs().max()), 1e-3 * scale), key
 
 
 @places()
@@ -221,27 +219,19 @@ def test_stacked_draws_are_a_loop(name: str, layout: Layout) -> None:
     network, inputs, surveyed = case(name, layout)
     tensors = drawn(network, DRAWS)
     truth = torch.cat(
-        [
-            functional_call(network, {key: t[draw] for key, t in tensors.items()}, (inputs,))
-            for draw in range(DRAWS)
-        ]
+        [functional_call(network, {key: t[draw] for key, t in tensors.items()}, (inputs,)) for draw in range(DRAWS)]
     )
     stack = Stack(tensors, surveyed, draws=DRAWS, rows=COUNT)
     late = stack.parts_late
     assert late is not bool({use.layout for use in surveyed.uses} & {Layout.FLAT, Layout.FLAT_SECOND})
     repeated = inputs.repeat(DRAWS, *(1 for _ in inputs.shape[1:]))
-    for tiled, given in ([(False, inputs)] if late and "late" not in ROWS[name].without else []) + [
-        (True, repeated)
-    ]:
+    for tiled, given in ([(False, inputs)] if late and "late" not in ROWS[name].without else []) + [(True, repeated)]:
         stack = Stack(tensors, surveyed, draws=DRAWS, rows=COUNT, repeated=tiled)
         with asking(network, stack, stack.names) as shell:
             near(shell(given), truth)
     some = {key: t for number, (key, t) in enumerate(tensors.items()) if number % 2 == 0}
     truth = torch.cat(
-        [
-            functional_call(network, {key: t[draw] for key, t in some.items()}, (inputs,))
-            for draw in range(DRAWS)
-        ]
+        [functional_call(network, {key: t[draw] for key, t in some.items()}, (inputs,)) for draw in range(DRAWS)]
     )
     stack = Stack(some, surveyed, draws=DRAWS, rows=COUNT, repeated=True)
     with asking(network, stack, stack.names) as shell:
@@ -293,11 +283,7 @@ def laws(uses: dict[str, Use], passes: int) -> dict[str, dict[str, Tensor]]:
 def factors_of(law: dict[str, Tensor], *, noisy: bool) -> NodeFactors:
     return NodeFactors(
         *(
-            Factor(
-                law[f"{side} mean"],
-                law[f"{side} std"] if noisy else None,
-                law[f"{side} noise"] if noisy else None,
-            )
+            Factor(law[f"{side} mean"], law[f"{side} std"] if noisy else None, law[f"{side} noise"] if noisy else None)
             for side in ("in", "out")
         )
     )
@@ -346,10 +332,7 @@ def test_factors_are_in_the_weights(name: str, layout: Layout) -> None:
     repeated = inputs.repeat(PASSES, *(1 for _ in inputs.shape[1:]))
     for noisy in (True, False):  # factors per row, and per draw
         truth = torch.cat(
-            [
-                explicit_outputs(network, inputs, uses, law, biases, number, noisy=noisy)
-                for number in range(PASSES)
-            ]
+            [explicit_outputs(network, inputs, uses, law, biases, number, noisy=noisy) for number in range(PASSES)]
         )
         factors = {key: factors_of(law[key], noisy=noisy) for key in uses}
         context = Factors(factors, biases, passes=PASSES, rows=COUNT)
@@ -374,13 +357,9 @@ def test_gradients_through_factors_are_autograds(name: str) -> None:
     uses = weights_with_nodes(network, surveyed)
     uses = {key: use for key, use in uses.items() if key not in shared_weights(uses, surveyed)}
     law = laws(uses, 1)
-    leaves = [
-        v.requires_grad_() for values in law.values() for key, v in values.items() if "noise" not in key
-    ]
+    leaves = [v.requires_grad_() for values in law.values() for key, v in values.items() if "noise" not in key]
     leaves += [p for key, p in network.named_parameters()]
-    truth = torch.autograd.grad(
-        explicit_outputs(network, inputs, uses, law, {}, 0, noisy=True).sin().sum(), leaves
-    )
+    truth = torch.autograd.grad(explicit_outputs(network, inputs, uses, law, {}, 0, noisy=True).sin().sum(), leaves)
     context = Factors({key: factors_of(law[key], noisy=True) for key in uses}, passes=1, rows=COUNT)
     with asking(network, context, context.names) as shell:
         gradients = torch.autograd.grad(shell(inputs).sin().sum(), leaves)
@@ -428,9 +407,7 @@ def closed_moments(network: Network, inputs: Tensor, noise: LocalNoise) -> tuple
         network(inputs)
     finally:
         handle.remove()
-    variances = {
-        key.removeprefix("layer."): noise.scales(key).std.square() for key, _ in network.named_parameters()
-    }
+    variances = {key.removeprefix("layer."): noise.scales(key).std.square() for key, _ in network.named_parameters()}
     with torch.no_grad():
         return network.layer(seen[0]), functional_call(network.layer, variances, (seen[0].square(),))
 
@@ -443,9 +420,7 @@ def test_moments_of_noise_are_closed_forms(name: str, layout: Layout) -> None:
     above = layer_outputs(network, inputs, noise_of(network, surveyed, Constant(1.0, COUNT)), names)
     mean, variance = closed_moments(network, inputs, noise_of(network, surveyed, Constant(0.0, COUNT)))
     near(means, mean)
-    near(
-        above - means, (variance + SMALLEST).sqrt()
-    )  # which keeps its gradient finite where all inputs are zero
+    near(above - means, (variance + SMALLEST).sqrt())  # which keeps its gradient finite where all inputs are zero
 
 
 @pytest.mark.parametrize("name", rows_for("moments"))
@@ -472,9 +447,7 @@ def contexts(name: str, network: nn.Module, surveyed: Survey) -> dict[str, Conte
         uses = weights_with_nodes(network, surveyed)
         uses = {key: use for key, use in uses.items() if key not in shared_weights(uses, surveyed)}
         law = laws(uses, DRAWS)
-        found["factors"] = Factors(
-            {key: factors_of(law[key], noisy=False) for key in uses}, passes=DRAWS, rows=COUNT
-        )
+        found["factors"] = Factors({key: factors_of(law[key], noisy=False) for key in uses}, passes=DRAWS, rows=COUNT)
     return found
 
 
@@ -515,8 +488,7 @@ def modules(name: str, kind: str) -> PassModule:
 
 
 by_dynamo = pytest.mark.skipif(
-    torch.__version__.startswith("2.6."),
-    reason="PyTorch 2.6 cannot trace a subclass of tensors made in a pass",
+    torch.__version__.startswith("2.6."), reason="PyTorch 2.6 cannot trace a subclass of tensors made in a pass"
 )
 
 
@@ -556,9 +528,7 @@ class Doubled(Context):
 
 
 @quiet
-@pytest.mark.skipif(
-    torch.__version__ < (2, 13), reason="earlier dynamo does not trace classes that are changed"
-)
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="earlier dynamo does not trace classes that are changed")
 def test_standins_are_made_anew_while_dynamo_traces() -> None:
     """Those that stood on a module before are read as plain tensors, without an error."""
     network, inputs, _ = case("linear", Layout.ROWS)

@@ -63,8 +63,7 @@ def test_masks_of_many_seeds_average_to_the_input() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "shape"),
-    [(nn.Dropout1d, (2, 60, 5)), (nn.Dropout2d, (2, 60, 5, 4)), (nn.Dropout3d, (2, 60, 3, 4, 2))],
+    ("kind", "shape"), [(nn.Dropout1d, (2, 60, 5)), (nn.Dropout2d, (2, 60, 5, 4)), (nn.Dropout3d, (2, 60, 3, 4, 2))]
 )
 def test_channel_dropout_drops_whole_channels(kind: type, shape: tuple[int, ...]) -> None:
     kept = masked(kind(0.5), torch.ones(shape), seed=0).flatten(2)

@@ -110,10 +110,7 @@ class Conv1D(nn.Module):
 
     def __init__(self, outputs: int, inputs: int) -> None:
         super().__init__()
-        self.weight, self.bias = (
-            nn.Parameter(torch.randn(inputs, outputs)),
-            nn.Parameter(torch.zeros(outputs)),
-        )
+        self.weight, self.bias = (nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.zeros(outputs)))
 
     def forward(self, x: Tensor) -> Tensor:
         flat = torch.addmm(self.bias, x.view(-1, x.size(-1)), self.weight)
@@ -179,10 +176,7 @@ def pixels(*layers: nn.Module) -> nn.Module:
 
 IDS = torch.tensor([[0, 2, 3, 6], [5, 1, 1, 4], [0, 0, 6, 2]])
 NETWORKS = {
-    "dense": (
-        lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False)),
-        normal(ROWS, 4),
-    ),
+    "dense": (lambda: nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3, bias=False)), normal(ROWS, 4)),
     "shared": (Shared, normal(ROWS, 4)),
     "positions": (Positions, normal(ROWS, 5, 4)),
     "conv1d": (lambda: pixels(nn.Conv1d(4, 6, 3, stride=2, groups=2), nn.Tanh()), normal(ROWS, 4, 9)),
@@ -207,10 +201,7 @@ NETWORKS = {
     "lstm both ways": (lambda: Recurrent(nn.LSTM(5, 6, bidirectional=True), 12), IDS),
     "gru": (lambda: Recurrent(nn.GRU(5, 6, num_layers=2, bidirectional=True, batch_first=True), 12), IDS),
     "rnn": (lambda: Recurrent(nn.RNN(5, 6, nonlinearity="relu", bias=False), 6), IDS),
-    "lstm with projections": (
-        lambda: Recurrent(nn.LSTM(5, 6, num_layers=2, proj_size=4, batch_first=True), 4),
-        IDS,
-    ),
+    "lstm with projections": (lambda: Recurrent(nn.LSTM(5, 6, num_layers=2, proj_size=4, batch_first=True), 4), IDS),
     "packed": (Packed, ragged()),
     "attention": (Attention, normal(ROWS, 3, 4)),
     "attention with separate projections": (Separate, normal(ROWS, 3, 4)),
@@ -221,9 +212,7 @@ NETWORKS = {
     "gru cell": (lambda: Cells(nn.GRUCell(4, 6)), normal(ROWS, 3, 4)),
     "rnn cell": (lambda: Cells(nn.RNNCell(4, 6)), normal(ROWS, 3, 4)),
 }
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:LSTM with projections is not supported with oneDNN:UserWarning"
-)
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN:UserWarning")
 every_network = pytest.mark.parametrize("name", NETWORKS)
 
 
@@ -319,9 +308,7 @@ def test_rows_of_all_passes_agree_with_folding_their_own_factors(name: str, boun
         late = placed(network, inputs, uses, given, biases, limit, positive, slice(0, PASSES))
     tiled = inputs.repeat(PASSES, *(1 for _ in inputs.shape[1:]))
     early = placed(network, tiled, uses, given, biases, limit, positive, slice(0, PASSES))
-    loop = [
-        placed(network, inputs, uses, given, biases, limit, positive, slice(k, k + 1)) for k in range(PASSES)
-    ]
+    loop = [placed(network, inputs, uses, given, biases, limit, positive, slice(k, k + 1)) for k in range(PASSES)]
     for outputs in (early, torch.cat(loop), *(() if late is None else (late,))):
         torch.testing.assert_close(outputs, expected, rtol=1e-12, atol=1e-12)
         found = torch.autograd.grad((outputs * weights).sum(), learned, allow_unused=True)
@@ -371,10 +358,7 @@ def test_points_are_folded_where_that_is_cheaper(name: str):
     """The same outputs and gradients whether factors that rows share meet the weights or the activations."""
     network, inputs, uses = made(name)
     values = {
-        key: [
-            (1 + 0.3 * normal(1, *nodes, seed=i)).requires_grad_()
-            for nodes in (use.input_shape, use.output_shape)
-        ]
+        key: [(1 + 0.3 * normal(1, *nodes, seed=i)).requires_grad_() for nodes in (use.input_shape, use.output_shape)]
         for i, (key, use) in enumerate(uses.items())
     }
     learned = [*network.parameters(), *(v for pair in values.values() for v in pair)]
@@ -501,9 +485,7 @@ def test_convolutions_of_inputs_cut_their_patches_once():
         cuts.append(kept[1])
         found = torch.autograd.grad(outputs.square().sum(), [network[0].weight, network[0].bias, mean, std])
         x = inputs * factor.tensor()[0][:, :, None, None]
-        truth = torch.autograd.grad(
-            network(x).square().sum(), [network[0].weight, network[0].bias, mean, std]
-        )
+        truth = torch.autograd.grad(network(x).square().sum(), [network[0].weight, network[0].bias, mean, std])
         for mine, true in zip(found, truth, strict=True):
             torch.testing.assert_close(mine, true)
     assert cuts[0] is cuts[1]

@@ -22,9 +22,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 
 def close(actual: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(
-        actual, expected, rtol=TOLERANCE[expected.dtype], atol=TOLERANCE[expected.dtype]
-    )
+    torch.testing.assert_close(actual, expected, rtol=TOLERANCE[expected.dtype], atol=TOLERANCE[expected.dtype])
 
 
 def folded(use: Use, weight: Tensor, factors: Tensor) -> Tensor:
@@ -40,19 +38,11 @@ DIRECT = {
     "conv2d grouped": (lambda: nn.Conv2d(4, 6, 3, groups=2, dilation=(1, 2), bias=False), (4, 4, 8, 9), 1),
     "conv2d same": (lambda: nn.Conv2d(3, 5, (1, 3), padding="same"), (4, 3, 5, 6), 1),
     "conv2d circular": (lambda: nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), (4, 3, 5, 6), 1),
-    "conv2d reflect": (
-        lambda: nn.Conv2d(4, 2, 3, padding=(1, 2), padding_mode="reflect", groups=2),
-        (4, 4, 5, 6),
-        1,
-    ),
+    "conv2d reflect": (lambda: nn.Conv2d(4, 2, 3, padding=(1, 2), padding_mode="reflect", groups=2), (4, 4, 5, 6), 1),
     "conv3d": (lambda: nn.Conv3d(4, 6, (1, 2, 3), groups=2, padding=(0, 1, 1)), (4, 4, 3, 4, 5), 1),
     "transposed 1d": (lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, groups=2), (4, 4, 7), 1),
     "transposed 2d": (lambda: nn.ConvTranspose2d(3, 5, (2, 3), stride=2, output_padding=1), (4, 3, 4, 5), 1),
-    "transposed 3d": (
-        lambda: nn.ConvTranspose3d(2, 3, (1, 2, 2), padding=(0, 1, 1), dilation=2),
-        (4, 2, 3, 4, 4),
-        1,
-    ),
+    "transposed 3d": (lambda: nn.ConvTranspose3d(2, 3, (1, 2, 2), padding=(0, 1, 1), dilation=2), (4, 2, 3, 4, 4), 1),
 }
 
 
@@ -88,12 +78,7 @@ def test_what_modules_declare_is_what_a_survey_sees(name: str) -> None:
     layer = make().double().eval()
     (said,) = declared(layer)
     (seen,) = survey(layer, normal(*shape)).uses
-    assert (said.weight, said.bias, said.function, said.views) == (
-        seen.weight,
-        seen.bias,
-        seen.function,
-        seen.views,
-    )
+    assert (said.weight, said.bias, said.function, said.views) == (seen.weight, seen.bias, seen.function, seen.views)
     if "circular" not in name and "reflect" not in name:  # these pad before the function sees the inputs
         assert said.form == seen.form
 
@@ -109,9 +94,7 @@ def test_factors_of_one_keep_the_weight_bit_by_bit(name: str) -> None:
 
 
 def lstm_step(x: Tensor, state: tuple[Tensor, Tensor], w: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    i, f, g, o = (F.linear(x, w["ih"], w["bih"]) + F.linear(state[0] * w["s_hh"], w["hh"], w["bhh"])).chunk(
-        4, -1
-    )
+    i, f, g, o = (F.linear(x, w["ih"], w["bih"]) + F.linear(state[0] * w["s_hh"], w["hh"], w["bhh"])).chunk(4, -1)
     cell = f.sigmoid() * state[1] + i.sigmoid() * g.tanh()
     return o.sigmoid() * cell.tanh(), cell
 
@@ -174,9 +157,7 @@ def test_cells_fold_both_kernels() -> None:
     assert {name: use.input_shape for name, use in uses.items()} == {"weight_ih": (3,), "weight_hh": (4,)}
     x, h, c = normal(2, 3), normal(2, 4, seed=1), normal(2, 4, seed=2)
     s, t = normal(3, seed=3), normal(4, seed=4)
-    weights = {
-        key: folded(uses[key], getattr(cell, key), v) for key, v in (("weight_ih", s), ("weight_hh", t))
-    }
+    weights = {key: folded(uses[key], getattr(cell, key), v) for key, v in (("weight_ih", s), ("weight_hh", t))}
     close(functional_call(cell, weights, (x, (h, c)))[0], cell(x * s, (h * t, c))[0])
 
 
@@ -208,10 +189,7 @@ def test_attention_folds_its_output_projection() -> None:
     layer = nn.MultiheadAttention(8, 2, batch_first=True).double()
     use = weights_with_nodes(layer)["out_proj.weight"]
     x, factors = normal(2, 4, 8), normal(8, seed=1)
-    identity = {
-        "out_proj.weight": torch.eye(8, dtype=torch.float64),
-        "out_proj.bias": torch.zeros(8).double(),
-    }
+    identity = {"out_proj.weight": torch.eye(8, dtype=torch.float64), "out_proj.bias": torch.zeros(8).double()}
     heads = functional_call(layer, identity, (x, x, x))[0]
     expected = F.linear(heads * factors, layer.out_proj.weight, layer.out_proj.bias)
     weights = {"out_proj.weight": folded(use, layer.out_proj.weight, factors)}
@@ -257,13 +235,7 @@ def test_a_shared_weight_has_a_use_in_each_of_its_modules() -> None:
 @pytest.mark.parametrize(
     ("plain", "other", "weight", "inputs", "alike"),
     [
-        (
-            nn.Conv2d(5, 5, 3),
-            nn.ConvTranspose2d(5, 5, 3),
-            "weight",
-            (normal(5, 4, 4), normal(5, 3, 3)),
-            False,
-        ),
+        (nn.Conv2d(5, 5, 3), nn.ConvTranspose2d(5, 5, 3), "weight", (normal(5, 4, 4), normal(5, 3, 3)), False),
         (nn.Linear(3, 4), nn.LSTM(3, 1, batch_first=True), "weight_ih_l0", (normal(3), normal(2, 3)), True),
         (nn.Conv1d(4, 6, 3, groups=2), nn.Conv1d(2, 6, 3), "weight", (normal(4, 5), normal(2, 5)), False),
         (nn.Linear(4, 3), nn.Embedding(3, 4), "weight", (normal(4), torch.zeros(2).long()), False),
@@ -342,16 +314,8 @@ SITES = {
         "in_proj_weight",
         {"shape": [3, 8], "view": [3, 8, 8], "factor_view": [3, 1, 8], "outputs": [3, 8]},
     ),
-    "embedding": (
-        nn.Embedding(5, 3),
-        "weight",
-        {"shape": [5], "view": [5, 3], "factor_view": [5, 1], "outputs": [3]},
-    ),
-    "dense": (
-        nn.Linear(5, 3),
-        "weight",
-        {"shape": [5], "view": [3, 5], "factor_view": [1, 5], "outputs": [3]},
-    ),
+    "embedding": (nn.Embedding(5, 3), "weight", {"shape": [5], "view": [5, 3], "factor_view": [5, 1], "outputs": [3]}),
+    "dense": (nn.Linear(5, 3), "weight", {"shape": [5], "view": [3, 5], "factor_view": [1, 5], "outputs": [3]}),
 }
 
 

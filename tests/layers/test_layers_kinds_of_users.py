@@ -79,9 +79,7 @@ def test_factors_and_stacked_draws_are_a_loop(layer: nn.Module) -> None:
         torch.testing.assert_close(outputs[row : row + 1], truth, rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    "method", ["laplace-kfac", "rank1", "mean-field", "bali", "noisy-kfac", "batch-ensemble"]
-)
+@pytest.mark.parametrize("method", ["laplace-kfac", "rank1", "mean-field", "bali", "noisy-kfac", "batch-ensemble"])
 def test_methods_treat_it(page: dict[str, Any], method: str) -> None:
     network = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), page["Fused"](5, 2))
     data = normal(8, 4).float(), normal(8, 2, seed=1).float()

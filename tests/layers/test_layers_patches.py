@@ -34,9 +34,7 @@ def moment(layer: nn.Module, x: Tensor) -> Tensor:
     pads = layer._reversed_padding_repeated_twice
     x = F.pad(x, pads, mode="constant" if layer.padding_mode == "zeros" else layer.padding_mode)
     spans = [(k - 1) * d + 1 for k, d in zip(layer.kernel_size, layer.dilation, strict=True)]
-    starts = [
-        range(0, size - s + 1, step) for size, s, step in zip(x.shape[2:], spans, layer.stride, strict=True)
-    ]
+    starts = [range(0, size - s + 1, step) for size, s, step in zip(x.shape[2:], spans, layer.stride, strict=True)]
     total = torch.zeros(())
     for start in product(*starts):
         window = [slice(a, a + s, d) for a, s, d in zip(start, spans, layer.dilation, strict=True)]

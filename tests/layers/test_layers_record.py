@@ -26,9 +26,7 @@ def check(network: nn.Module, inputs, rows: int, *, tolerance: float = 1e-12) ->
         call(shell, inputs).sin().sum().backward()
     for row in range(rows):
         loss = call(network, take(inputs, slice(row, row + 1))).sin().sum()
-        for (name, _), truth in zip(
-            named.items(), torch.autograd.grad(loss, list(named.values())), strict=True
-        ):
+        for (name, _), truth in zip(named.items(), torch.autograd.grad(loss, list(named.values())), strict=True):
             part = BlockPart(name, None, None)
             gradient = part.gradients(record.of(part.key), rows, slice(row, row + 1)).reshape(truth.shape)
             assert (gradient - truth).norm() <= tolerance * truth.norm(), name
@@ -39,10 +37,7 @@ class Residual(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.stem, self.norm = nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4, affine=False)
-        self.conv, self.shortcut = (
-            nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False),
-            nn.Conv2d(4, 6, 1, stride=2),
-        )
+        self.conv, self.shortcut = (nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False), nn.Conv2d(4, 6, 1, stride=2))
         self.relu, self.head = nn.ReLU(inplace=True), nn.Linear(6, 3)
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -199,9 +194,7 @@ def untouched(net: nn.Sequential) -> bool:
 def test_no_gradient_of_weights_is_computed(network: nn.Sequential) -> None:
     record = Record()
     with recorded(network, dict(network.named_parameters()), record) as shell:
-        assert not any(
-            p.requires_grad for m in shell.modules() for p in m._parameters.values() if p is not None
-        )
+        assert not any(p.requires_grad for m in shell.modules() for p in m._parameters.values() if p is not None)
         shell(normal(5, 4)).sum().backward()
         assert untouched(network)
     assert all(call.gradient is not None for call in record.calls)
@@ -217,10 +210,7 @@ def test_frozen_networks_are_recorded_too(network: nn.Sequential) -> None:
 
 
 def test_an_error_leaves_the_network_as_it_was(network: nn.Sequential) -> None:
-    with (
-        pytest.raises(RuntimeError),
-        recorded(network, dict(network.named_parameters()), Record()) as shell,
-    ):
+    with pytest.raises(RuntimeError), recorded(network, dict(network.named_parameters()), Record()) as shell:
         shell(normal(5, 3))
     assert untouched(network)
 

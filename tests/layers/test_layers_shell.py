@@ -87,9 +87,7 @@ class Statistics(nn.Module):
 
 
 def tied() -> nn.Module:
-    net = Module(
-        lambda self, x: self.b(torch.tanh(self.a(x))) @ self.a.weight, a=nn.Linear(4, 4), b=nn.Linear(4, 4)
-    )
+    net = Module(lambda self, x: self.b(torch.tanh(self.a(x))) @ self.a.weight, a=nn.Linear(4, 4), b=nn.Linear(4, 4))
     net.b.weight = net.a.weight
     return net
 
@@ -189,12 +187,8 @@ def truth(plain: nn.Module, weights: dict[str, Tensor], x: Tensor) -> tuple[Tens
 
 
 def facts(network: nn.Module) -> list[Any]:
-    tensors = [
-        (id(t), t._version, t.requires_grad, t.grad) for t in (*network.parameters(), *network.buffers())
-    ]
-    modules = [
-        (id(m), m.training, tuple(m._forward_hooks), tuple(m._forward_pre_hooks)) for m in network.modules()
-    ]
+    tensors = [(id(t), t._version, t.requires_grad, t.grad) for t in (*network.parameters(), *network.buffers())]
+    modules = [(id(m), m.training, tuple(m._forward_hooks), tuple(m._forward_pre_hooks)) for m in network.modules()]
     return [*tensors, *modules, *(list(vars(m)) for m in network.modules())]
 
 
@@ -227,9 +221,7 @@ def test_leases_at_once_do_not_see_each_other(name: str):
     with torch.no_grad(), leased(network, weights) as one, leased(network) as other:
         assert one is not other and one is not network
         mixed = other(x), one(x)
-    assert torch.equal(mixed[0], network(x).detach()) and torch.equal(
-        mixed[1], truth(made(name), weights, x)[0]
-    )
+    assert torch.equal(mixed[0], network(x).detach()) and torch.equal(mixed[1], truth(made(name), weights, x)[0])
     pool = shell._pools[id(network)]
     assert len(pool.idle) == 2
     given = {id(tensor) for tensor in weights.values()}
@@ -369,9 +361,7 @@ def test_a_lease_of_a_shell_fills_it_anew():
     weights = drawn(network)
     with leased(network) as net:
         assert torch.equal(run(net, weights, x), F.linear(x, weights["weight"], weights["bias"]))
-        assert torch.equal(
-            run(net, {"bias": weights["bias"]}, x), F.linear(x, network.weight, weights["bias"])
-        )
+        assert torch.equal(run(net, {"bias": weights["bias"]}, x), F.linear(x, network.weight, weights["bias"]))
     assert torch.equal(run(network, {}, x), network(x))
 
 
@@ -424,11 +414,7 @@ METHODS = {
 
 def checkpointed_gradients(method: str, *, reentrant: bool, plain: bool = False) -> dict[str, Tensor]:
     """Of two losses before their backward passes: each must recompute with its own weights."""
-    network, x, y = (
-        made("checkpointed reentrant" if reentrant else "checkpointed"),
-        rows(6, 4),
-        torch.arange(6) % 3,
-    )
+    network, x, y = (made("checkpointed reentrant" if reentrant else "checkpointed"), rows(6, 4), torch.arange(6) % 3)
     if plain:
         network.function = lambda self, x: self.head(self.body(self.stem(x)))
     built = METHODS[method].build(network, Categorical(), 6)

@@ -185,11 +185,7 @@ class Branches(nn.Module):
 @pytest.mark.parametrize("prepare", [lambda x: x, lambda x: (x - 1) / 2], ids=["as they come", "normalised"])
 def test_every_branch_that_reads_the_inputs_is_found(prepare: Callable[[Tensor], Tensor]) -> None:
     uses = seen(Branches(prepare), rows(5, 4))
-    assert {name: use.reads_input for name, (use,) in uses.items()} == {
-        "left": True,
-        "right": True,
-        "head": False,
-    }
+    assert {name: use.reads_input for name, (use,) in uses.items()} == {"left": True, "right": True, "head": False}
 
 
 def test_several_inputs_are_all_inputs() -> None:

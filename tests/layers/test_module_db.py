@@ -18,9 +18,7 @@ def test_the_page_is_what_the_methods_do():
 
 
 def test_the_list_is_whole():
-    assert {"nn.Linear", "nn.LSTM", "nn.MultiheadAttention", "nn.Embedding", "nn.GroupNorm"} <= set(
-        with_parameters()
-    )
+    assert {"nn.Linear", "nn.LSTM", "nn.MultiheadAttention", "nn.Embedding", "nn.GroupNorm"} <= set(with_parameters())
     assert len(with_parameters()) >= 33  # 34 since PyTorch 2.13
 
 

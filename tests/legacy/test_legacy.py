@@ -13,12 +13,9 @@ import dubito
 from .make import HERE, cases, fit, network, predicted
 
 FOLDERS = sorted(path.parent for path in HERE.glob("*/expected.json"))
-POSTERIORS = [
-    pytest.param(path, id=f"{path.parent.name} {path.stem}") for path in sorted(HERE.glob("*/*.safetensors"))
-]
+POSTERIORS = [pytest.param(path, id=f"{path.parent.name} {path.stem}") for path in sorted(HERE.glob("*/*.safetensors"))]
 CHECKPOINTS = [
-    pytest.param(path, id=f"{path.parent.name} {path.name}")
-    for path in sorted(HERE.glob("[0-9]*/*.checkpoint*"))
+    pytest.param(path, id=f"{path.parent.name} {path.name}") for path in sorted(HERE.glob("[0-9]*/*.checkpoint*"))
 ]
 
 
@@ -30,9 +27,7 @@ def expected(path: Path) -> torch.Tensor:
 def test_every_method_is_kept():
     assert len(FOLDERS) >= 2
     newest = {path.stem for path in HERE.glob("[0-9]*/*.safetensors")}
-    assert {*dubito.methods()} <= newest, (
-        "a new method: write its files into a folder of their own, with make.py"
-    )
+    assert {*dubito.methods()} <= newest, "a new method: write its files into a folder of their own, with make.py"
     assert sum(path.stat().st_size for path in HERE.rglob("*")) < 1.5e6
 
 

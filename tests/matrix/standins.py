@@ -42,9 +42,7 @@ def stand_in(environment: Path) -> list[str]:
         sys.exit("the oldest PyTorch is a build for CUDA, and doing without CUDA takes cc and readelf")
     for name, functions in _functions(libraries).items():
         source, versions = libraries / "standin.c", libraries / "standin.map"
-        source.write_text(
-            "".join(f"void *{function}(void) {{ return (void *)1; }}\n" for function in functions)
-        )
+        source.write_text("".join(f"void *{function}(void) {{ return (void *)1; }}\n" for function in functions))
         version = next(filter(None, functions.values()), None)
         versions.write_text(f"{version} {{ global: *; }};\n")
         script = [f"-Wl,--version-script={versions}"] if version else []
@@ -62,9 +60,7 @@ def _functions(libraries: Path) -> dict[str, dict[str, str | None]]:
     """By library, the functions that PyTorch wants of it, with the version under which it asks for them."""
     wanted: defaultdict[str, dict[str, str | None]] = defaultdict(dict, {name: {} for name in EMPTY})
     for library in libraries.glob("*.so*"):
-        symbols = subprocess.run(
-            ["readelf", "-W", "--dyn-syms", library], capture_output=True, text=True
-        ).stdout
+        symbols = subprocess.run(["readelf", "-W", "--dyn-syms", library], capture_output=True, text=True).stdout
         for function, version in re.findall(r" UND (\w+)(?:@+([\w.]+))?", symbols):
             origin = VERSIONS.get(version, version)
             if origin in EMPTY:

@@ -54,11 +54,7 @@ def test_ece_against_the_direct_formula(problem, num_bins: int) -> None:
 def test_fifteen_bins_by_default(problem) -> None:
     probs, targets = problem
     assert ece(probs, targets) == ece(probs, targets, 15) != ece(probs, targets, 14)
-    assert (
-        classwise_ece(probs, targets)
-        == classwise_ece(probs, targets, 15)
-        != classwise_ece(probs, targets, 14)
-    )
+    assert classwise_ece(probs, targets) == classwise_ece(probs, targets, 15) != classwise_ece(probs, targets, 14)
     assert len(reliability_curve(probs, targets).count) == 15
 
 

@@ -72,11 +72,7 @@ def test_probabilities_of_exactly_0_and_1() -> None:
     probs = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
     right, wrong = torch.tensor([0, 1, 0]), torch.tensor([0, 1, 1])
     assert (accuracy(probs, right), nll(probs, right), brier(probs, right)) == (1.0, 0.0, 0.0)
-    assert (accuracy(probs, wrong), nll(probs, wrong), brier(probs, wrong)) == (
-        2 / 3,
-        math.inf,
-        pytest.approx(2 / 3),
-    )
+    assert (accuracy(probs, wrong), nll(probs, wrong), brier(probs, wrong)) == (2 / 3, math.inf, pytest.approx(2 / 3))
     assert nll_per_example(probs, wrong).tolist() == [0.0, 0.0, math.inf]
     assert brier_per_example(probs, wrong).tolist() == [0.0, 0.0, 2.0]
     assert normalised_entropy(probs) == 0.0

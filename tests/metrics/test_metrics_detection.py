@@ -60,11 +60,7 @@ def test_all_scores_tied() -> None:
 def test_perfect_and_reversed_scores() -> None:
     positives = torch.tensor([False, False, True, True])
     scores = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    assert (auroc(scores, positives), average_precision(scores, positives), fpr95(scores, positives)) == (
-        1,
-        1,
-        0,
-    )
+    assert (auroc(scores, positives), average_precision(scores, positives), fpr95(scores, positives)) == (1, 1, 0)
     assert (auroc(-scores, positives), fpr95(-scores, positives)) == (0, 1)
 
 

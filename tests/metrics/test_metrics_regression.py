@@ -44,9 +44,7 @@ def crps_by_integration(target: float, means: np.ndarray, stds: np.ndarray) -> f
     low = min(target, (means - 12 * stds).min())
     high = max(target, (means + 12 * stds).max())
     marks = [float(mean) for mean in means]
-    below, _ = quad(
-        lambda x: cdf(x) ** 2, low, target, points=[m for m in marks if low < m < target], limit=500
-    )
+    below, _ = quad(lambda x: cdf(x) ** 2, low, target, points=[m for m in marks if low < m < target], limit=500)
     above, _ = quad(
         lambda x: (cdf(x) - 1) ** 2, target, high, points=[m for m in marks if target < m < high], limit=500
     )
@@ -115,9 +113,7 @@ def test_crps_of_a_mixture_against_integration(dtype: torch.dtype) -> None:
     reference = [crps_by_integration(float(y), m.numpy(), s.numpy()) for y, m, s in columns]
     # The quadrature itself is good to 1e-8.
     np.testing.assert_allclose(values, reference, atol=max(2e-8, TOLERANCE[dtype]))
-    assert crps_mixture(targets, means, stds) == pytest.approx(
-        np.mean(reference), abs=max(2e-8, TOLERANCE[dtype])
-    )
+    assert crps_mixture(targets, means, stds) == pytest.approx(np.mean(reference), abs=max(2e-8, TOLERANCE[dtype]))
 
 
 @DTYPES
@@ -134,9 +130,7 @@ def test_crps_of_a_gaussian_against_its_closed_form(dtype: torch.dtype) -> None:
 def test_crps_of_equal_components_is_that_of_one() -> None:
     targets, means, stds = mixture(1, 20)
     copies = means.expand(5, -1), stds.expand(5, -1)
-    assert crps_mixture(targets, *copies) == pytest.approx(
-        crps_gaussian(targets, means[0], stds[0]), rel=1e-12
-    )
+    assert crps_mixture(targets, *copies) == pytest.approx(crps_gaussian(targets, means[0], stds[0]), rel=1e-12)
 
 
 def test_crps_of_points_is_that_of_an_ensemble() -> None:

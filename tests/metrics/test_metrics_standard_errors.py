@@ -38,9 +38,7 @@ def test_over_examples_against_scipy() -> None:
     assert result.standard_error == pytest.approx(sem(values), rel=1e-12)
     assert result.over is Over.EXAMPLES
     yes_or_no = torch.tensor([True, False, True, True])
-    assert standard_error_over_examples(yes_or_no).standard_error == pytest.approx(
-        sem([1, 0, 1, 1]), rel=1e-12
-    )
+    assert standard_error_over_examples(yes_or_no).standard_error == pytest.approx(sem([1, 0, 1, 1]), rel=1e-12)
 
 
 def test_two_kinds_never_mix() -> None:

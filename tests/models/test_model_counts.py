@@ -48,9 +48,7 @@ def rank1(network: nn.Module, components: int, num_classes: int) -> int:
         (models.densenet161, 28_461_064),
     ],
 )
-def test_convolutions_and_classifier_match_table_3_of_inf(
-    factory: Callable[..., nn.Module], weights: int
-) -> None:
+def test_convolutions_and_classifier_match_table_3_of_inf(factory: Callable[..., nn.Module], weights: int) -> None:
     network = factory(num_classes=1000)
     layers = weight_layers(network)
     assert [layer.bias is not None for layer in layers] == [False] * (len(layers) - 1) + [True]
@@ -70,11 +68,7 @@ def test_depth_counts_the_convolutions_of_a_wide_resnet(depth: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "arguments", "nodes"),
-    [
-        ("vgg16", {}, 5_251),
-        ("resnet50", {}, 24_579),
-        ("wide_resnet", {"depth": 28, "width": 10}, 9_475),
-    ],
+    [("vgg16", {}, 5_251), ("resnet50", {}, 24_579), ("wide_resnet", {"depth": 28, "width": 10}, 9_475)],
 )
 def test_nodes_match_table_1_of_the_implicit_paper(name: str, arguments: dict, nodes: int) -> None:
     # a node is an input channel of a convolution or an input feature of a dense layer, shortcuts included

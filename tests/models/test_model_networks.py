@@ -108,9 +108,7 @@ def test_projections_stand_where_the_shape_changes() -> None:
 def test_densenet_computes_huang_et_al() -> None:
     network, state = evaluated(models.densenet121(num_classes=5))
     inputs = images(1, 3, 32, 32, dtype=torch.float64)
-    maps = F.max_pool2d(
-        norm(state, "features.norm0", conv(state, "features.conv0", inputs, 2)).relu(), 3, 2, 1
-    )
+    maps = F.max_pool2d(norm(state, "features.norm0", conv(state, "features.conv0", inputs, 2)).relu(), 3, 2, 1)
     for block, depth in enumerate((6, 12, 24, 16), 1):
         for index in range(1, depth + 1):
             name = f"features.denseblock{block}.denselayer{index}"

@@ -102,9 +102,7 @@ def read(run: subprocess.CompletedProcess[str]) -> tuple[str, str]:
 
 def chosen(words: list[str]) -> list[Mutant]:
     """The bugs that any of the words speaks of; all where there are none."""
-    return [
-        m for m in MUTANTS if not words or any(word in f"{m.room} {m.file} {m.sentence}" for word in words)
-    ]
+    return [m for m in MUTANTS if not words or any(word in f"{m.room} {m.file} {m.sentence}" for word in words)]
 
 
 def main() -> int:

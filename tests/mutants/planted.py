@@ -44,9 +44,7 @@ class Mutant:
 
 def mutant(file: str, old: str, new: str, test: str, sentence: str) -> Mutant:
     """A bug in the package, caught by tests under `tests/`, separated by spaces."""
-    return Mutant(
-        f"src/dubito/{file}", old, new, tuple(f"tests/{each}" for each in test.split(" ")), sentence
-    )
+    return Mutant(f"src/dubito/{file}", old, new, tuple(f"tests/{each}" for each in test.split(" ")), sentence)
 
 
 MUTANTS = (

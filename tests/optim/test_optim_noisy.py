@@ -28,9 +28,7 @@ def table(rows: int = 12, dtype: torch.dtype = torch.float64) -> tuple[Tensor, T
     return x.to(dtype), (x[:, 0] > 0).long()
 
 
-def run(
-    model: nn.Module, optimizer: NoisyOptimizer, steps: int, x: Tensor, y: Tensor, passes: int = 1
-) -> None:
+def run(model: nn.Module, optimizer: NoisyOptimizer, steps: int, x: Tensor, y: Tensor, passes: int = 1) -> None:
     for _ in range(steps):
         optimizer.zero_grad()
         for a, b in zip(x.chunk(passes), y.chunk(passes), strict=True):
@@ -159,13 +157,8 @@ def test_noisy_kfac_is_algorithm_5() -> None:
     lam, eta, beta, alpha = 0.4, 0.49, 0.2, 0.05
     gamma = lam / (N * eta)
     layers = [model[0], model[2]]
-    means = [
-        torch.cat([each.weight, each.bias[:, None]], 1).detach().mT for each in layers
-    ]  # inputs × outputs
-    psi = [
-        (torch.zeros(m.shape[0], m.shape[0]).double(), torch.zeros(m.shape[1], m.shape[1]).double())
-        for m in means
-    ]
+    means = [torch.cat([each.weight, each.bias[:, None]], 1).detach().mT for each in layers]  # inputs × outputs
+    psi = [(torch.zeros(m.shape[0], m.shape[0]).double(), torch.zeros(m.shape[1], m.shape[1]).double()) for m in means]
     weights = [m.clone() for m in means]
     scales: list[tuple[Tensor, Tensor]] = []
     for step in range(5):
@@ -185,10 +178,7 @@ def test_noisy_kfac_is_algorithm_5() -> None:
         g = torch.autograd.grad(total, (z1, z2))
         scales = []
         for i, (a, b) in enumerate(zip((x1, x2.detach()), g, strict=True)):
-            psi[i] = (
-                (1 - beta) * psi[i][0] + beta * a.mT @ a / 12,
-                (1 - beta) * psi[i][1] + beta * b.mT @ b / 12,
-            )
+            psi[i] = ((1 - beta) * psi[i][0] + beta * a.mT @ a / 12, (1 - beta) * psi[i][1] + beta * b.mT @ b / 12)
             pi = (psi[i][0].diagonal().mean() / psi[i][1].diagonal().mean()).sqrt()
             eye = [torch.eye(len(each), dtype=torch.float64) for each in psi[i]]
             r = torch.linalg.inv(pi * math.sqrt(gamma) * eye[0] + psi[i][0])
@@ -219,9 +209,7 @@ def test_roots_are_computed_once_per_step_and_follow_the_factors(monkeypatch) ->
     moved = optimizer.roots(weight, group)
     for tril, factor in zip(moved, ("inputs", "outputs"), strict=True):
         rest = tril @ tril.mT - optimizer.state[weight][factor]
-        torch.testing.assert_close(
-            rest, rest[0, 0, 0] * torch.eye(len(rest[0])).double()[None], atol=1e-12, rtol=0
-        )
+        torch.testing.assert_close(rest, rest[0, 0, 0] * torch.eye(len(rest[0])).double()[None], atol=1e-12, rtol=0)
     optimizer.state[weight]["outputs"].fill_(torch.nan)
     assert optimizer.roots(weight, group)[1].isnan().any()
 
@@ -306,15 +294,11 @@ def test_squares_of_rows_on_layers_of_every_kind() -> None:
     x = torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     y = torch.arange(6) % 3
     # A prior so narrow that draws are the means, and f starts at 0.
-    optimizer = VOGN(
-        model.parameters(), num_data=N, lr=1e-9, betas=(0.0, 0.5), prior_std=1e-8, initial_std=1.0
-    )
+    optimizer = VOGN(model.parameters(), num_data=N, lr=1e-9, betas=(0.0, 0.5), prior_std=1e-8, initial_std=1.0)
     weights = start(model)
     run(model, optimizer, 1, x, y)
     for p, each in zip(model.parameters(), slopes(model, weights, x, y), strict=True):
-        torch.testing.assert_close(
-            optimizer.state[p]["fisher"], 0.5 * each.square().mean(0), rtol=1e-4, atol=1e-7
-        )
+        torch.testing.assert_close(optimizer.state[p]["fisher"], 0.5 * each.square().mean(0), rtol=1e-4, atol=1e-7)
 
 
 class Bare(nn.Module):
@@ -345,9 +329,7 @@ def test_weights_without_a_rule_count_the_rows_they_saw(kind, rate, passes: int)
             (F.cross_entropy(model(a), b) * len(a) / len(x)).backward()
     optimizer.step()
     mean = slopes(model, weights, x, y)[0].mean(0)
-    torch.testing.assert_close(
-        optimizer.state[model.bare]["fisher"], 0.5 * 12 * mean.square(), rtol=1e-4, atol=1e-8
-    )
+    torch.testing.assert_close(optimizer.state[model.bare]["fisher"], 0.5 * 12 * mean.square(), rtol=1e-4, atol=1e-8)
 
 
 @every

@@ -41,8 +41,7 @@ def run(cells, data, settings: Toy, steps) -> list[Outcome]:
                 for cell in cells
             )
     return [
-        Outcome(metrics={"error": settings.base + value, "score": -value}, details={"steps": steps})
-        for value in data
+        Outcome(metrics={"error": settings.base + value, "score": -value}, details={"steps": steps}) for value in data
     ]
 
 
@@ -96,9 +95,7 @@ def table(made: Experiment | None = None, **changes) -> Table:
             ("alpha", "two", "error"): Published(2.5),
             ("beta", "one", "error"): Published(2.5, 0.1, Over.EXAMPLES),
         },
-        "claims": (
-            Claim(text="one errs less", metric="error", better="one", than="two", data=("alpha", "beta")),
-        ),
+        "claims": (Claim(text="one errs less", metric="error", better="one", than="two", data=("alpha", "beta")),),
     }
     return Table(**{**fields, **changes})
 

@@ -24,9 +24,7 @@ def folder(tmp_path: Path) -> Path:
     words = stream.integers(4, 4 + len(WORDS), (40, 40)).astype(np.uint16)
     words[:, :20] = 0  # padded on the left
     classes = (words == 4).any(1).astype(np.uint8)
-    parts: Any = {
-        f"{key}_{part}": value for part in ("train", "test") for key, value in (("x", words), ("y", classes))
-    }
+    parts: Any = {f"{key}_{part}": value for part in ("train", "test") for key, value in (("x", words), ("y", classes))}
     parts["vocab_utf8"] = joined(WORDS)
     np.savez(tmp_path / "imdb_top20k_len80.npz", **parts)
     sentences = ["the good film .", "a bad zebra plot", "fine", "the dull dull film"] * 10

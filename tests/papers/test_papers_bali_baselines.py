@@ -88,10 +88,7 @@ def test_every_table_has_the_columns():
         for name in BASELINES
     )
     claims = {claim.than: claim.data for claim in TABLES[0].claims}
-    assert claims["noisy-kfac"] == (
-        "yacht",
-        "concrete",
-    )  # by Table 1: 3.8 and 3.0 standard errors; energy 1.2
+    assert claims["noisy-kfac"] == ("yacht", "concrete")  # by Table 1: 3.8 and 3.0 standard errors; energy 1.2
     assert "wine-red" not in claims["mean-field"]  # where it is BALI that is worse
 
 

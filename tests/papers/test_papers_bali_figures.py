@@ -20,16 +20,8 @@ def test_settings_are_those_of_tables_5_and_6():
     assert (method.effective_data, method.hidden_floor) == (3681 / 4, 0.01)
     other = binary.method_of("bali-l", magic, 15216)
     assert isinstance(other, BALI) and other.sampling == "local"
-    assert (other.step_size, other.prior_scale) == (0.5, 8.0) and other.effective_data == pytest.approx(
-        1521.6
-    )
-    assert (spam.iterations, spam.batch_size, spam.lr, spam.weight_decay, spam.rate) == (
-        20_000,
-        2048,
-        1e-3,
-        1e-4,
-        0.1,
-    )
+    assert (other.step_size, other.prior_scale) == (0.5, 8.0) and other.effective_data == pytest.approx(1521.6)
+    assert (spam.iterations, spam.batch_size, spam.lr, spam.weight_decay, spam.rate) == (20_000, 2048, 1e-3, 1e-4, 0.1)
     assert {cell.data for cell in paper.cells if cell.method == "bali-l"} == {"spambase"}
 
 
@@ -64,9 +56,7 @@ def test_toys_are_measured_near_and_far():
     stream = torch.Generator().manual_seed(0)
     inputs = torch.rand(40, 1, generator=stream) * 2 - 1
     part = figure_1.Part(inputs, inputs.sin() + 0.02 * torch.randn(40, 1, generator=stream))
-    settings = replace(
-        figure_1.Toy(), hidden=(16,), iterations=200, initial_std=1.0, num_samples=64, places=61
-    )
+    settings = replace(figure_1.Toy(), hidden=(16,), iterations=200, initial_std=1.0, num_samples=64, places=61)
     found = figure_1.run_split(cell, part, part, settings, None)
     assert found.metrics["rmse"] < 0.1
     assert found.metrics["growth"] > 1  # a half unit beyond the points
@@ -75,9 +65,7 @@ def test_toys_are_measured_near_and_far():
         [value for value, out in zip(found.details["epistemic"], far, strict=True) if out]
     ).value
     assert outside == pytest.approx(found.metrics["far"], rel=0.3)
-    assert all(
-        std > doubt for std, doubt in zip(found.details["std"], found.details["epistemic"], strict=True)
-    )
+    assert all(std > doubt for std, doubt in zip(found.details["std"], found.details["epistemic"], strict=True))
 
 
 def test_toys_have_the_settings_of_appendix_h1():

@@ -32,17 +32,7 @@ def test_a_part_is_run_and_its_rows_printed_as_json(capsys, toy):
     assert main(part) == 0
     out, err = capsys.readouterr()
     rows = json.loads(out)
-    assert list(rows[0]) == [
-        "data",
-        "method",
-        "metric",
-        "ours",
-        "ours_se",
-        "n",
-        "paper",
-        "paper_se",
-        "verdict",
-    ]
+    assert list(rows[0]) == ["data", "method", "metric", "ours", "ours_se", "n", "paper", "paper_se", "verdict"]
     assert [row["metric"] for row in rows] == ["error", "score"]
     assert rows[0]["ours"] == pytest.approx((1 + 2 + 4) / 3)
     assert (rows[0]["n"], rows[0]["paper"], rows[0]["verdict"]) == (3, 2.5, "within 2")

@@ -83,9 +83,7 @@ def test_the_heading_says_what_is_smaller():
 
 
 def test_unknown_tables_list_the_known():
-    with pytest.raises(
-        UnknownNameError, match=r"unknown table or figure 'bali-table-20'.*Known: .*bali-table-1"
-    ):
+    with pytest.raises(UnknownNameError, match=r"unknown table or figure 'bali-table-20'.*Known: .*bali-table-1"):
         tables()["bali-table-20"]
 
 
@@ -99,9 +97,7 @@ EXPERIMENTS = {
 
 
 @pytest.mark.filterwarnings("ignore:the network is no better than a constant")  # after two steps it is not
-@pytest.mark.parametrize(
-    ("name", "scale"), [(n, scale) for n, made in EXPERIMENTS.items() for scale in made.scales]
-)
+@pytest.mark.parametrize(("name", "scale"), [(n, scale) for n, made in EXPERIMENTS.items() for scale in made.scales])
 def test_every_experiment_runs_two_steps_of_its_scales_on_made_up_data(name, scale):
     made = EXPERIMENTS[name]
     with warnings.catch_warnings():  # networks after two steps rightly make some methods warn

@@ -43,9 +43,7 @@ def test_errors_of_active_learning_are_in_original_units():
     curve = plain.details["rmse"]
     assert len(curve) == 3 and plain.metrics["rmse"] == pytest.approx(sum(curve[1:]) / 2)
     assert plain.metrics["last_rmse"] == pytest.approx(curve[-1])
-    assert random.details["rmse"][0] == pytest.approx(
-        curve[0], rel=0.05
-    )  # the same rows and weights to start with
+    assert random.details["rmse"][0] == pytest.approx(curve[0], rel=0.05)  # the same rows and weights to start with
 
 
 def test_the_toys_reference_must_have_converged():
@@ -56,9 +54,7 @@ def test_the_toys_reference_must_have_converged():
         figure_4.run_split(cell, figure_4.generate_cell(cell), short, None)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:the network is no better than a constant"
-)  # after two steps it may not be
+@pytest.mark.filterwarnings("ignore:the network is no better than a constant")  # after two steps it may not be
 def test_points_are_shared_by_the_structures():
     settings, images = table_2.Fit(), table_2.generate_cell(Cell(table_2.DATA, "nn", seed=9))
     point, _ = table_2.fitted(Cell(table_2.DATA, "nn", seed=9), images, settings, 2)

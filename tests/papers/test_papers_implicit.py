@@ -36,9 +36,7 @@ def test_a_plane_holds_points_of_two_dimensions_and_is_numpys():
     assert plane.explained == pytest.approx(1)
     points = normal(5, 9)
     variances = torch.linalg.eigvalsh(torch.cov(points.mT)).flip(0)
-    assert figure_2.Plane.through(points).explained == pytest.approx(
-        float(variances[:2].sum() / variances.sum())
-    )
+    assert figure_2.Plane.through(points).explained == pytest.approx(float(variances[:2].sum() / variances.sum()))
 
 
 def test_a_convex_loss_has_no_barrier_and_a_fold_has_its_height():
@@ -142,9 +140,7 @@ def test_curves_of_doubt_add_up_and_start_at_the_images_as_they_are(posterior):
     steps = curves["total"].diff()
     assert found.metrics["least_rise"] == pytest.approx(float(steps.min()), abs=1e-6)
     assert found.metrics["rise"] == pytest.approx(float(steps.sum()), abs=1e-6)
-    assert found.metrics["share"] == pytest.approx(
-        float(curves["epistemic"].sum() / curves["total"].sum()), rel=1e-5
-    )
+    assert found.metrics["share"] == pytest.approx(float(curves["epistemic"].sum() / curves["total"].sum()), rel=1e-5)
 
 
 def test_sizes_are_the_figures():

@@ -38,17 +38,13 @@ def loaded(*arguments: str) -> set[str]:
         "print('LOADED', *(name for name in sys.modules if name.startswith('papers.')))\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines()[-1].split()[1:])
 
 
 def experiments(modules: set[str]) -> set[str]:
-    return {
-        name for name in modules if not name.startswith(("papers.runner", "papers.index", "papers.settings"))
-    }
+    return {name for name in modules if not name.startswith(("papers.runner", "papers.index", "papers.settings"))}
 
 
 def test_looking_up_one_table_imports_one_table():
@@ -68,9 +64,7 @@ def test_looking_up_one_table_imports_one_table():
 def test_names_alone_import_no_table():
     code = "import sys, papers.runner as r; list(r.tables()); print(*sys.modules)"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert experiments({name for name in done.stdout.split() if name.startswith("papers.")}) == set()
 
 
@@ -111,9 +105,7 @@ def test_the_variable_comes_first_and_takes_the_folder_or_its_checkout(installed
         monkeypatch.setenv(laboratory.VARIABLE, str(named))
         assert laboratory.papers_folder() == other
     monkeypatch.setenv(laboratory.VARIABLE, str(installed / "nothing"))
-    with pytest.raises(
-        ConfigError, match=r"DUBITO_PAPERS must name the folder papers of a checkout.*nothing"
-    ):
+    with pytest.raises(ConfigError, match=r"DUBITO_PAPERS must name the folder papers of a checkout.*nothing"):
         laboratory.papers_folder()
 
 

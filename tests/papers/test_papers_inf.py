@@ -80,18 +80,14 @@ def test_what_inf_keeps_is_counted():
     inputs = torch.randn(6, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     data = (inputs, torch.arange(6))
     with pytest.warns(match="no better than a constant"):
-        posterior = Laplace(structure=INF(rank=10), subset=table_3_trained.kernels(net)).fit(
-            net, data, Categorical()
-        )
+        posterior = Laplace(structure=INF(rank=10), subset=table_3_trained.kernels(net)).fit(net, data, Categorical())
     found = table_3_trained.sizes(posterior)
     layers = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     assert len(posterior.blocks) == len(layers)
     diagonal = sum(block.rows * block.columns for block in posterior.blocks.values())
     more = 0
     for block in posterior.blocks.values():
-        (_, g), (_, a) = (
-            posterior.block_tensors(block)[f"{side}_vectors"].shape[1:] for side in ("output", "input")
-        )
+        (_, g), (_, a) = (posterior.block_tensors(block)[f"{side}_vectors"].shape[1:] for side in ("output", "input"))
         more += g * block.rows + a * block.columns + g * a
     assert found["numbers"] == diagonal + more
     assert found["ratio"] == pytest.approx((diagonal + more) / diagonal)

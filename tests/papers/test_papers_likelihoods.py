@@ -22,8 +22,6 @@ def test_differences_are_those_of_splits() -> None:
 
 def test_counts_are_made_with_more_spread_than_poissons(tmp_path: Path) -> None:
     noise.made_up(tmp_path / "counts.csv")
-    counts = [
-        float(line.rsplit(",", 1)[1]) for line in (tmp_path / "counts.csv").read_text().splitlines()[1:]
-    ]
+    counts = [float(line.rsplit(",", 1)[1]) for line in (tmp_path / "counts.csv").read_text().splitlines()[1:]]
     assert len(counts) == 4000 and all(count == round(count) >= 0 for count in counts)
     assert sum(counts) / 4000 == pytest.approx(3.9, abs=0.5)

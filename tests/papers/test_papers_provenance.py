@@ -68,9 +68,7 @@ def test_functions_are_told_by_name_and_settings_by_all_fields():
 
 def git(folder: Path, *words: str) -> str:
     identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
-    return subprocess.run(
-        ["git", "-C", folder, *identity, *words], check=True, capture_output=True, text=True
-    ).stdout
+    return subprocess.run(["git", "-C", folder, *identity, *words], check=True, capture_output=True, text=True).stdout
 
 
 def test_the_commit_and_whether_the_code_differs_from_it(tmp_path):

@@ -52,9 +52,7 @@ def stored(folder: Path, name: str) -> list[Path]:
 
 
 def left_behind(folder: Path) -> list[Path]:
-    return [*folder.rglob("*.partial")] + [
-        path for path in (folder / ".runs" / "claims").rglob("*") if path.is_file()
-    ]
+    return [*folder.rglob("*.partial")] + [path for path in (folder / ".runs" / "claims").rglob("*") if path.is_file()]
 
 
 # -- ranking ----------------------------------------------------------------------------------------------------
@@ -80,16 +78,11 @@ def test_measured_seconds_and_what_is_there_change_the_order(toys):
 
 def test_a_group_closes_the_rows_of_all_tables_that_read_it(monkeypatch, toys):
     monkeypatch.undo()
-    monkeypatch.setattr(
-        index, "TABLES", {name: index.TABLES[name] for name in ("bali-table-2", "bali-figure-2")}
-    )
+    monkeypatch.setattr(index, "TABLES", {name: index.TABLES[name] for name in ("bali-table-2", "bali-figure-2")})
     groups = ranked(tables(), Results(folder=toys))
     assert {group.rows for group in groups} == {4 + 3}
     assert {group.scale for group in groups} == {"small"}  # the one that is run where none is asked for
-    assert {group.scale for group in ranked(tables(), Results(folder=toys), scale="all")} == {
-        "small",
-        "paper",
-    }
+    assert {group.scale for group in ranked(tables(), Results(folder=toys), scale="all")} == {"small", "paper"}
     assert ranked(tables(), Results(folder=toys), scale="huge") == []
 
 
@@ -132,9 +125,7 @@ def test_results_say_with_which_settings_and_which_commit(toys):
     assert entry["seed"] == 3
     assert entry["data"][0] == {"shape": [8, 3], "dtype": "torch.float32"}
     assert any("Linear(in_features=3, out_features=4" in line for line in entry["network"])
-    head = subprocess.run(
-        ["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-    )
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent)
     assert content["commit"]["sha"] == head.stdout.strip()
     assert isinstance(content["commit"]["dirty"], bool)
 
@@ -228,9 +219,7 @@ def started(folder: Path, jobs: int) -> subprocess.Popen:
     here = Path(__file__).parent
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(here)])}
     command = [sys.executable, str(here / "papers_queue_run.py"), str(folder), "slow", str(jobs)]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def waited(condition, seconds: float = 60.0) -> None:

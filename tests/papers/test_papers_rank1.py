@@ -12,9 +12,7 @@ from papers.runner.experiment import Outcome
 
 def made(seed: int, size: int = 200) -> tuple[torch.Tensor, torch.Tensor]:
     stream = torch.Generator().manual_seed(seed)
-    probs = (
-        torch.rand(3, size, generator=stream, dtype=torch.float64).mul(20).round().clamp(1, 19) / 20
-    )  # with ties
+    probs = torch.rand(3, size, generator=stream, dtype=torch.float64).mul(20).round().clamp(1, 19) / 20  # with ties
     return probs, (torch.rand(size, generator=stream, dtype=torch.float64) < probs[0]).long()
 
 
@@ -37,18 +35,13 @@ def test_counted_patients_are_repeated_patients():
 def test_the_interval_of_a_mean_is_that_of_the_paired_bootstrap():
     (first, died), (second, _) = made(1), made(2)
     found = patient_differences(first, second, died)["nll"]
-    losses = [
-        torch.stack([metrics.nll_per_example(each, died) for each in probs]).mean(0)
-        for probs in (first, second)
-    ]
+    losses = [torch.stack([metrics.nll_per_example(each, died) for each in probs]).mean(0) for probs in (first, second)]
     expected = paired_bootstrap(*losses, over=Over.EXAMPLES)
     assert found.difference == pytest.approx(expected.difference, rel=1e-9)
     # Two bootstraps of 2,000 resamples: their errors differ by about 2 %, their ends by 0.085 of an error.
     assert found.standard_error == pytest.approx(expected.standard_error, rel=0.1)
     for name in ("lower", "upper"):
-        assert getattr(found, name) == pytest.approx(
-            getattr(expected, name), abs=0.35 * expected.standard_error
-        )
+        assert getattr(found, name) == pytest.approx(getattr(expected, name), abs=0.35 * expected.standard_error)
     with pytest.raises(DataError, match=r"second must be \[seeds, 200\], got \[3, 7\]"):
         patient_differences(first, second[:, :7], died)
 

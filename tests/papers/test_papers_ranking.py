@@ -11,9 +11,7 @@ DISTANCE = Source(table="planted", metric="total_variation", title="distance", m
 
 
 def row(*values: float, nbytes: float | None = 1e6, seconds: float | None = 10.0) -> Row:
-    return Row(
-        values={("imdb", 0, seed): value for seed, value in enumerate(values)}, nbytes=nbytes, seconds=seconds
-    )
+    return Row(values={("imdb", 0, seed): value for seed, value in enumerate(values)}, nbytes=nbytes, seconds=seconds)
 
 
 PLANTED = {
@@ -49,22 +47,16 @@ def test_sentences_say_what_the_numbers_say(board):
     assert told["deep-ensemble"].endswith("4 MB, 40 seconds of CPU time.")
     assert "ties with deep-ensemble" in told["laplace-inf"] and "is within 0.005" in told["laplace-inf"]
     assert "2 MB (0.5×), 12 seconds of CPU time (0.3×)." in told["laplace-inf"]
-    assert (
-        "nothing of no more bytes is nearer and nothing of no more CPU time is nearer" in told["laplace-inf"]
-    )
+    assert "nothing of no more bytes is nearer and nothing of no more CPU time is nearer" in told["laplace-inf"]
     assert "cannot be told from deep-ensemble" in told["rank1"] and "which holds 0" in told["rank1"]
-    assert (
-        "nothing of no more bytes is nearer and at no more CPU time deep-ensemble is nearer" in told["rank1"]
-    )
+    assert "nothing of no more bytes is nearer and at no more CPU time deep-ensemble is nearer" in told["rank1"]
     assert re.search(r"place 4; farther than deep-ensemble by 0\.100 \(0\.09\d+ to 0\.1\d+\)", told["map"])
     assert "(1 run, no interval), by 0.150 farther than deep-ensemble: too few runs" in told["swag"]
     assert "at no more bytes deep-ensemble is nearer and at no more CPU time laplace-inf" in told["swag"]
 
 
 def test_where_higher_is_nearer_the_order_turns():
-    source = Source(
-        table="planted", metric="agreement", title="agreement", margin=0.005, lower_is_better=False
-    )
+    source = Source(table="planted", metric="agreement", title="agreement", margin=0.005, lower_is_better=False)
     board = ranked(source, {"map": row(0.80, 0.81, 0.82), "rank1": row(0.90, 0.915, 0.92)})
     assert [each.method for each in board.standings] == ["rank1", "map"]
     assert board.standings[1].status == "farther" and board.standings[1].gap.value == pytest.approx(0.305 / 3)

@@ -17,9 +17,7 @@ from papers.runner.experiment import Cell
 from papers.runner.gap import GAP_SPLITS, divided
 
 pytestmark = [
-    pytest.mark.filterwarnings(
-        "ignore::dubito.DubitoWarning"
-    ),  # after two steps networks rightly make some warn
+    pytest.mark.filterwarnings("ignore::dubito.DubitoWarning")  # after two steps networks rightly make some warn
 ]
 
 
@@ -66,9 +64,7 @@ def test_methods_of_a_split_see_the_same_rows(monkeypatch):
 @pytest.mark.parametrize("name", ["map", "deep-ensemble", "bali", "laplace-inf"])
 def test_cells_of_the_gaps_run_on_made_up_rows(name):
     cell = Cell("naval-no-gap", name, split=1)
-    (outcome,) = gap.EXPERIMENT.run(
-        [cell], [gap.generate_cell(cell)], gap.EXPERIMENT.settings("paper", cell), 2
-    )
+    (outcome,) = gap.EXPERIMENT.run([cell], [gap.generate_cell(cell)], gap.EXPERIMENT.settings("paper", cell), 2)
     assert {metric.name for metric in gap.TABLES[0].metrics} <= outcome.metrics.keys()
     assert all(math.isfinite(value) for value in outcome.metrics.values())
     assert outcome.details["column"] == 11
@@ -166,12 +162,8 @@ def test_cells_against_chains_run_on_made_up_rows(name):
     (outcome,) = hmc.EXPERIMENT.run([cell], [hmc.generate_cell(cell)], settings, 2)
     costs = {"bytes", "seconds"} if name == "hmc" else set()  # chains leave no file
     assert {metric.name for metric in hmc.TABLES[0].metrics} - costs <= outcome.metrics.keys()
-    assert (
-        all(math.isfinite(value) for value in outcome.metrics.values()) and outcome.metrics["w2_inside"] > 0
-    )
-    assert (outcome.metrics["spread_inside"] == 0) == (
-        name in ("map", "swag")
-    )  # which gathers after two steps
+    assert all(math.isfinite(value) for value in outcome.metrics.values()) and outcome.metrics["w2_inside"] > 0
+    assert (outcome.metrics["spread_inside"] == 0) == (name in ("map", "swag"))  # which gathers after two steps
 
 
 # -- calibration ------------------------------------------------------------------------------------------------

@@ -129,20 +129,12 @@ def test_unnamed_and_unknown_settings_are_refused_with_a_remedy():
 
 def test_added_and_renamed_fields_leave_checksums_as_they_were(monkeypatch):
     before = {"type": "Rank1", "components": 4, "family": {"type": "Normal", "prior_std": 0.1}}
-    after = {
-        "type": "Rank1",
-        "parts": 4,
-        "new": None,
-        "family": {"type": "Normal", "prior_std": 0.1, "new": 2},
-    }
+    after = {"type": "Rank1", "parts": 4, "new": None, "family": {"type": "Normal", "prior_std": 0.1, "new": 2}}
     assert decisive(before) == before
     monkeypatch.setattr(settings, "ADDED", {"Rank1": {"new": None}, "Normal": {"new": 1}})
     monkeypatch.setattr(settings, "RENAMED", {"Rank1": {"parts": "components"}})
     changed = decisive(after)
-    assert changed == {
-        **before,
-        "family": {"type": "Normal", "prior_std": 0.1, "new": 2},
-    }  # 2 changes something
+    assert changed == {**before, "family": {"type": "Normal", "prior_std": 0.1, "new": 2}}  # 2 changes something
     assert decisive([after])[0] == changed
 
 

@@ -79,14 +79,8 @@ def test_sets_of_classes_are_the_smallest_that_hold_the_level():
 
 
 CELLS = [
-    *(
-        ("uci/yacht", name)
-        for name in ("boosting", "boosting-mapie", "gaussian-process", "laplace-inf", "rank1")
-    ),
-    *(
-        ("german-credit", name)
-        for name in ("boosting", "boosting-mapie", "gaussian-process", "deep-ensemble")
-    ),
+    *(("uci/yacht", name) for name in ("boosting", "boosting-mapie", "gaussian-process", "laplace-inf", "rank1")),
+    *(("german-credit", name) for name in ("boosting", "boosting-mapie", "gaussian-process", "deep-ensemble")),
     ("uci/yacht", "ngboost"),
     ("german-credit", "ngboost"),
 ]
@@ -123,9 +117,7 @@ def test_conformal_quantiles_are_moved_by_the_scores_of_the_watched_rows():
     for level, model in zip(LEVELS, fitted.models, strict=True):
         sign = 1 if level < 0.5 else -1
         scores = np.sort(sign * (model.predict(inputs) - targets))
-        rank = math.ceil(
-            (1 - min(level, 1 - level)) * (len(scores) + 1)
-        )  # [Romano et al. 2019], each end alone
+        rank = math.ceil((1 - min(level, 1 - level)) * (len(scores) + 1))  # [Romano et al. 2019], each end alone
         ends.append(model.predict(ground.test_inputs) - sign * scores[rank - 1])
     expected = np.sort(np.stack(ends), axis=0)
     assert answer.test.quantiles.numpy() == pytest.approx(expected)
@@ -188,17 +180,13 @@ def test_losses_are_shown_as_losses(tmp_path):
             results.write(experiment, "paper", Cell("ames", name, split), outcome(1 + shift + noise), spent)
     lines = tabular_page.page(results).splitlines()
     verdicts = {
-        name: next(line for line in lines if line.startswith(f"| {name} |"))
-        for name in shifts
-        if name != "boosting"
+        name: next(line for line in lines if line.startswith(f"| {name} |")) for name in shifts if name != "boosting"
     }
     assert verdicts["map"].split(" | ")[2:6] == ["–", "–", "–", "ames"]
     assert verdicts["swag"].split(" | ")[2:6] == ["ames", "–", "–", "–"]
     assert verdicts["rank1"].split(" | ")[2:6] == ["–", "–", "ames", "–"]
     assert any(line.startswith("| boosting | 1.000 | – |") for line in lines)  # no density, no NLL
-    row = next(
-        r for r in rows(TABLES[0], "paper", results) if (r.data, r.method, r.metric) == ("ames", "map", "nll")
-    )
+    row = next(r for r in rows(TABLES[0], "paper", results) if (r.data, r.method, r.metric) == ("ames", "map", "nll"))
     assert row.ours is None and row.n == 0
 
 

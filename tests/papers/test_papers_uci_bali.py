@@ -42,9 +42,7 @@ def test_numbers_are_in_original_units():
 
 def test_settings_are_those_of_table_4():
     scale = EXPERIMENT.scales["paper"]
-    kin8nm, protein, yacht = (
-        scale.variants[data, "bali"].settings for data in ("kin8nm", "protein", "yacht")
-    )
+    kin8nm, protein, yacht = (scale.variants[data, "bali"].settings for data in ("kin8nm", "protein", "yacht"))
     assert (kin8nm.iterations, protein.iterations) == (20_000, 30_000)
     assert kin8nm.method.effective_data == pytest.approx(0.9 * 8192 / 4, abs=1)
     assert yacht.method.effective_data == 277

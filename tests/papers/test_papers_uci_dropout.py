@@ -20,9 +20,7 @@ def stream(seed: int = 0) -> torch.Generator:
 
 def part(rows: int = 40, features: int = 3, seed: int = 0, noise: float = 0.1) -> Part:
     inputs = 5 + 2 * torch.randn(rows, features, generator=stream(seed), dtype=torch.float64)
-    targets = (
-        10 + 3 * inputs[:, :1] + noise * torch.randn(rows, 1, generator=stream(seed + 1), dtype=torch.float64)
-    )
+    targets = 10 + 3 * inputs[:, :1] + noise * torch.randn(rows, 1, generator=stream(seed + 1), dtype=torch.float64)
     return Part(inputs, targets)
 
 
@@ -163,9 +161,7 @@ def test_the_search_takes_the_best_of_the_grid_and_refits_on_all_rows():
 
 def test_rows_of_the_validation_part_are_the_last_fifth():
     """Nonsense in the last fifth must show in the scores of the grid; elsewhere it would not."""
-    settings = DropoutSearch(
-        precisions=(1.0,), rates=(0.005,), hidden=20, epochs=100, lr=0.01, num_samples=20
-    )
+    settings = DropoutSearch(precisions=(1.0,), rates=(0.005,), hidden=20, epochs=100, lr=0.01, num_samples=20)
     plain = part(rows=50)
     spoiled = Part(plain.inputs, plain.targets.clone())
     spoiled.targets[40:] += 1000
@@ -186,8 +182,7 @@ def test_the_same_seed_gives_the_same_outcome_and_leaves_the_global_state_alone(
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"precisions": (0.0,)}, {"rates": (0.0,)}, {"epochs": 0}, {"validation": 1.0}, {"lengthscale": -1}],
+    "wrong", [{"precisions": (0.0,)}, {"rates": (0.0,)}, {"epochs": 0}, {"validation": 1.0}, {"lengthscale": -1}]
 )
 def test_wrong_settings_are_refused(wrong):
     with pytest.raises(ConfigError):

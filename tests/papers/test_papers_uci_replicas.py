@@ -78,10 +78,7 @@ def test_fits_side_by_side_are_fits_alone(covariance: str, stacks) -> None:
 
 
 def test_rows_in_one_order(stacks) -> None:
-    tables, training = (
-        [table(seed=seed) for seed in range(2)],
-        Training(iterations=7, batch_size=16, accumulate=2),
-    )
+    tables, training = ([table(seed=seed) for seed in range(2)], Training(iterations=7, batch_size=16, accumulate=2))
     many = fit_many(SET, mlp(), tables, Gaussian(), training=training, seed=5, seeds_of_fits=[5, 5])
     for data, posterior in zip(tables, many, strict=True):
         alone = SET.fit(mlp(), data, Gaussian(), training=training, seed=5)

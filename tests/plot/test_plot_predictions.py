@@ -111,11 +111,7 @@ def test_fans_draw_intervals_over_the_input_or_in_order():
 def curve(shift: float) -> Curve:
     points = [
         CurvePoint(
-            num_labelled=10 * step,
-            metrics={"rmse": shift + 1 / step},
-            chosen=(),
-            fit_seconds=1,
-            acquisition_seconds=0,
+            num_labelled=10 * step, metrics={"rmse": shift + 1 / step}, chosen=(), fit_seconds=1, acquisition_seconds=0
         )
         for step in (1, 2, 4)
     ]

@@ -53,9 +53,7 @@ def test_maps_show_the_matrix_or_numpys_best_approximation(shape: tuple[int, ...
         left, values, right = np.linalg.svd(matrix, full_matrices=False)
         wanted = np.maximum((left[:, :rank] * values[:rank]) @ right[:rank], 0)
     np.testing.assert_allclose(np.asarray(image.get_array()), wanted.T, rtol=1e-4, atol=1e-5)
-    assert image.get_clim() == pytest.approx(
-        (matrix.min(), matrix.max())
-    )  # of the whole, so that maps compare
+    assert image.get_clim() == pytest.approx((matrix.min(), matrix.max()))  # of the whole, so that maps compare
     assert len(axis.get_figure().axes) == 2  # its colours beside it
 
 

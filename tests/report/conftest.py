@@ -15,8 +15,6 @@ def pages(tmp_path_factory):
     found = {}
     for data in ("digits", "diabetes", "sinc"):
         folder = tmp_path_factory.mktemp(data)
-        compare(
-            Settings(data=data, training=QUICK, num_samples=8), ["map", "mc-dropout", "k-tied"], out=folder
-        )
+        compare(Settings(data=data, training=QUICK, num_samples=8), ["map", "mc-dropout", "k-tied"], out=folder)
         found[data] = write_page(folder)
     return found

@@ -89,9 +89,7 @@ addEventListener("load", () => {
 </script>
 """
 #: Runs before everything else.
-WATCH = (
-    '<script>window.errors = []; addEventListener("error", (event) => errors.push(event.message));</script>'
-)
+WATCH = '<script>window.errors = []; addEventListener("error", (event) => errors.push(event.message));</script>'
 
 
 def browse(page, tmp_path, width):
@@ -115,9 +113,7 @@ def browse(page, tmp_path, width):
     return json.loads(text), console
 
 
-@pytest.mark.parametrize(
-    ("data", "width"), [("digits", 1280), ("digits", 400), ("diabetes", 1280), ("diabetes", 400)]
-)
+@pytest.mark.parametrize(("data", "width"), [("digits", 1280), ("digits", 400), ("diabetes", 1280), ("diabetes", 400)])
 def test_the_page_works(pages, tmp_path, data, width):
     found, console = browse(pages[data], tmp_path, width)
     assert found["errors"] == [] and console == []
@@ -134,9 +130,7 @@ def test_the_page_works(pages, tmp_path, data, width):
     # On a phone the lines of the table are cards with all its numbers, each with its name.
     assert not found["hint"] and not found["more"] and found["outside"] == 0
     assert found["labels"] == ("none" if width > 400 else '"accuracy"' if data == "digits" else '"RMSE"')
-    assert (
-        found["told"] and found["told"] == found["described"] and "negative log-likelihood" in found["word"]
-    )
+    assert found["told"] and found["told"] == found["described"] and "negative log-likelihood" in found["word"]
     assert found["closed"]
     # What the page's own policy stops would be told on the console.
     assert [name for name in found["requests"] if not name.startswith("data:")] == []

@@ -56,16 +56,12 @@ def test_pages_are_whole_and_need_nothing_else(pages, data):
     text = pages[data].read_text()
     outline = Outline(text)
     assert len(text) < 6e6
-    assert (
-        not re.search(r"(?:src|href)=(?!\"data:|\"#)", text) and "@import" not in text and "url(" not in text
-    )
+    assert not re.search(r"(?:src|href)=(?!\"data:|\"#)", text) and "@import" not in text and "url(" not in text
     assert set(re.findall(r"https?://[^\"' ]+", text)) <= {"http://www.w3.org/2000/svg"}
     for attributes in outline.all("svg"):
         assert attributes["role"] == "img" and len(attributes["aria-label"]) > 40
     assert all(attributes["alt"] for attributes in outline.all("img"))
-    assert "NaN" not in text and "nan" not in re.sub(
-        r"[^0-9. ,\"]nan[a-z]|[a-z]nan", "", text.split("<main>")[1]
-    )
+    assert "NaN" not in text and "nan" not in re.sub(r"[^0-9. ,\"]nan[a-z]|[a-z]nan", "", text.split("<main>")[1])
 
 
 def plain(page):
@@ -123,9 +119,7 @@ def test_the_page_opens_with_the_verdict_and_explains_its_columns(pages):
     for sentence in results["verdict"]:
         assert html.escape(sentence) in opening
     told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", text))
-    headings = re.findall(
-        r'<th scope="col"[^>]*>(.*?)</th>', text.split('class="sortable"')[1].split("</thead>")[0]
-    )
+    headings = re.findall(r'<th scope="col"[^>]*>(.*?)</th>', text.split('class="sortable"')[1].split("</thead>")[0])
     assert set(headings) - set(told) == {"method"}
     assert "0.5 is guessing" in told["OOD AUROC"] and "squared error" in told["Brier"]
     told = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", pages["diabetes"].read_text()))
@@ -154,9 +148,7 @@ def test_a_table_of_ones_own_tells_of_gaps_dates_and_units(tmp_path):
     lines = ["when;a;name;price"]
     for row in range(60):
         gap = "" if row % 5 == 0 else f"{stream.random():.3f}".replace(".", ",")
-        lines.append(
-            f"{1 + row % 28:02d}.{1 + row % 12:02d}.2020;{gap};n{row};{stream.uniform(1e5, 9e5):.2f}"
-        )
+        lines.append(f"{1 + row % 28:02d}.{1 + row % 12:02d}.2020;{gap};n{row};{stream.uniform(1e5, 9e5):.2f}")
     (tmp_path / "own.csv").write_text("\n".join(lines))
     settings = Settings(data=str(tmp_path / "own.csv"), target="price", training=QUICK, num_samples=4)
     compare(settings, ["map", "mc-dropout"], out=tmp_path / "out")
@@ -166,9 +158,7 @@ def test_a_table_of_ones_own_tells_of_gaps_dates_and_units(tmp_path):
     assert "1 of numbers, 1 of dates and 1 left out" in panel
     train = load(tmp_path / "own.csv", target="price", validation=0.1, standardise=False).train.inputs
     assert f"a {float(train[:, -1].mean()):.1%}" in panel  # the share of gaps
-    assert (
-        "when: dates, which become year, season, weekday" in panel and "separated by &#x27;;&#x27;" in panel
-    )
+    assert "when: dates, which become year, season, weekday" in panel and "separated by &#x27;;&#x27;" in panel
     assert "root mean squared error of the mean, in the units of price" in text
     assert not re.search(
         r"\d[eE]\+\d", re.sub(r"<script>.*?</script>|<pre>.*?</pre>|<code>.*?</code>", "", text, flags=re.S)
@@ -185,10 +175,7 @@ def test_confusions_count_the_test_rows(pages):
         lines = re.findall(r'<tr><th scope="row">(.*?)</th>(.*?)</tr>', block)
         right = total = 0
         for place, (name, cells) in enumerate(lines):
-            counts = [
-                int(count or 0)
-                for count in re.findall(r'<td style="[^"]*"(?: class=right)?>(\d*)</td>', cells)
-            ]
+            counts = [int(count or 0) for count in re.findall(r'<td style="[^"]*"(?: class=right)?>(\d*)</td>', cells)]
             rows, recall, _ = re.findall(r'<td class="sum">(.*?)</td>', cells)
             assert name == str(place) and sum(counts) == int(rows) == truth[place]
             assert recall == f"{counts[place] / int(rows):.1%}"
@@ -224,9 +211,7 @@ def test_failures_are_rows(pages, tmp_path):
     for path in filter(Path.is_file, folder.iterdir()):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     results = json.loads((tmp_path / "results.json").read_text())
-    results["rows"].append(
-        {**results["rows"][0], "method": "rank1", "metrics": {}, "failure": "no <layer> here"}
-    )
+    results["rows"].append({**results["rows"][0], "method": "rank1", "metrics": {}, "failure": "no <layer> here"})
     with pytest.raises(StorageError, match=r"task\.json is altered: it has another sha256"):
         task = tmp_path / "task.json"
         unchanged = task.read_text()
@@ -244,9 +229,7 @@ def test_failures_are_rows(pages, tmp_path):
 def contrast(one, other):
     """WCAG's ratio of two colours."""
     weights = (0.2126, 0.7152, 0.0722)
-    low, high = sorted(
-        sum(a * b for a, b in zip(weights, linear(colour), strict=True)) for colour in (one, other)
-    )
+    low, high = sorted(sum(a * b for a, b in zip(weights, linear(colour), strict=True)) for colour in (one, other))
     return (high + 0.05) / (low + 0.05)
 
 
@@ -326,9 +309,7 @@ def test_lines_stand_out_from_their_ground(ground):
 @pytest.mark.parametrize("ground", GROUNDS)
 def test_text_can_be_read_on_its_ground(ground):
     sheet = GROUNDS[ground][1]
-    for text, below in itertools.product(
-        ("--ink", "--soft", "--accent", "--bad"), ("--paper", "--card", "--good")
-    ):
+    for text, below in itertools.product(("--ink", "--soft", "--accent", "--bad"), ("--paper", "--card", "--good")):
         assert contrast(sheet[text], sheet[below]) > 4.5, f"{text} on {below}"  # WCAG 2.1 AA
 
 

@@ -22,9 +22,7 @@ RANDOM = {"gaussian-noise", "shot-noise", "impulse-noise", "glass-blur", "motion
 every_corruption = pytest.mark.parametrize("name", CORRUPTIONS)
 
 
-def pictures(
-    count: int = 40, channels: int = 3, height: int = 32, width: int = 32, dtype=torch.float32
-) -> Tensor:
+def pictures(count: int = 40, channels: int = 3, height: int = 32, width: int = 32, dtype=torch.float32) -> Tensor:
     """Smooth shapes with some texture, as photographs have."""
     stream = torch.Generator().manual_seed(0)
     rough = torch.rand(count, channels, height, width, generator=stream, dtype=torch.float64)
@@ -73,9 +71,7 @@ def test_energy_rises_with_severity(name, dtype):
     assert energies[4] > 1.4 * energies[0]
 
 
-@pytest.mark.parametrize(
-    "name", ["defocus-blur", "motion-blur", "zoom-blur", "glass-blur", "pixelate", "contrast"]
-)
+@pytest.mark.parametrize("name", ["defocus-blur", "motion-blur", "zoom-blur", "glass-blur", "pixelate", "contrast"])
 def test_blur_keeps_the_mean_and_lowers_the_contrast(name):
     images = pictures()
     for severity in SEVERITIES:
@@ -91,10 +87,7 @@ def test_both_tables_have_every_corruption():
     for table in CONSTANTS.values():
         assert tuple(table) == CORRUPTIONS and all(len(values) == 5 for values in table.values())
     # the published grids, as their code writes them, where rounding lets in some of the ends
-    for name, ends in (
-        ("cifar-c", (1.06, 1.11, 1.16, 1.21, 1.26)),
-        ("imagenet-c", (1.11, 1.16, 1.21, 1.26, 1.31)),
-    ):
+    for name, ends in (("cifar-c", (1.06, 1.11, 1.16, 1.21, 1.26)), ("imagenet-c", (1.11, 1.16, 1.21, 1.26, 1.31))):
         steps = (0.01,) * 5 if name == "cifar-c" else (0.01, 0.01, 0.02, 0.02, 0.03)
         for end, step, found in zip(ends, steps, CONSTANTS[name]["zoom-blur"], strict=True):
             assert list(found) == pytest.approx(list(np.arange(1, end, step)))
@@ -102,10 +95,7 @@ def test_both_tables_have_every_corruption():
 
 def test_all_in_turn():
     images = pictures(2)
-    found = [
-        (name, severity)
-        for name, severity, _ in corruptions(images, names=("fog", "jpeg"), severities=(2, 4))
-    ]
+    found = [(name, severity) for name, severity, _ in corruptions(images, names=("fog", "jpeg"), severities=(2, 4))]
     assert found == [("fog", 2), ("fog", 4), ("jpeg", 2), ("jpeg", 4)]
 
 
@@ -192,9 +182,7 @@ def test_disks_are_disks(radius):
     assert float(kernel.sum()) == pytest.approx(1) and torch.allclose(kernel, kernel.T)
     inside = int((kernel > 0.5 * kernel.max()).sum())
     reach = int(radius)
-    points = sum(
-        x * x + y * y <= radius**2 for x in range(-reach, reach + 1) for y in range(-reach, reach + 1)
-    )
+    points = sum(x * x + y * y <= radius**2 for x in range(-reach, reach + 1) for y in range(-reach, reach + 1))
     assert inside == points
     point = torch.zeros(1, 1, 41, 41)
     point[0, 0, 20, 20] = 1
@@ -266,9 +254,7 @@ def test_clouds_are_rougher_where_displacements_last():
         roughness.append(float((field[..., 1:] - field[..., :-1]).square().mean() / field.var()))
     assert roughness[0] < roughness[1]
     whole = clouds(3, 32, 32, 2.0, torch.empty(0), stream)
-    assert torch.equal(whole.amin((1, 2, 3)), torch.zeros(3)) and torch.equal(
-        whole.amax((1, 2, 3)), torch.ones(3)
-    )
+    assert torch.equal(whole.amin((1, 2, 3)), torch.zeros(3)) and torch.equal(whole.amax((1, 2, 3)), torch.ones(3))
 
 
 def test_fog_whitens_black_and_never_passes_the_brightest_pixel():
@@ -317,9 +303,7 @@ def test_reading_elsewhere_is_scipys():
     stream = torch.Generator().manual_seed(1)
     y, x = (torch.rand(1, 11, 14, generator=stream, dtype=torch.float64) * 40 - 13 for _ in range(2))
     for repeat_edge, mode in ((True, "reflect"), (False, "mirror")):
-        expected = scipy.ndimage.map_coordinates(
-            image[0, 0].numpy(), [y[0].numpy(), x[0].numpy()], order=1, mode=mode
-        )
+        expected = scipy.ndimage.map_coordinates(image[0, 0].numpy(), [y[0].numpy(), x[0].numpy()], order=1, mode=mode)
         found = sampled(image, x, y, repeat_edge=repeat_edge)[0, 0]
         torch.testing.assert_close(found, torch.from_numpy(expected))
 
@@ -336,9 +320,7 @@ def test_affine_maps_move_their_three_points():
     corners = torch.tensor([[25, 25], [25, 5], [5, 5]], dtype=torch.float64)
     shift = torch.rand(5, 3, 2, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 3 - 1.5
     # at the new place of a point stands what was at its old one
-    found = sampled(
-        moved, (corners + shift)[..., 0][:, None], (corners + shift)[..., 1][:, None], repeat_edge=False
-    )
+    found = sampled(moved, (corners + shift)[..., 0][:, None], (corners + shift)[..., 1][:, None], repeat_edge=False)
     torch.testing.assert_close(found[:, :, 0], corners.T.expand(5, 2, 3), atol=1e-6, rtol=0)
 
 
@@ -395,9 +377,7 @@ BOXES = (
 
 
 def bytes_of(text: str) -> Tensor:
-    return torch.from_numpy(np.frombuffer(bytes.fromhex(text), np.uint8).reshape(12, 10, 3).copy()).permute(
-        2, 0, 1
-    )
+    return torch.from_numpy(np.frombuffer(bytes.fromhex(text), np.uint8).reshape(12, 10, 3).copy()).permute(2, 0, 1)
 
 
 @pytest.mark.parametrize(("colourful", "expected"), [(True, ROUGH), (False, SMOOTH)])

@@ -70,9 +70,7 @@ def test_corruption_results_are_the_metrics_of_corrupted_images(fitted):
             np.mean([found.corrupted[name, 5][measure] for name in names])
         )
     assert found.clean["accuracy"] >= found.accuracy - 0.05
-    assert (
-        evaluate_corruptions(posterior, data, names=("fog",), severities=(1,), subset=None).num_images == 60
-    )
+    assert evaluate_corruptions(posterior, data, names=("fog",), severities=(1,), subset=None).num_images == 60
     with pytest.raises(ConfigError, match="severity 3"):
         found.mean("nll", severity=3)
 
@@ -199,9 +197,7 @@ def test_held_out_classes_are_foreign_and_the_rest_is_renumbered():
 def test_tables_taken_apart(dtype):
     stream = torch.Generator().manual_seed(0)
     first = torch.randn(400, 1, generator=stream, dtype=dtype)
-    table = torch.cat(
-        [first, first + 0.1 * torch.randn(400, 1, generator=stream, dtype=dtype), first * 0 + 2], 1
-    )
+    table = torch.cat([first, first + 0.1 * torch.randn(400, 1, generator=stream, dtype=dtype), first * 0 + 2], 1)
     shuffled = feature_shuffled(table, seed=1)
     assert torch.equal(shuffled.sort(0).values, table.sort(0).values) and shuffled.dtype == dtype
     correlation = torch.corrcoef(shuffled[:, :2].T)[0, 1]
@@ -238,9 +234,7 @@ def test_detection_is_sklearns():
         assert own.aupr == pytest.approx(sklearn.metrics.average_precision_score(truth, both), abs=1e-6)
         fpr, tpr, _ = sklearn.metrics.roc_curve(truth, both, drop_intermediate=False)
         assert own.fpr95 == pytest.approx(fpr[tpr >= 0.95][0], abs=1e-6)
-        assert own.inside == pytest.approx(both[:150].mean()) and own.outside == pytest.approx(
-            both[150:].mean()
-        )
+        assert own.inside == pytest.approx(both[:150].mean()) and own.outside == pytest.approx(both[150:].mean())
     torch.testing.assert_close(scores(inside)["confidence"], 1 - inside.probs.amax(1))
 
 
@@ -267,9 +261,7 @@ def test_reals_and_positions():
 def test_never_without_rows_of_the_data_set():
     inside, outside = classes(20, 4.0, 0), classes(10, 1.5, 1)
     for call in (detection, histogram):
-        with pytest.raises(
-            DataError, match=r"inside must be a Prediction.*unless compared with that of the data set"
-        ):
+        with pytest.raises(DataError, match=r"inside must be a Prediction.*unless compared with that of the data set"):
             call(None, outside)
         with pytest.raises(DataError, match="outside must be"):
             call(inside, None)

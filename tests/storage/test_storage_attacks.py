@@ -165,9 +165,7 @@ def test_bytes_that_lie_are_refused(tmp_path, written: bytes, attack):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000  # kilobytes
 
 
-@pytest.mark.parametrize(
-    "data", [b"", b"\0", b"\0" * 8, b"\xff" * 8, b"\0" * 100, b"{}", b"\2" + b"\0" * 7 + b"{}"]
-)
+@pytest.mark.parametrize("data", [b"", b"\0", b"\0" * 8, b"\xff" * 8, b"\0" * 100, b"{}", b"\2" + b"\0" * 7 + b"{}"])
 def test_next_to_nothing_is_refused(tmp_path, data: bytes):
     (tmp_path / "p").write_bytes(data)
     with pytest.raises(StorageError):

@@ -12,19 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dubito
-from dubito import (
-    EFB,
-    INF,
-    MAP,
-    SWAG,
-    Categorical,
-    DeepEnsemble,
-    KTied,
-    Laplace,
-    MCDropout,
-    MeanField,
-    Training,
-)
+from dubito import EFB, INF, MAP, SWAG, Categorical, DeepEnsemble, KTied, Laplace, MCDropout, MeanField, Training
 from dubito.errors import StorageError
 from dubito.networks import renewed
 
@@ -85,11 +73,7 @@ class Copies(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         taken = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor) and not t.is_meta}
         result = func(*args, **(kwargs or {}))
-        if (
-            isinstance(result, Tensor)
-            and not result.is_meta
-            and result.untyped_storage().data_ptr() not in taken
-        ):
+        if isinstance(result, Tensor) and not result.is_meta and result.untyped_storage().data_ptr() not in taken:
             self.largest = max(self.largest, result.numel())
         return result
 
@@ -133,9 +117,7 @@ def test_posteriors_share_the_base_and_files_hold_none_of_it(name: str, tmp_path
     assert dubito.load(tmp_path / "again.safetensors", adapted()).num_parameters == posterior.num_parameters
 
 
-@pytest.mark.parametrize(
-    "name", ["map", "deep-ensemble", "k-tied", "mean-field", "rank1", "implicit", "mc-dropout"]
-)
+@pytest.mark.parametrize("name", ["map", "deep-ensemble", "k-tied", "mean-field", "rank1", "implicit", "mc-dropout"])
 def test_nothing_as_large_as_a_frozen_layer_is_made(name: str):
     assert fitted(name)[2] < 64 * 64
 
@@ -209,9 +191,7 @@ def test_a_base_changed_in_place_is_another(tmp_path):
     assert torch.equal(posterior.weights()["0.base.weight"], net[0].base.weight)
 
 
-@pytest.mark.parametrize(
-    "method", [MAP(), KTied(), MeanField(), dubito.Rank1()], ids=lambda m: type(m).__name__
-)
+@pytest.mark.parametrize("method", [MAP(), KTied(), MeanField(), dubito.Rank1()], ids=lambda m: type(m).__name__)
 def test_a_file_is_as_large_as_its_adapters_and_their_distribution(method: Any, tmp_path):
     net: Any = adapted(width=1024, rank=64)
     posterior: Any = method.fit(net, rows(1024), Categorical(), training=QUICK, progress=False)

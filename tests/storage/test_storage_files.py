@@ -39,8 +39,7 @@ def path(tmp_path):
 def same(tensors, content) -> bool:
     alike = set(tensors) == set(TENSORS) and content == CONTENT
     return alike and all(
-        tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor)
-        for name, tensor in TENSORS.items()
+        tensors[name].dtype == tensor.dtype and torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items()
     )
 
 

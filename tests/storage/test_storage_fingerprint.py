@@ -36,13 +36,7 @@ def saved(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "other",
-    [
-        network(nn.Tanh()),
-        network(nn.GELU()),
-        network(nn.LeakyReLU(0.1)),
-        network(nn.Identity()),
-        network(late=True),
-    ],
+    [network(nn.Tanh()), network(nn.GELU()), network(nn.LeakyReLU(0.1)), network(nn.Identity()), network(late=True)],
 )
 def test_another_forward_is_noticed(saved, other):
     with pytest.raises(StorageError, match=r"of another network: .* another activation .* fingerprint=False"):
@@ -88,9 +82,7 @@ def test_tokens_and_several_inputs_are_known(tmp_path):
     again = made(posterior.details["inputs"], TensorOptions.of(posterior.network))
     assert again["tokens"].shape == (3, 5) and again["tokens"].min() >= 0 and again["tokens"].max() <= 10
     assert again["more"]["numbers"].min() >= 0.1 and again["flag"] is True
-    assert torch.equal(
-        dubito.load(tmp_path / "p", Reader()).predict(inputs).probs, posterior.predict(inputs).probs
-    )
+    assert torch.equal(dubito.load(tmp_path / "p", Reader()).predict(inputs).probs, posterior.predict(inputs).probs)
     with pytest.raises(StorageError, match="of another network"):
         dubito.load(tmp_path / "p", Reader(2.0))
 

@@ -84,9 +84,7 @@ def test_a_round_trip_gives_the_same_samples(tmp_path, dtype: torch.dtype):
     expected = posterior.sample_outputs(X, 4, seed=3)
     assert expected.dtype == dtype
     assert torch.equal(again.sample_outputs(X, 4, seed=3), expected)
-    assert torch.equal(
-        again.predict(X, seed=1).log_prob(LABELS), posterior.predict(X, seed=1).log_prob(LABELS)
-    )
+    assert torch.equal(again.predict(X, seed=1).log_prob(LABELS), posterior.predict(X, seed=1).log_prob(LABELS))
     assert again.network.tied.weight is again.network.again.weight
     assert again.network.table.dtype == dtype  # also what is not stored follows
     assert again.history == posterior.history and again.details == posterior.details
@@ -220,10 +218,7 @@ def without_statistics() -> nn.Module:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            lambda: made(outputs=4),
-            r"'head\.weight' has shape \(3, 5\) in the file and \(4, 5\) in the network",
-        ),
+        (lambda: made(outputs=4), r"'head\.weight' has shape \(3, 5\) in the file and \(4, 5\) in the network"),
         (other_width, r"'again\.weight' has shape \(5, 5\) in the file and \(6, 5\) in the network"),
         (without_tie, r"the network has 'tied\.weight', the file has not"),
         (without_frozen, r"the file has 'frozen\.(weight|bias)', the network has not"),
@@ -315,9 +310,7 @@ def test_settings_that_cannot_be_stored_are_found_before_writing(tmp_path):
 
 
 def test_unknown_methods_list_the_known():
-    with pytest.raises(
-        ConfigError, match=r"unknown method 'mean-feild', did you mean 'mean-field'\? Known: .*map"
-    ):
+    with pytest.raises(ConfigError, match=r"unknown method 'mean-feild', did you mean 'mean-field'\? Known: .*map"):
         dubito.methods()["mean-feild"]
     assert dubito.methods()["map"] == MAP()
 

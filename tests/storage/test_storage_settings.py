@@ -44,9 +44,7 @@ def test_what_fields_name_can_be_stored_and_bases_cannot():
 def test_numbers_of_numpy_are_stored_as_plain_ones():
     stored = encode(Laplace(prior_precision=np.float32(2.0), batch_size=np.int64(5)))
     assert type(stored["prior_precision"]) is float and type(stored["batch_size"]) is int
-    assert decode(json.loads(json.dumps(stored)), known_settings()) == Laplace(
-        prior_precision=2.0, batch_size=5
-    )
+    assert decode(json.loads(json.dumps(stored)), known_settings()) == Laplace(prior_precision=2.0, batch_size=5)
 
 
 def test_plain_values_and_nests_of_them():
@@ -61,9 +59,7 @@ def test_other_things_are_refused(value):
         encode({"subset": [value]})
 
 
-@pytest.mark.parametrize(
-    "name", ["os.system", "Popen", "__import__", "", None, ["MAP"], {"a": 1}, "Training"]
-)
+@pytest.mark.parametrize("name", ["os.system", "Popen", "__import__", "", None, ["MAP"], {"a": 1}, "Training"])
 def test_only_known_classes_are_built(name):
     with pytest.raises(StorageError, match=r"names unknown settings .*; known: .*'MAP'"):
         decode({"type": name, "command": "true"}, known_settings())

@@ -31,9 +31,7 @@ def mlp() -> nn.Module:
 
 def with_statistics() -> nn.Module:
     """Batch statistics and dropout: state and noise that a resumed run must find again."""
-    return fresh(
-        lambda: nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 3))
-    )
+    return fresh(lambda: nn.Sequential(nn.Linear(4, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.3), nn.Linear(9, 3)))
 
 
 class Noisy(Dataset):

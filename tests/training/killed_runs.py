@@ -44,9 +44,7 @@ def early(checkpoint: Path, out: Path) -> None:
 def augmented(checkpoint: Path, out: Path) -> None:
     loader = DataLoader(Noisy(*data(61)), batch_size=8, shuffle=True)
     training = Training(epochs=15, lr=0.02, warmup=2, checkpoint_minutes=0)
-    MeanField().fit(with_statistics(), loader, Categorical(), training=training, checkpoint=checkpoint).save(
-        out
-    )
+    MeanField().fit(with_statistics(), loader, Categorical(), training=training, checkpoint=checkpoint).save(out)
 
 
 def progressed(process: multiprocessing.Process, checkpoint: Path, step: int) -> None:
@@ -107,11 +105,7 @@ def lost(how: str, folder: Path) -> dict:
         process.start()
     peers[0].join(60)
     peers[1].kill()
-    return {
-        "exit": peers[0].exitcode,
-        **json.loads((folder / how).read_text()),
-        "step": step_in(folder / f"{how}.c"),
-    }
+    return {"exit": peers[0].exitcode, **json.loads((folder / how).read_text()), "step": step_in(folder / f"{how}.c")}
 
 
 def peer(rank: int, port: int, how: str, folder: Path) -> None:
@@ -129,9 +123,7 @@ def peer(rank: int, port: int, how: str, folder: Path) -> None:
     GradientStepper.step = step
     training = Training(epochs=9, batch_size=8, checkpoint_minutes=0, timeout=60 if how == "dead" else 5)
     try:
-        MAP().fit(
-            with_statistics(), data(27), Categorical(), training=training, checkpoint=folder / f"{how}.c"
-        )
+        MAP().fit(with_statistics(), data(27), Categorical(), training=training, checkpoint=folder / f"{how}.c")
     except ProcessError as error:
         said = {"said": str(error), "seconds": time.monotonic() - met}
         (folder / how).write_text(json.dumps(said))
@@ -139,9 +131,7 @@ def peer(rank: int, port: int, how: str, folder: Path) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    torch.optim.SGD(
-        [torch.nn.Parameter(torch.zeros(1))]
-    )  # PyTorch loads much at the first optimiser: do it here
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])  # PyTorch loads much at the first optimiser: do it here
     results = {}
     for run in (early, augmented):
         folder = Path(sys.argv[1]) / run.__name__

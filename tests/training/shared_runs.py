@@ -173,12 +173,8 @@ def crash_at(step: int) -> None:
 def statistics():
     """Batch statistics differ between processes, and yet all must stop at the same epoch, with the same state."""
     x, y = data(70)
-    training = replace(
-        QUICK, epochs=40, batch_size=6, lr=0.05, early_stopping=EarlyStopping(patience=1, num_samples=1)
-    )
-    return MAP().fit(
-        with_statistics(), (x[:21], y[:21]), Categorical(), training=training, validation=(x[21:], y[21:])
-    )
+    training = replace(QUICK, epochs=40, batch_size=6, lr=0.05, early_stopping=EarlyStopping(patience=1, num_samples=1))
+    return MAP().fit(with_statistics(), (x[:21], y[:21]), Categorical(), training=training, validation=(x[21:], y[21:]))
 
 
 def main(folder: Path) -> None:
@@ -226,10 +222,7 @@ def main(folder: Path) -> None:
 
     try:
         MAP().fit(
-            mlp(),
-            data(27),
-            Categorical(),
-            training=replace(QUICK, lr=1e30, optimizer=SGD(momentum=0.9, nesterov=True)),
+            mlp(), data(27), Categorical(), training=replace(QUICK, lr=1e30, optimizer=SGD(momentum=0.9, nesterov=True))
         )
     except TrainingError as error:
         said["nan"] = str(error)

@@ -50,9 +50,7 @@ def test_a_run_stops_at_its_limit_with_the_steps_it_made(ground):
         stopped = dubito.MAP().fit(net, rows, Categorical(), training=training)
     assert account.endings == ["budget"] and account.spent() == 12
     assert [entry["step"] for entry in stopped.history] == [5, 10, 12]
-    short = dubito.MAP().fit(
-        net, rows, Categorical(), training=Training(iterations=12, batch_size=8, lr=1e-2)
-    )
+    short = dubito.MAP().fit(net, rows, Categorical(), training=Training(iterations=12, batch_size=8, lr=1e-2))
     assert torch.equal(weights(stopped), weights(short))
     with accounted(Account(None, clock)) as account:
         dubito.MAP().fit(net, rows, Categorical(), training=Training(iterations=12, batch_size=8))

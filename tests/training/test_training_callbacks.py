@@ -94,9 +94,7 @@ def test_hmc_and_fits_after_the_fact_tell_of_their_start_and_end():
     assert heard.events == [("start", None, 0), ("end", None, "limit")]
     heard = Heard()
     with pytest.warns(dubito.DubitoWarning):
-        dubito.HMC(chains=2, warmup=2, num_samples=4).fit(
-            nn.Linear(4, 3), data(9), Categorical(), callbacks=[heard]
-        )
+        dubito.HMC(chains=2, warmup=2, num_samples=4).fit(nn.Linear(4, 3), data(9), Categorical(), callbacks=[heard])
     assert heard.kinds()[0] == "start" and heard.kinds()[-1] == "end"
     assert heard.steps()[-1] == 12 and {"chain"} == {*heard.terms[0]}
 
@@ -123,9 +121,7 @@ def test_terms_are_those_of_the_loss_and_come_one_step_late():
     first = nn.functional.cross_entropy(net(x), y).item()
     seen.clear()
     training = Training(iterations=3, batch_size=len(x), lr=1e-2)
-    posterior = MAP(prior_std=2.0).fit(
-        net, (x, y), Categorical(), training=training, callbacks=[heard, Slow()]
-    )
+    posterior = MAP(prior_std=2.0).fit(net, (x, y), Categorical(), training=training, callbacks=[heard, Slow()])
     assert heard.terms[0]["nll"] == pytest.approx(first, rel=1e-5)
     for terms in heard.terms:
         assert terms["loss"] == pytest.approx(terms["nll"] + terms["kl"] / len(x), rel=1e-5)
@@ -149,9 +145,7 @@ def test_validations_come_with_the_scores_of_the_history():
 
     stopping = EarlyStopping(patience=100, every=2)
     training = Training(epochs=4, batch_size=9, lr=1e-2, early_stopping=stopping)
-    posterior = MAP().fit(
-        mlp(), data(), Categorical(), training=training, validation=data(12), callbacks=[Scores()]
-    )
+    posterior = MAP().fit(mlp(), data(), Categorical(), training=training, validation=data(12), callbacks=[Scores()])
     assert sorted(scores) == [2, 4, 6, 8, 10, 12]
     assert posterior.history[-1]["best_nll"] == pytest.approx(min(scores.values()))
 

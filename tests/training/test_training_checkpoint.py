@@ -121,9 +121,7 @@ def half(path=None):
     x, _ = data(21)
     training = Training(iterations=7, batch_size=8, precision="fp16", checkpoint_minutes=0)
     net = fresh(lambda: nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 2)))
-    net[0].weight = nn.Parameter(
-        net[0].weight.detach().t().contiguous().t()
-    )  # its memory runs down the columns
+    net[0].weight = nn.Parameter(net[0].weight.detach().t().contiguous().t())  # its memory runs down the columns
     return MCDropout(rate=0.3).fit(net, (x, x[:, :2]), Gaussian(), training=training, checkpoint=path)
 
 
@@ -204,22 +202,13 @@ BASE = {
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        (
-            {"training": dataclasses.replace(EVERY_STEP, lr=0.06)},
-            r"training\.lr was 0\.05 there and is 0\.06",
-        ),
-        (
-            {"training": dataclasses.replace(EVERY_STEP, batch_size=9)},
-            r"training\.batch_size was 8 there and is 9",
-        ),
+        ({"training": dataclasses.replace(EVERY_STEP, lr=0.06)}, r"training\.lr was 0\.05 there and is 0\.06"),
+        ({"training": dataclasses.replace(EVERY_STEP, batch_size=9)}, r"training\.batch_size was 8 there and is 9"),
         (
             {"training": dataclasses.replace(EVERY_STEP, optimizer=SGD(momentum=0.9, nesterov=True))},
             r"training\.optimizer\.type was 'Adam'",
         ),
-        (
-            {"training": dataclasses.replace(EVERY_STEP, kl=0.5)},
-            r"training\.kl\.weight was 1\.0 there and is 0\.5",
-        ),
+        ({"training": dataclasses.replace(EVERY_STEP, kl=0.5)}, r"training\.kl\.weight was 1\.0 there and is 0\.5"),
         ({"training": dataclasses.replace(EVERY_STEP, epochs=3)}, r"training\.epochs was 2 there and is 3"),
         ({"method": MAP(prior_std=1.0)}, r"method\.prior_std was None there and is 1\.0"),
         ({"method": MCDropout()}, r"method\.type was 'MAP' there and is 'MCDropout'"),
@@ -239,10 +228,7 @@ BASE = {
         ),
         ({"net": lambda: mlp().double()}, r"data was"),
         ({"net": frozen}, r"tensors\.network\.0\.weight was '\(9, 4\) torch\.float32 trained' there"),
-        (
-            {"net": lambda: in_part(mlp())},
-            r"network\.1\.evaluation mode was False there and is True",
-        ),
+        ({"net": lambda: in_part(mlp())}, r"network\.1\.evaluation mode was False there and is True"),
     ],
 )
 def test_checkpoints_of_other_runs_are_refused(change, named, tmp_path):
@@ -296,9 +282,7 @@ def changed(row: int = 19) -> tuple[Tensor, Tensor]:
 def weighted(rows: tuple[Tensor, Tensor], weights: list[float]) -> DataLoader:
     """A loader with an order of its own."""
     stream = torch.Generator().manual_seed(3)
-    return DataLoader(
-        Listed(*rows), batch_size=8, sampler=WeightedRandomSampler(weights, 24, generator=stream)
-    )
+    return DataLoader(Listed(*rows), batch_size=8, sampler=WeightedRandomSampler(weights, 24, generator=stream))
 
 
 def with_act(k: float) -> nn.Module:
@@ -408,9 +392,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
 def test_a_loss_that_is_no_number_stops_the_run(tmp_path):
     x, y = data()
     path = tmp_path / "c"
-    absurd = Training(
-        epochs=9, batch_size=8, lr=1e30, optimizer=SGD(momentum=0.9, nesterov=True), checkpoint_minutes=0
-    )
+    absurd = Training(epochs=9, batch_size=8, lr=1e30, optimizer=SGD(momentum=0.9, nesterov=True), checkpoint_minutes=0)
     with pytest.raises(
         TrainingError, match=r"the (nll|loss) became (inf|nan) at step [1-3] .*lower lr.*clip_norm"
     ) as e:
@@ -548,9 +530,7 @@ def interruptible(monkeypatch):
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize(
-    "at", [0, 2, 3, 6]
-)  # an epoch has 4 steps: 3 is its last, 6 the last of all iterations
+@pytest.mark.parametrize("at", [0, 2, 3, 6])  # an epoch has 4 steps: 3 is its last, 6 the last of all iterations
 def test_an_interrupted_run_goes_on(at, tmp_path, monkeypatch):
     for training in (QUICK, Training(iterations=7, batch_size=8, lr=0.05)):
         path = tmp_path / f"{training.epochs}"
@@ -605,10 +585,7 @@ def test_a_terminated_run_goes_on(method, stepper, handled, tmp_path, monkeypatc
             fit(checkpoint=tmp_path / "c")
     assert caught.value.code == 143 and isinstance(caught.value, SystemExit | Interrupted)
     assert "to go on" in capsys.readouterr().err
-    assert {step_in(path) for path in tmp_path.iterdir()} <= {
-        3,
-        4,
-    }  # runs side by side end together, a step later
+    assert {step_in(path) for path in tmp_path.iterdir()} <= {3, 4}  # runs side by side end together, a step later
     assert same(fit(checkpoint=tmp_path / "c"), fit())
 
 
@@ -666,9 +643,7 @@ def test_a_job_in_the_background_stays_deaf(monkeypatch):
 
 def test_threads_may_fit():
     fits = []
-    thread = threading.Thread(
-        target=lambda: fits.append(MAP().fit(mlp(), data(), Categorical(), training=QUICK))
-    )
+    thread = threading.Thread(target=lambda: fits.append(MAP().fit(mlp(), data(), Categorical(), training=QUICK)))
     thread.start()
     thread.join()
     assert same(fits[0], MAP().fit(mlp(), data(), Categorical(), training=QUICK))
@@ -765,9 +740,7 @@ class Rows(IterableDataset):
 def test_streams_go_on_where_they_were(tmp_path, monkeypatch):
     """Without a promise of bits in general: a stream that repeats itself is found where it was left."""
     loader = DataLoader(Rows(), batch_size=8)
-    fit = partial(
-        MAP().fit, mlp(), loader, Categorical(), training=dataclasses.replace(EVERY_STEP, batch_size=None)
-    )
+    fit = partial(MAP().fit, mlp(), loader, Categorical(), training=dataclasses.replace(EVERY_STEP, batch_size=None))
     with monkeypatch.context() as patch, pytest.raises(Crash):
         crashing(patch, 3)
         fit(num_data=20, checkpoint=tmp_path / "c")
@@ -807,11 +780,7 @@ def test_a_signal_to_all_processes_of_a_run(number, codes, tmp_path):
     """It goes to the whole group, as from a terminal or a scheduler: to this one and to its loader's workers."""
     path = tmp_path / "c"
     process = subprocess.Popen(
-        script("interrupted_run.py", path),
-        env=ENVIRONMENT,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
+        script("interrupted_run.py", path), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
         end = time.monotonic() + 60

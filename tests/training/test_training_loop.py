@@ -15,18 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset, WeightedRandomSampler
 
-from dubito import (
-    MAP,
-    Categorical,
-    ConfigError,
-    DubitoWarning,
-    Gaussian,
-    MCDropout,
-    MeanField,
-    Rank1,
-    Training,
-    seeds,
-)
+from dubito import MAP, Categorical, ConfigError, DubitoWarning, Gaussian, MCDropout, MeanField, Rank1, Training, seeds
 from dubito.inputs import Batch
 from dubito.training import (
     KL,
@@ -223,8 +212,7 @@ def test_a_lone_last_row_joins_the_batch_before_it(monkeypatch):
 
 def test_every_group_has_its_own_schedule(monkeypatch):
     rates = watched(
-        monkeypatch,
-        lambda stepper, *_: {group["name"]: group["lr"] for group in stepper.optimizer.param_groups},
+        monkeypatch, lambda stepper, *_: {group["name"]: group["lr"] for group in stepper.optimizer.param_groups}
     )
     training = Training(
         iterations=20, batch_size=8, lr=0.1, variational_lr=0.3, schedule=Linear(final=0.0),
@@ -247,12 +235,7 @@ def test_groups_cover_what_is_learned_and_decay_only_weights(monkeypatch):
     MeanField().fit(net, (x, x[:, :2]), Gaussian(), training=training)
     weights, beside = groups[0]
     assert [tuple(p.shape) for p in weights["params"]] == [(6, 4), (2, 6), (2,)]
-    assert [tuple(p.shape) for p in beside["params"]] == [
-        (6, 4),
-        (2, 6),
-        (2,),
-        (2,),
-    ]  # raw_std, then the noise
+    assert [tuple(p.shape) for p in beside["params"]] == [(6, 4), (2, 6), (2,), (2,)]  # raw_std, then the noise
     assert (weights["weight_decay"], beside["weight_decay"]) == (0.1, 0.0)
 
 
@@ -271,9 +254,7 @@ def test_the_divergence_may_rise_slowly(monkeypatch):
 def test_a_loader_is_rebuilt_around_our_order(monkeypatch):
     seen = watched(monkeypatch, lambda stepper, number, record: record.rows)
     x, y = data(27)
-    expected = MeanField().fit(
-        mlp(), (x, y), Categorical(), training=Training(epochs=2, batch_size=8), seed=1
-    )
+    expected = MeanField().fit(mlp(), (x, y), Categorical(), training=Training(epochs=2, batch_size=8), seed=1)
     assert seen == [8, 8, 8, 3] * 2
     pairs = Subset(TensorDataset(x, y), range(27))
     for workers, shuffle in ((0, True), (2, False)):
@@ -399,9 +380,7 @@ def test_global_random_states_are_left_alone():
 
 def test_seeds_decide_order_and_noise():
     fits = [
-        MeanField().fit(
-            with_statistics(), data(20), Categorical(), training=Training(epochs=1, batch_size=8), seed=s
-        )
+        MeanField().fit(with_statistics(), data(20), Categorical(), training=Training(epochs=1, batch_size=8), seed=s)
         for s in (1, 1, 2)
     ]
     assert same(fits[0], fits[1]) and not same(fits[0], fits[2])
@@ -431,9 +410,7 @@ def test_autocast(precision, method, monkeypatch):
     scales = watched(monkeypatch, lambda stepper, *_: stepper.scaler.get_scale())
     full = method.fit(Spying(), data(64), Categorical(), training=training)
     seen.clear(), scales.clear()
-    lower = method.fit(
-        Spying(), data(64), Categorical(), training=dataclasses.replace(training, precision=precision)
-    )
+    lower = method.fit(Spying(), data(64), Categorical(), training=dataclasses.replace(training, precision=precision))
     assert seen == {dtype}
     assert all(parameter.dtype == torch.float32 for parameter in lower.parameters())
     # Eight or eleven bits of mantissa: the same way down, not the same numbers.
@@ -446,10 +423,7 @@ def test_autocast(precision, method, monkeypatch):
 def test_a_step_that_overflows_half_precision_is_left_out(monkeypatch):
     seen = watched(
         monkeypatch,
-        lambda stepper, *_: (
-            stepper.scaler.get_scale(),
-            stepper.objective.draft.network[0].weight.detach().clone(),
-        ),
+        lambda stepper, *_: (stepper.scaler.get_scale(), stepper.objective.draft.network[0].weight.detach().clone()),
     )
     x, y = data(8)
     net = mlp()
@@ -465,9 +439,7 @@ def test_a_step_that_overflows_half_precision_is_left_out(monkeypatch):
     assert not torch.equal(posterior.weights()["0.weight"], net[0].weight)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute"
-)  # PyTorch's tracer looks at drawn weights' gradients
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # PyTorch's tracer looks at drawn weights' gradients
 def test_compile_compiles_whatever_the_network_is(monkeypatch):
     import torch._dynamo
     from torch._dynamo.utils import counters
@@ -490,9 +462,7 @@ def test_compile_compiles_whatever_the_network_is(monkeypatch):
 def test_compile_says_where_it_has_no_effect(method):
     training = Training(epochs=1, batch_size=8, lr=0.05)
     with pytest.warns(DubitoWarning, match="compile=True has no effect on"):
-        posterior = method.fit(
-            mlp(), data(27), Categorical(), training=dataclasses.replace(training, compile=True)
-        )
+        posterior = method.fit(mlp(), data(27), Categorical(), training=dataclasses.replace(training, compile=True))
     assert gap(posterior, method.fit(mlp(), data(27), Categorical(), training=training)) == 0
 
 
@@ -514,9 +484,7 @@ def convolutional() -> nn.Module:
 def test_channels_last_changes_no_result(method, monkeypatch):
     formats = watched(
         monkeypatch,
-        lambda stepper, *_: stepper.objective.draft.network[0].weight.is_contiguous(
-            memory_format=torch.channels_last
-        ),
+        lambda stepper, *_: stepper.objective.draft.network[0].weight.is_contiguous(memory_format=torch.channels_last),
     )
     x = torch.randn(20, 2, 6, 6, generator=torch.Generator().manual_seed(0))
     training = Training(epochs=2, batch_size=8, lr=0.01, optimizer=SGD(momentum=0.9, nesterov=True))
@@ -524,9 +492,7 @@ def test_channels_last_changes_no_result(method, monkeypatch):
     plain = method.fit(convolutional(), rows, Categorical(), training=training)
     assert not any(formats)
     formats.clear()
-    last = method.fit(
-        convolutional(), rows, Categorical(), training=dataclasses.replace(training, channels_last=True)
-    )
+    last = method.fit(convolutional(), rows, Categorical(), training=dataclasses.replace(training, channels_last=True))
     assert all(formats)
     assert all(tensor.is_contiguous() for tensor in last.stored().values())
     assert gap(plain, last) < 1e-5
@@ -565,9 +531,7 @@ def test_validation_only_watches():
     training = Training(epochs=4, batch_size=8, lr=0.02)
     alone = MeanField().fit(net, train, Categorical(), training=training)
     loader = DataLoader(Subset(TensorDataset(*rest), range(40)), batch_size=16)
-    seen = [
-        MeanField().fit(net, train, Categorical(), training=training, validation=v) for v in (rest, loader)
-    ]
+    seen = [MeanField().fit(net, train, Categorical(), training=training, validation=v) for v in (rest, loader)]
     assert all(same(alone, posterior) for posterior in seen)
     assert [set(entry) for entry in alone.history] == [{"epoch", "step", "loss", "nll", "kl"}] * 4
     expected = -seen[0].predict(rest[0], 8, seed=0).log_prob(rest[1]).mean()

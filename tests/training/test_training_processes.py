@@ -25,15 +25,7 @@ def run_shared(folder: Path) -> None:
     shared_runs.crash_at(4)
     with pytest.raises(shared_runs.Crash):
         shared_runs.resumed(folder / "begun")
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--nproc_per_node",
-        "2",
-        "--master_port",
-        free_port(),
-    ]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
     done = subprocess.run(
         [*command, str(HERE / "shared_runs.py"), str(folder)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -62,9 +54,7 @@ def compare(folder: Path, name: str, alone: Posterior, atol: float = 1e-5) -> No
     alone.save(folder / f"{name}.alone")
     expected = load_file(folder / f"{name}.alone")
     for key, tensor in both(folder, name).items():
-        torch.testing.assert_close(
-            tensor, expected[key], rtol=0, atol=atol, msg=lambda m, k=key: f"{name} {k}: {m}"
-        )
+        torch.testing.assert_close(tensor, expected[key], rtol=0, atol=atol, msg=lambda m, k=key: f"{name} {k}: {m}")
 
 
 def test_two_processes_are_as_one(tmp_path):

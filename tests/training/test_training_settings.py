@@ -105,9 +105,7 @@ def test_schedules_are_their_formulas():
     for share in np.linspace(0, 1, 21):
         assert Constant().factor(share) == 1
         assert Cosine().factor(share) == pytest.approx((1 + math.cos(math.pi * share)) / 2)
-        assert Cosine(final=0.1).factor(share) == pytest.approx(
-            0.1 + 0.9 * (1 + math.cos(math.pi * share)) / 2
-        )
+        assert Cosine(final=0.1).factor(share) == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi * share)) / 2)
         assert Step(at=(0.25, 0.5), by=0.1).factor(share) == pytest.approx(
             1 if share < 0.25 else 0.1 if share < 0.5 else 0.01
         )

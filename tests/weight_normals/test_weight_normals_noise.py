@@ -35,10 +35,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "conv2d": (lambda: nn.Conv2d(2, 3, (3, 1), padding="same"), (3, 2, 4, 4)),
     "conv2d in groups": (lambda: nn.Conv2d(4, 6, 3, padding=1, groups=2), (3, 4, 4, 3)),
     "conv2d by channel": (lambda: nn.Conv2d(3, 3, 2, groups=3, bias=False), (3, 3, 3, 3)),
-    "conv2d around": (
-        lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular", dilation=1),
-        (3, 2, 4, 4),
-    ),
+    "conv2d around": (lambda: nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular", dilation=1), (3, 2, 4, 4)),
     "conv2d dilated": (lambda: nn.Conv2d(2, 3, 2, dilation=2), (3, 2, 4, 5)),
     "conv3d": (lambda: nn.Conv3d(2, 3, 2), (3, 2, 3, 3, 2)),
 }
@@ -77,9 +74,7 @@ def formed(scale: WeightScale) -> Tensor:
 
 
 def leaves(scales: dict[str, WeightScale]) -> list[Tensor]:
-    return [
-        t for scale in scales.values() for t in vars(scale).values() if isinstance(t, Tensor) and t.is_leaf
-    ]
+    return [t for scale in scales.values() for t in vars(scale).values() if isinstance(t, Tensor) and t.is_leaf]
 
 
 def exact_variance(module: nn.Module, scales: dict[str, WeightScale], x: Tensor) -> Tensor:
@@ -88,9 +83,7 @@ def exact_variance(module: nn.Module, scales: dict[str, WeightScale], x: Tensor)
     return functional_call(module, squares, (x.square(),))
 
 
-def placed(
-    network: nn.Module, x: Tensor, names: list[str] | None = None, wanted: list[str] | None = None
-) -> Placement:
+def placed(network: nn.Module, x: Tensor, names: list[str] | None = None, wanted: list[str] | None = None) -> Placement:
     parameters = [name for name, _ in network.named_parameters()] if names is None else names
     return assign_noise(survey(network, x), network, parameters, wanted)
 
@@ -331,9 +324,7 @@ def test_means_and_variances_agree_by_monte_carlo(name: str, form: str) -> None:
         locally = locally.view(count, *mean.shape)
         flips = []
         for batch in range(count):
-            noise = {
-                key: torch.randn(w.shape, generator=generator, dtype=DOUBLE) for key, w in weights.items()
-            }
+            noise = {key: torch.randn(w.shape, generator=generator, dtype=DOUBLE) for key, w in weights.items()}
             changes = {key: formed(scales[key]) * noise[key] for key in scales}
             flips.append(flipped(module, changes, x, RowStreams(batch, 0, len(x)), placement))
         for draws in (torch.stack([reparameterised() for _ in range(count)]), locally, torch.stack(flips)):

@@ -97,16 +97,10 @@ CASES = {
     "addmm at positions": Case(
         Addmm, (2, 3, 4), ("weight", "bias"), lambda _, w, x: product(x, w["weight"].mT, w["bias"])
     ),
-    "x @ W": Case(
-        lambda: Own(transposed=False), (2, 4), ("matrix",), lambda _, w, x: product(x, w["matrix"].mT)
-    ),
-    "x @ W.t()": Case(
-        lambda: Own(transposed=True), (2, 2, 4), ("matrix",), lambda _, w, x: product(x, w["matrix"])
-    ),
+    "x @ W": Case(lambda: Own(transposed=False), (2, 4), ("matrix",), lambda _, w, x: product(x, w["matrix"].mT)),
+    "x @ W.t()": Case(lambda: Own(transposed=True), (2, 2, 4), ("matrix",), lambda _, w, x: product(x, w["matrix"])),
     "attention's values": Case(Attention, (2, 1, 4), ("inner.in_proj_weight", "inner.in_proj_bias"), values),
-    "attention's outputs": Case(
-        Attention, (2, 1, 4), ("inner.out_proj.weight", "inner.out_proj.bias"), projected
-    ),
+    "attention's outputs": Case(Attention, (2, 1, 4), ("inner.out_proj.weight", "inner.out_proj.bias"), projected),
 }
 every_case = pytest.mark.parametrize("name", CASES)
 forms = pytest.mark.parametrize("form", ["own", "tied"])
@@ -194,13 +188,7 @@ class Seen(LocalNoise):
     """Keeps the answers of all uses."""
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         answer = super().use(form, x, weight, bias, active=active)
         self.__dict__.setdefault("answers", []).append(answer.clone())

@@ -12,9 +12,7 @@ def test_a_row_has_its_noise_in_every_batch(shape: tuple[int, ...], dtype: torch
     like, rows, size = torch.empty((), dtype=dtype), 300, torch.Size(shape).numel()
     whole = RowStreams(7, 0, rows)
     noise, signs = whole.normal(("a", 1), shape, like), whole.signs(("a",), size, like)
-    assert (
-        noise.shape == (rows, *shape) and signs.shape == (rows, size) and noise.dtype == signs.dtype == dtype
-    )
+    assert noise.shape == (rows, *shape) and signs.shape == (rows, size) and noise.dtype == signs.dtype == dtype
     for first, end in ((0, 1), (0, 137), (137, 300), (299, 300), (5, 261)):
         part = RowStreams(7, first, end - first, rows)
         assert torch.equal(part.normal(("a", 1), shape, like), noise[first:end])

@@ -81,12 +81,7 @@ def test_draws_with_their_divergences(form: str, shape: str, centred: bool) -> N
 
 
 def test_many_terms_of_all_kinds_are_one_sum() -> None:
-    forms = [
-        ("own", "vector", False),
-        ("2-tied", "matrix", True),
-        ("own", "kernel", True),
-        ("1-tied", "kernel", False),
-    ]
+    forms = [("own", "vector", False), ("2-tied", "matrix", True), ("own", "kernel", True), ("1-tied", "kernel", False)]
     tensors, terms, wanted, changes, weights = [], [], [], [], []
     for number, (form, shape, drawn) in enumerate(forms):
         own = parameters(form, SHAPES[shape], seed=10 * number)
@@ -100,9 +95,7 @@ def test_many_terms_of_all_kinds_are_one_sum() -> None:
     kl, draws = summed(terms)
     assert len(draws) == 2
     ours = sum(((w * d).sum() for w, d in zip(weights, draws, strict=True)), 0.7 * kl)
-    expected = sum(
-        ((w * c).sum() for w, c in zip(weights, changes, strict=True)), 0.7 * torch.stack(wanted).sum()
-    )
+    expected = sum(((w * c).sum() for w, c in zip(weights, changes, strict=True)), 0.7 * torch.stack(wanted).sum())
     assert isinstance(ours, Tensor) and isinstance(expected, Tensor)
     assert_same(ours, expected, tensors)
 

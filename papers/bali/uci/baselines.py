@@ -122,10 +122,7 @@ class SideBySide(nn.Module):
             self.first, self.second = Beside(count, features, hidden), Beside(count, hidden, 1)
         for place, seed in enumerate(seeds_of_parts):
             with seeds.forked(seed, "initial weights"), torch.no_grad():
-                for own, linear in (
-                    (self.first, nn.Linear(features, hidden)),
-                    (self.second, nn.Linear(hidden, 1)),
-                ):
+                for own, linear in ((self.first, nn.Linear(features, hidden)), (self.second, nn.Linear(hidden, 1))):
                     own.weight.unflatten(0, (count, -1))[place].copy_(linear.weight[..., None])
                     assert own.bias is not None
                     own.bias.unflatten(0, (count, -1))[place].copy_(linear.bias)
@@ -155,9 +152,7 @@ def run_baseline(
     targets_by = [standardising(part.targets) for part in trains]
 
     def inputs(parts: Sequence[Part]) -> Tensor:
-        return torch.stack(
-            [by.apply(part.inputs) for by, part in zip(inputs_by, parts, strict=True)], 1
-        ).float()
+        return torch.stack([by.apply(part.inputs) for by, part in zip(inputs_by, parts, strict=True)], 1).float()
 
     targets = [by.apply(part.targets) for by, part in zip(targets_by, trains, strict=True)]
     posterior = provenance.fit(

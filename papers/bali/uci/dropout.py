@@ -87,9 +87,7 @@ class Stack(nn.Module):
 
     parts: Tensor
 
-    def __init__(
-        self, features: int, hidden: int, members: Sequence[Member], seeds_of_parts: Sequence[int]
-    ) -> None:
+    def __init__(self, features: int, hidden: int, members: Sequence[Member], seeds_of_parts: Sequence[int]) -> None:
         super().__init__()
         rates = list(dict.fromkeys(member.rate for member in members))
         groups = [[member for member in members if member.rate == rate] for rate in rates]
@@ -177,9 +175,7 @@ def search(
     return [outcomes[part] for part in range(len(trains))]
 
 
-def outcome(
-    targets: Tensor, means: Tensor, member: Member, scores: dict[tuple[float, float], float]
-) -> Outcome:
+def outcome(targets: Tensor, means: Tensor, member: Member, scores: dict[tuple[float, float], float]) -> Outcome:
     """A table's result: errors of the mixture's mean, and its likelihood."""
     return Outcome(
         metrics={
@@ -216,9 +212,7 @@ def fit(
     """
     inputs_by = tuple(standardising(part.inputs) for part in parts)
     targets_by = tuple(standardising(part.targets) for part in parts)
-    inputs = torch.stack(
-        [by.apply(part.inputs) for by, part in zip(inputs_by, parts, strict=True)], 1
-    ).float()
+    inputs = torch.stack([by.apply(part.inputs) for by, part in zip(inputs_by, parts, strict=True)], 1).float()
     scaled = [by.apply(part.targets) for by, part in zip(targets_by, parts, strict=True)]
     targets = torch.cat([scaled[member.part] for member in members], 1).float()
     num_data, features = len(inputs), inputs.shape[2]
@@ -232,9 +226,9 @@ def fit(
     network = objective.draft.network
     kernels = [network.get_parameter(name) for name in ("kernel1", "kernel2")]
     # d/dW l² (1 − p)/(2 N τ) ‖W‖² = l² (1 − p)/(N τ) W
-    decay = torch.tensor(
-        [settings.lengthscale**2 * (1 - m.rate) / (num_data * m.precision) for m in members]
-    )[:, None, None]
+    decay = torch.tensor([settings.lengthscale**2 * (1 - m.rate) / (num_data * m.precision) for m in members])[
+        :, None, None
+    ]
     optimizer = torch.optim.Adam(network.parameters(), lr=settings.lr, eps=settings.eps, fused=True)
     made, end = 0, math.inf if steps is None else steps
     with seeds.forked(seeds_of_parts[0], "masks and order"):

@@ -71,9 +71,7 @@ def run_layerwise(
         net = nn.Sequential(nn.Linear(features, settings.hidden), nn.ReLU(), nn.Linear(settings.hidden, 1))
     iterations = settings.iterations if steps is None else steps
     training = explicit(Training, iterations=iterations, batch_size=settings.batch_size)
-    provenance.record(
-        settings.method, net, data[0], explicit(Gaussian), training=training, seeds=list(seeds_of_parts)
-    )
+    provenance.record(settings.method, net, data[0], explicit(Gaussian), training=training, seeds=list(seeds_of_parts))
     posteriors = fit_many(
         settings.method,
         net,
@@ -85,24 +83,17 @@ def run_layerwise(
     )
     outcomes = []
     for posterior, part, by, own in zip(posteriors, tests, inputs_by, targets_by, strict=True):
-        outcomes.append(
-            judged(posterior, by.apply(part.inputs).float(), part, own, steps or settings.num_samples)
-        )
+        outcomes.append(judged(posterior, by.apply(part.inputs).float(), part, own, steps or settings.num_samples))
     return outcomes
 
 
-def judged(
-    posterior: BALIPosterior, inputs: Tensor, part: Part, scaling: Scaling, num_samples: int
-) -> Outcome:
+def judged(posterior: BALIPosterior, inputs: Tensor, part: Part, scaling: Scaling, num_samples: int) -> Outcome:
     """A table's result: errors of the mixture's mean, and its likelihood, in original units."""
     means = scaling.undo(posterior.sample_outputs(inputs, num_samples).double())
     likelihood = posterior.likelihood
     assert isinstance(likelihood, GaussianLikelihood)
     std = likelihood.std().double() * scaling.scale
-    details = {
-        "output_floor": posterior.method.output_floor,
-        "effective_data": posterior.method.effective_data,
-    }
+    details = {"output_floor": posterior.method.output_floor, "effective_data": posterior.method.effective_data}
     return scored(part, means, std, details)
 
 

@@ -40,9 +40,7 @@ def published(metric: str, printed: str) -> dict[tuple[str, str, str], Published
     return numbers
 
 
-def compared(
-    metric: str, printed: str, others: Iterable[str], text: str, *, lower: bool
-) -> tuple[Claim, ...]:
+def compared(metric: str, printed: str, others: Iterable[str], text: str, *, lower: bool) -> tuple[Claim, ...]:
     """BALI against each of the others, on the tables where the paper's numbers are 2 standard errors apart."""
     numbers = published(metric, printed)
 

@@ -145,10 +145,7 @@ class StackedStepper(LayerwiseStepper, JointStepper):
             stacks |= block.tensors(weights[block.name].unflatten(0, (self.count, block.groups)))
         record = cover.record(inner=TrainedStack(stacks, None, self.count))
         network, modes = self.first.draft.network, self.first.modes
-        with (
-            torch.enable_grad(),
-            asking(network, record, cover.parameters, detached=True, training=modes) as shell,
-        ):
+        with torch.enable_grad(), asking(network, record, cover.parameters, detached=True, training=modes) as shell:
             outputs = call(shell, joined([batch.inputs for batch in batches]))
             total = self.judge.totals(outputs, targets, self.noise, self.count)
             total.sum().backward()
@@ -158,14 +155,10 @@ class StackedStepper(LayerwiseStepper, JointStepper):
                 true = targets if block.name == self.last else None
                 seen.add(block.name, *self._gram(cover.parts[block.name][0], record, rows, true))
 
-    def _gram(
-        self, part: BlockPart, record: Record, rows: int, targets: Tensor | None
-    ) -> tuple[Tensor, float]:
+    def _gram(self, part: BlockPart, record: Record, rows: int, targets: Tensor | None) -> tuple[Tensor, float]:
         """[X G]ᵀ[X G], or [X Y]ᵀ[X Y] where targets are given, [R · G, w, w], with its cases; as `products.gram`."""
         count = self.count * rows
-        a, g = part.matrices(
-            record.of(part.key), count, slice(0, count)
-        )  # [R · B, G, T, n], [R · B, G, m, T]
+        a, g = part.matrices(record.of(part.key), count, slice(0, count))  # [R · B, G, T, n], [R · B, G, m, T]
         last = g.mT if targets is None else targets.reshape(count, 1, 1, -1)
         cases = torch.cat([a, last], -1).unflatten(0, (self.count, rows)).transpose(1, 2).flatten(2, 3)
         columns = cases.flatten(0, 1)  # [R · G, B · T, w]

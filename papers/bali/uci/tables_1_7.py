@@ -134,10 +134,7 @@ def layerwise_variants(
             initial_std=1.0,
         )
         settings = LayerwiseRun(
-            method=method,
-            iterations=steps,
-            batch_size=2048 if protein else 1024,
-            hidden=100 if protein else 50,
+            method=method, iterations=steps, batch_size=2048 if protein else 1024, hidden=100 if protein else 50
         )
         seconds = LAYERWISE_SECONDS[data] * steps / (30_000 if protein else 20_000)
         variants[data, "bali"] = Variant(settings=settings, cpu_seconds=seconds)

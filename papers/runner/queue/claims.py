@@ -26,9 +26,7 @@ class Claims:
 
     def __init__(self, folder: Path) -> None:
         if fcntl is None:
-            raise ConfigError(
-                "the queue locks files as POSIX systems do; run it on Linux or macOS, or in WSL"
-            )
+            raise ConfigError("the queue locks files as POSIX systems do; run it on Linux or macOS, or in WSL")
         self.folder = folder
         self._handles: dict[Path, int] = {}
 

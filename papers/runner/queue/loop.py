@@ -78,9 +78,7 @@ class Queue:
     def state(self) -> State:
         """What runs and what is left now."""
         now = time.monotonic()
-        under_way = sum(
-            max(0.0, self._expected(task) - (now - start)) for task, start in self.running.values()
-        )
+        under_way = sum(max(0.0, self._expected(task) - (now - start)) for task, start in self.running.values())
         seconds = sum(map(self._expected, self.waiting)) + under_way
         open_groups = {task.group for task in (*self.waiting, *self._running_tasks())}
         return State(
@@ -210,9 +208,7 @@ class Queue:
             for cell in task.cells:
                 del self.ended.failed[f"{task.group.experiment.name} ({task.group.scale}) {cell}"]
         for cell in task.cells:
-            self.report(
-                task.group, Finished(cell=cell, outcome=None, spent=spent, failure=reason), self.state()
-            )
+            self.report(task.group, Finished(cell=cell, outcome=None, spent=spent, failure=reason), self.state())
 
     def _close(self) -> None:
         workers = [*self.running, *self.idle]

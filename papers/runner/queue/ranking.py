@@ -105,17 +105,13 @@ def ranked(
         for name in _scales(readers[0].experiment, scale)
         for group in _groups(readers, name, results, only)
     ]
-    return sorted(
-        groups, key=lambda group: -group.rows_per_hour
-    )  # stable: in the order of the index where equal
+    return sorted(groups, key=lambda group: -group.rows_per_hour)  # stable: in the order of the index where equal
 
 
 def tasks(groups: Iterable[Group]) -> list[Task]:
     """The groups' cells, as many together as their experiment trains side by side."""
     return [
-        Task(group=group, cells=tuple(batch))
-        for group in groups
-        for batch in batches(group.experiment, group.waiting)
+        Task(group=group, cells=tuple(batch)) for group in groups for batch in batches(group.experiment, group.waiting)
     ]
 
 
@@ -147,9 +143,7 @@ def _groups(readers: list[Table], scale: str, results: Results, only: str | None
                     data=data,
                     method=method,
                     waiting=waiting,
-                    cell_seconds=max(
-                        LEAST_SECONDS, sum(seconds) / len(seconds) if seconds else variant.cpu_seconds
-                    ),
+                    cell_seconds=max(LEAST_SECONDS, sum(seconds) / len(seconds) if seconds else variant.cpu_seconds),
                     measured=bool(seconds),
                     rows=sum(len(table.metrics) for table in readers),
                 )

@@ -132,9 +132,7 @@ class ActiveLearning(Checked):
                 fitted, last = time.process_time(), len(state.points) == self.steps
                 chosen = () if last else self._chosen(posterior, source, state.labelled, step_seed)
                 acquired = time.process_time()
-                values = posterior.evaluate(
-                    test, num_samples=self.num_samples, seed=step_seed, **(options or {})
-                )
+                values = posterior.evaluate(test, num_samples=self.num_samples, seed=step_seed, **(options or {}))
                 point = CurvePoint(
                     num_labelled=len(state.labelled),
                     metrics=values,
@@ -218,9 +216,7 @@ class _LoopState:
         for number, point in enumerate(points):
             conform(point, CurvePoint, f"point {number}")
             if point.num_labelled != len(labelled):
-                raise StorageError(
-                    f"point {number} must have {len(labelled)} labelled rows, got {point.num_labelled}"
-                )
+                raise StorageError(f"point {number} must have {len(labelled)} labelled rows, got {point.num_labelled}")
             labelled += point.chosen
         if len({*labelled}) != len(labelled) or not all(0 <= row < rows for row in labelled):
             raise StorageError("rows were chosen twice, or are none of the pool")

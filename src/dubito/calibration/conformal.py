@@ -130,9 +130,7 @@ def _fitted(rule: "LAC | APS", prediction: Prediction, targets: Tensor) -> Confo
             f"{int(labels.max())}"
         )
     scores = rule.scores(log_probs, "calibration").gather(1, labels[:, None]).squeeze(1)
-    return ConformalSets(
-        rule=rule, threshold=float(conformal_quantile(scores, rule.level)), num_data=len(scores)
-    )
+    return ConformalSets(rule=rule, threshold=float(conformal_quantile(scores, rule.level)), num_data=len(scores))
 
 
 def class_log_probs(prediction: Prediction) -> Tensor:

@@ -93,9 +93,7 @@ def temperature_scaled(
         part.likelihood, record = recording(posterior.likelihood)
         records.append(record)
     predict, outputs, targets, shares = result.predictor(options), [], [], []
-    rows = checked_rows(
-        result.network, result.likelihood, validation, seed=seed, max_rows=max_rows, name="validation"
-    )
+    rows = checked_rows(result.network, result.likelihood, validation, seed=seed, max_rows=max_rows, name="validation")
     for batch in rows:
         predict(batch.inputs)
         outputs.append([record.last(rows_of(batch.inputs)) for record in records])
@@ -107,9 +105,7 @@ def temperature_scaled(
             f"a temperature is fitted to rows of one length, got targets of shapes {lengths} after the rows' axis; pad "
             "all batches of the validation rows to one length"
         )
-    draws = [
-        [torch.cat(pieces) for pieces in zip(*batches, strict=True)] for batches in zip(*outputs, strict=True)
-    ]
+    draws = [[torch.cat(pieces) for pieces in zip(*batches, strict=True)] for batches in zip(*outputs, strict=True)]
     labels, weights = torch.cat(targets), torch.cat(shares) if shares else None
 
     def score(temperature: float) -> float:
@@ -127,9 +123,7 @@ def _class_score(prediction: Prediction, labels: Tensor, weights: Tensor | None,
     return loss if not wrong else (1 - wrong) * loss + wrong * mean_nll_of_any(prediction, labels)
 
 
-def _real_scores(
-    posterior: Posterior, validation: Any, options: PredictionOptions
-) -> Callable[[float], float]:
+def _real_scores(posterior: Posterior, validation: Any, options: PredictionOptions) -> Callable[[float], float]:
     """The mean negative log-likelihood as a function of the noise's factor."""
     whole, values, weights = posterior.predicted(validation, options, "validation")
     assert isinstance(whole, RealPrediction)

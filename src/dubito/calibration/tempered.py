@@ -8,13 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import require_positive
-from ..likelihoods import (
-    Bernoulli,
-    BernoulliLikelihood,
-    BuiltLikelihood,
-    Categorical,
-    CategoricalLikelihood,
-)
+from ..likelihoods import Bernoulli, BernoulliLikelihood, BuiltLikelihood, Categorical, CategoricalLikelihood
 from ..prediction import ClassPrediction
 
 

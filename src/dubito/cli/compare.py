@@ -5,16 +5,7 @@ import json
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from .common import (
-    Commands,
-    add_jobs,
-    completed,
-    data_names,
-    method_names,
-    numbers,
-    split_names,
-    wide_console,
-)
+from .common import Commands, add_jobs, completed, data_names, method_names, numbers, split_names, wide_console
 
 EXAMPLES = """examples:
   dubito compare digits
@@ -56,18 +47,13 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
         "--budget", help="time for the whole command, such as 90s, 10m or 1h, shared equally among methods"
     )
     budget.add_argument("--budget-per-method", help="CPU time for each method instead")
-    parser.add_argument(
-        "--steps", type=int, help="the most steps of a fit (default: 2000, at least 10 epochs)"
-    )
+    parser.add_argument("--steps", type=int, help="the most steps of a fit (default: 2000, at least 10 epochs)")
     parser.add_argument("--tune", type=int, help="trials that choose each method's settings, by Optuna")
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--model", help="a network of your own, as package.module:factory")
-    parser.add_argument(
-        "--hold-out", type=int, help="classes kept from training, as out-of-distribution rows"
-    )
+    parser.add_argument("--hold-out", type=int, help="classes kept from training, as out-of-distribution rows")
     ood = parser.add_argument(
-        "--ood",
-        help="out-of-distribution data: names or files separated by commas; for tables also shuffled and far",
+        "--ood", help="out-of-distribution data: names or files separated by commas; for tables also shuffled and far"
     )
     completed(ood, data_names)
     parser.add_argument(

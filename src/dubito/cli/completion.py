@@ -11,9 +11,7 @@ from .common import Commands
 def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     """Add the command to the parser."""
     parser = commands.add_parser(
-        "completion",
-        parents=[everywhere],
-        help='print what a shell needs: eval "$(dubito completion bash)"',
+        "completion", parents=[everywhere], help='print what a shell needs: eval "$(dubito completion bash)"'
     )
     parser.add_argument("shell", choices=("bash", "zsh", "fish", "powershell"))
     parser.set_defaults(run=run)

@@ -93,9 +93,7 @@ def negatives(arguments: Sequence[str]) -> list[str]:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser with all commands."""
-    parser = argparse.ArgumentParser(
-        prog="dubito", description="Compact Bayesian neural networks.", epilog=CODES
-    )
+    parser = argparse.ArgumentParser(prog="dubito", description="Compact Bayesian neural networks.", epilog=CODES)
     parser.add_argument("--version", action="version", version=f"dubito {__version__}")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     # Also behind the command, where it must not overwrite what stood before it.

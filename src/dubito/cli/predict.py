@@ -20,8 +20,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     parser.add_argument("rows", type=Path, help="a table or .npz file with the columns of training")
     parser.add_argument("--out", type=Path, help="a .csv or .parquet file (default: CSV to the terminal)")
     parser.add_argument(
-        "--keep",
-        help="columns of the rows to copy to the left: names separated by commas, or all (default: none)",
+        "--keep", help="columns of the rows to copy to the left: names separated by commas, or all (default: none)"
     )
     parser.add_argument("--level", type=float, default=0.95, help="of intervals and sets (default: 0.95)")
     parser.add_argument("--model", help="the network, as package.module:factory, where it was your own")
@@ -56,11 +55,7 @@ def run(options: argparse.Namespace) -> None:
     if options.json:
         print(
             json.dumps(
-                {
-                    "columns": predictions.columns,
-                    "differences": predictions.differences,
-                    "note": predictions.note,
-                }
+                {"columns": predictions.columns, "differences": predictions.differences, "note": predictions.note}
             )
         )
     if options.out is not None:
@@ -71,9 +66,7 @@ def run(options: argparse.Namespace) -> None:
     if predictions.note:
         console.print(predictions.note, style="yellow")
     elif predictions.num_unlike:
-        told = (
-            f"{predictions.num_unlike:,} of {rows:,} rows are unlike training: see the column unlike_training"
-        )
+        told = f"{predictions.num_unlike:,} of {rows:,} rows are unlike training: see the column unlike_training"
         console.print(told, style="yellow")
 
 

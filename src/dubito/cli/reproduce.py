@@ -27,9 +27,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     parser.add_argument("--show", action="store_true", help="print what has been run, run nothing")
     parser.add_argument("--json", action="store_true", help="print the rows, or the list, as JSON")
     parser.add_argument(
-        "--results",
-        type=Path,
-        help="folder of all papers' results (default: the checkout's folder papers)",
+        "--results", type=Path, help="folder of all papers' results (default: the checkout's folder papers)"
     )
     add_jobs(parser)
     parser.set_defaults(run=run)

@@ -10,13 +10,7 @@ from torch import Tensor
 from .. import metrics
 from ..evaluation import evaluate
 from ..posterior import Posterior
-from ..prediction import (
-    ClassPrediction,
-    Prediction,
-    RealPrediction,
-    per_row,
-    std_per_row,
-)
+from ..prediction import ClassPrediction, Prediction, RealPrediction, per_row, std_per_row
 from ..storage import encode
 from . import pictures, replicates
 from .settings import Settings
@@ -53,9 +47,7 @@ def metrics_of(seen: JudgedPredictions) -> dict[str, float]:
     values |= {name: float(rows[name].mean()) for name in ("coverage_90", "width_90") if name in rows}
     if "accuracy" in rows:
         right, once = rows["accuracy"], torch.ones(1, len(seen.targets), dtype=torch.float64)
-        values["surest_accuracy"] = float(
-            replicates.surest(confidence_of(seen.test).cpu().double(), right, once)
-        )
+        values["surest_accuracy"] = float(replicates.surest(confidence_of(seen.test).cpu().double(), right, once))
     inside = uncertainty(seen.test)
     areas = [area(inside, uncertainty(other)) for other in seen.ood.values()]
     if areas:
@@ -161,13 +153,8 @@ def class_evidence(seen: JudgedPredictions) -> dict[str, Any]:
             "accuracy": short(curve.accuracy),
         },
         # by true class, how often each class was predicted
-        "confusion": torch.bincount(labels * classes + predicted, minlength=classes**2)
-        .view(-1, classes)
-        .tolist(),
-        "rejection": {
-            "rejected": short(rejection.rejected[places]),
-            "kept": short(rejection.accuracy[places]),
-        },
+        "confusion": torch.bincount(labels * classes + predicted, minlength=classes**2).view(-1, classes).tolist(),
+        "rejection": {"rejected": short(rejection.rejected[places]), "kept": short(rejection.accuracy[places])},
         "histograms": {
             "confidence": histograms(seen, confidence_of, 0.0, 1.0),
             "entropy": histograms(seen, uncertainty, 0.0, most),

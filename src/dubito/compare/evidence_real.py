@@ -25,9 +25,7 @@ from .task import Task
 MOST_ROWS, MOST_TARGETS, LEVELS = 80, 8, (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
 
 
-def real_evidence(
-    seen: JudgedPredictions, task: Task, posterior: Posterior, settings: Settings
-) -> dict[str, Any]:
+def real_evidence(seen: JudgedPredictions, task: Task, posterior: Posterior, settings: Settings) -> dict[str, Any]:
     """Fan chart, interval coverage, rejection curve, and uncertainty in and out of distribution."""
     prediction = seen.test
     assert isinstance(prediction, RealPrediction)
@@ -88,9 +86,7 @@ def _rejection(prediction: RealPrediction, targets: Tensor) -> dict[str, Any]:
     # Rows of equal uncertainty, such as those of a single network, are left out in any order: each counts their mean.
     means = torch.zeros(len(size), dtype=squares.dtype).index_add(0, group, squares) / size
     remaining = torch.arange(1, count + 1)
-    errors = (
-        (means.repeat_interleave(size).cumsum(0) / remaining).sqrt().flip(0)
-    )  # the first is that of all rows
+    errors = (means.repeat_interleave(size).cumsum(0) / remaining).sqrt().flip(0)  # the first is that of all rows
     rejected = 1 - remaining.flip(0) / count
     places = evenly(count, MOST_POINTS)
     places = places[rejected[places] <= 0.95]

@@ -64,9 +64,7 @@ class InUnits(nn.Module):
         if not len(self.targets):
             return answers
         shift, scale = self.targets
-        return {
-            name: values * scale + (0 if name.endswith("std") else shift) for name, values in answers.items()
-        }
+        return {name: values * scale + (0 if name.endswith("std") else shift) for name, values in answers.items()}
 
 
 def export(
@@ -138,10 +136,4 @@ def columns(reader: RowReader) -> dict[str, Any]:
             {"name": name, **known, "category": level}
             for name, level in zip(column.features, levels if column.features else [], strict=True)
         ]
-    return {
-        "name": "inputs",
-        "dtype": kind,
-        "shape": ["rows", *reader.shape],
-        "units": units,
-        "features": features,
-    }
+    return {"name": "inputs", "dtype": kind, "shape": ["rows", *reader.shape], "units": units, "features": features}

@@ -129,9 +129,7 @@ class Folder:
             signed = {**body, "sha256": json_checksum(body)}
             write_text(self.path / f"{name}.json", json.dumps(signed) + "\n")
         except (OSError, StorageError) as error:
-            raise StorageError(
-                f"cannot write into {self.path}: {error}; choose a folder with --out"
-            ) from error
+            raise StorageError(f"cannot write into {self.path}: {error}; choose a folder with --out") from error
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The JSON under a name; None where there is none. A file that was edited is refused."""
@@ -141,9 +139,7 @@ class Folder:
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise StorageError(
-                f"{path} should be JSON, but reading it failed ({error}); remove it"
-            ) from error
+            raise StorageError(f"{path} should be JSON, but reading it failed ({error}); remove it") from error
         if not isinstance(content, dict) or content.get("format") not in (FORMAT, UNSIGNED):
             raise StorageError(
                 f"{path} is not of format {FORMAT}: another version of dubito wrote it; remove it, or compare anew"

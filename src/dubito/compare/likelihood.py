@@ -50,12 +50,7 @@ def task_for(name: LikelihoodName | None) -> TaskKind | None:
 
 
 def chosen(
-    data: Data,
-    train: Part,
-    validation: Part,
-    network: Callable[[int], Network],
-    told: LikelihoodName | None,
-    seed: int,
+    data: Data, train: Part, validation: Part, network: Callable[[int], Network], told: LikelihoodName | None, seed: int
 ) -> tuple[str, str]:
     """The name of the likelihood, and a sentence that says why; no test row is looked at.
 
@@ -77,9 +72,7 @@ def chosen(
     truth = original(data, train.targets)
     counts = holds_counts(truth)
     if told in COUNTS and (float(truth.min()) < 0 or not torch.equal(truth, truth.round())):
-        raise ConfigError(
-            f"the likelihood {told} is for counts, but the target holds numbers below 0, or fractions"
-        )
+        raise ConfigError(f"the likelihood {told} is for counts, but the target holds numbers below 0, or fractions")
     if told is not None:
         return told, f"{told}, as asked for"
     simple, kind = ("poisson", "counts") if counts else ("gaussian", "reals")
@@ -91,10 +84,7 @@ def chosen(
     gain = f"a gain of {float(gains.mean()):.2g} nats a held-out row"
     if counts:
         name, other = ("negative-binomial", "more") if tailed else ("poisson", "no more")
-        return (
-            name,
-            f"{name}: the target holds counts with {other} spread than Poisson's around a pilot ({gain})",
-        )
+        return (name, f"{name}: the target holds counts with {other} spread than Poisson's around a pilot ({gain})")
     name, other = ("student-t", "heavy") if tailed else ("gaussian", "no heavy")
     return name, f"{name}: the residuals of a pilot have {other} tails ({gain})"
 
@@ -106,9 +96,7 @@ def holds_counts(targets: Tensor) -> bool:
     for column in targets.unbind(1):
         distinct, mean = column.unique().long().tolist(), float(column.mean())
         # Years, prices and grades are whole numbers too: too large, never near 0, or nearer to their mean than counts.
-        spread = (
-            0 < mean <= MOST_MEAN and float(column.var()) >= mean / 2 and distinct[0] <= max(1, mean / 10)
-        )
+        spread = 0 < mean <= MOST_MEAN and float(column.var()) >= mean / 2 and distinct[0] <= max(1, mean / 10)
         if len(distinct) < LEAST_COUNTS or math.gcd(*distinct) != 1 or not spread:
             return False
     return True
@@ -120,10 +108,7 @@ def original(data: Data, targets: Tensor) -> Tensor:
         return targets.double()
     shift, scale = (value.double() for value in data.target_scaling)
     parts = scale * targets.double()
-    values, reach = (
-        shift + parts,
-        1e-6 * (1 + shift.abs() + parts.abs()),
-    )  # what rounding to single precision leaves
+    values, reach = (shift + parts, 1e-6 * (1 + shift.abs() + parts.abs()))  # what rounding to single precision leaves
     return values.round() if bool(((values - values.round()).abs() <= reach).all()) else values
 
 

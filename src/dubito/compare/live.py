@@ -62,9 +62,7 @@ class Board:
         self.tasks = {}
         for name, split in paths:
             title = f"{name}, split {split}" if self.many else name
-            task = self.progress.add_task(
-                title, total=None, start=False, visible=not self.many, state="waiting"
-            )
+            task = self.progress.add_task(title, total=None, start=False, visible=not self.many, state="waiting")
             self.tasks[name, split] = task
         self._done: set[tuple[str, int]] = set()
         self._end = threading.Event()

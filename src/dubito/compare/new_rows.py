@@ -111,10 +111,7 @@ class RowReader:
         told = [f"not used, for it is what is predicted: {name}" for name in there]
         if not self.columns:
             inputs = self._unfolded(frame, path)
-            return self._scaled(inputs, path), [
-                *told,
-                f"each row read as [{_list(self.shape)}], last axis fastest",
-            ]
+            return self._scaled(inputs, path), [*told, f"each row read as [{_list(self.shape)}], last axis fastest"]
         told += differences(frame, self.columns, str(path))
         inputs = filled(encoded(frame, self.columns, str(path)), np.array(self.fill))
         return self._scaled(inputs, path), told

@@ -57,9 +57,7 @@ def _cells(task: Task, values: Tensor, original: Tensor) -> list[tuple[str, str,
         elif column.kind == "date":
             text = date_of(float(original[features][0]))
         else:
-            text = (*column.levels, "(other)")[
-                int(original[features][: len(column.levels) + column.other].argmax())
-            ]
+            text = (*column.levels, "(other)")[int(original[features][: len(column.levels) + column.other].argmax())]
         cells.append((column.name, text, far))
     return cells
 
@@ -72,8 +70,7 @@ def png(image: Tensor) -> str:
     header = struct.pack(">IIBBBBB", width, height, 8, 0 if channels == 1 else 2, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
     chunks = (
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        for kind, body in parts
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in parts
     )
     content = b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
     return "data:image/png;base64," + base64.b64encode(content).decode()

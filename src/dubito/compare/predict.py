@@ -11,13 +11,7 @@ from torch import Tensor
 from ..data.frames import form_of
 from ..errors import ConfigError, DataError, StorageError, unknown_name
 from ..loading import load
-from ..prediction import (
-    BernoulliPrediction,
-    CategoricalPrediction,
-    CountPrediction,
-    Prediction,
-    RealPrediction,
-)
+from ..prediction import BernoulliPrediction, CategoricalPrediction, CountPrediction, Prediction, RealPrediction
 from ..storage.schema import Positive, Within, conform
 from .evidence import unlike
 from .evidence_real import target_names
@@ -107,9 +101,7 @@ def predict(
     return Predictions(columns=columns, differences=tuple(differences), num_unlike=sum(flags), note=note)
 
 
-def kept_columns(
-    reader: RowReader, path: Path, names: Sequence[str], taken: Collection[str]
-) -> dict[str, list[Any]]:
+def kept_columns(reader: RowReader, path: Path, names: Sequence[str], taken: Collection[str]) -> dict[str, list[Any]]:
     """Columns of new rows as they stand in their file."""
     if form_of(path) == "npz":
         raise ConfigError(f"columns can be copied from tables, but {path} is an archive; leave --keep out")
@@ -123,9 +115,7 @@ def kept_columns(
             raise ConfigError(
                 f"column {name!r} of {path} is called as one of the predictions'; rename it, or leave it out"
             )
-    texts = {
-        name: table[name].astype(str) if table[name].dtype.kind == "M" else table[name] for name in names
-    }
+    texts = {name: table[name].astype(str) if table[name].dtype.kind == "M" else table[name] for name in names}
     return {
         name: [None if missing else value for value, missing in zip(text.tolist(), text.isna(), strict=True)]
         for name, text in texts.items()
@@ -143,9 +133,7 @@ def saved(path: Path) -> tuple[dict[str, Any], dict[str, float]]:
     folder = Folder(path.parent)
     facts, result = folder.read("task"), folder.result(path.stem)
     stored = {} if result is None else result.evidence
-    names = [
-        name for name in ("epistemic_std", "epistemic", "function_variance") if f"usual_{name}" in stored
-    ]
+    names = [name for name in ("epistemic_std", "epistemic", "function_variance") if f"usual_{name}" in stored]
     limits = {name: stored[f"usual_{name}"] for name in names}
     conform(limits, dict[str, float], f"{path.stem}.json: the limits of usual rows")
     if facts is None or not limits:
@@ -169,10 +157,7 @@ def _checked(facts: dict[str, Any], path: Path) -> dict[str, Any]:
         if classes and network.num_outputs not in (classes, classes - 1):
             raise StorageError(f"{classes} names of classes do not fit {network.num_outputs} outputs")
         outputs = len(scaling["shift"]) if scaling is not None else network.num_outputs
-        if network.num_outputs not in (
-            outputs,
-            2 * outputs,
-        ):  # of each target a mean, or a mean and its noise
+        if network.num_outputs not in (outputs, 2 * outputs):  # of each target a mean, or a mean and its noise
             raise StorageError("the scaling of targets does not fit the network's outputs")
     except Exception as error:  # a file may hold anything
         raise StorageError(f"{path} is altered: {error}; compare anew") from error
@@ -186,9 +171,7 @@ def network_of(network: Network, model: str | None, path: Path) -> Network:
             raise ConfigError(f"{path} was made with the built-in {network.title}; leave --model out")
         return network
     if model is None:
-        raise ConfigError(
-            f"{path} was made with a network of your own: give it with --model {network.factory}"
-        )
+        raise ConfigError(f"{path} was made with a network of your own: give it with --model {network.factory}")
     return Network(factory=model, input_shape=network.input_shape, num_outputs=network.num_outputs)
 
 
@@ -200,9 +183,7 @@ def _check_words(inputs: Tensor, network: Network, rows: str | Path) -> None:
         )
 
 
-def columns_of(
-    prediction: Prediction, class_names: Sequence[str], level: float, target: str
-) -> dict[str, list[Any]]:
+def columns_of(prediction: Prediction, class_names: Sequence[str], level: float, target: str) -> dict[str, list[Any]]:
     """Mean or label, both parts of its uncertainty, interval or set, a list per column; for each of several targets."""
     if isinstance(prediction, RealPrediction):
         lower, upper = prediction.interval(level)
@@ -217,11 +198,7 @@ def columns_of(
             f"lower_{share}": lower,
             f"upper_{share}": upper,
         }
-        return {
-            name: column
-            for key, value in values.items()
-            for name, column in _outputs(key, value, target).items()
-        }
+        return {name: column for key, value in values.items() for name, column in _outputs(key, value, target).items()}
     if isinstance(prediction, BernoulliPrediction):
         yes = _single(prediction.probs)
         probs, sets = torch.stack([1 - yes, yes], 1), prediction.sets(level).flatten(1)

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import metrics, seeds
-from ..prediction import (
-    ClassPrediction,
-    MixturePrediction,
-    RealPrediction,
-    aligned,
-    per_row,
-)
+from ..prediction import ClassPrediction, MixturePrediction, RealPrediction, aligned, per_row
 
 #: Replicates of every metric, the most counts held at once, and the share of rows that are the surest.
 NUM_REPLICATES, MOST_COUNTS, SUREST = 1000, 2**21, 0.8
@@ -194,9 +188,7 @@ class Standing:
 
         Of the coverage of intervals, by how much it is nearer to 90 %.
         """
-        sides = [
-            (self.metrics[name].get(metric), self.replicates[name].get(metric)) for name in (first, second)
-        ]
+        sides = [(self.metrics[name].get(metric), self.replicates[name].get(metric)) for name in (first, second)]
         if any(replicates is None for _, replicates in sides):
             return None
         first_gains, second_gains = [[_gain(metric, value) for value in side] for side in sides]

@@ -276,9 +276,7 @@ def pooled_replicates(results: Sequence[StoredResult], seed: int) -> dict[str, t
     """Replicates of a method's metrics over splits, of those that every split has."""
     parts = [result.evidence.get("replicates", {}) for result in results]
     return {
-        name: pooled([part[name] for part in parts], seed)
-        for name in parts[0]
-        if all(name in part for part in parts)
+        name: pooled([part[name] for part in parts], seed) for name in parts[0] if all(name in part for part in parts)
     }
 
 
@@ -301,9 +299,7 @@ def spread(task: Task) -> dict[str, Any]:
             for name, part in parts.items()
         }
     values = {name: targets_in_units(part, task)[:, 0].double() for name, part in parts.items()}
-    ends = (
-        torch.cat(list(values.values())).quantile(torch.tensor([0.005, 0.995], dtype=torch.float64)).tolist()
-    )
+    ends = torch.cat(list(values.values())).quantile(torch.tensor([0.005, 0.995], dtype=torch.float64)).tolist()
     return {"low": ends[0], "high": ends[1]} | {
         name: torch.histc(part, 30, *ends).int().tolist() for name, part in values.items()
     }

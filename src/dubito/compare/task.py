@@ -58,9 +58,7 @@ def make_task(settings: Settings) -> Task:
     if not len(data.train.targets):
         raise DataError(f"{data.name!r} has no training rows here; choose another data set")
     if data.task != "classification" and settings.held_out:
-        raise ConfigError(
-            f"classes can be held out of a classification with several, but {data.name!r} is {data.task}"
-        )
+        raise ConfigError(f"classes can be held out of a classification with several, but {data.name!r} is {data.task}")
     names = data.class_names or tuple(map(str, range(data.num_classes or 0)))
     parts = [part for part in (data.train, data.validation, data.test) if part is not None]
     ood: dict[str, Tensor] = {}
@@ -77,17 +75,11 @@ def make_task(settings: Settings) -> Task:
     for name in settings.ood or (() if ood else usual_ood(test.inputs)):
         ood[name] = ood_rows(name, data, test.inputs, settings.seed)[:MOST_OOD]
     name, reason = chosen(
-        data,
-        train,
-        validation,
-        lambda count: suited(data, count, settings.model),
-        settings.likelihood,
-        settings.seed,
+        data, train, validation, lambda count: suited(data, count, settings.model), settings.likelihood, settings.seed
     )
     if name in COUNTS:  # in their own units, which are whole numbers
         train, validation, test = (
-            Part(part.inputs, original(data, part.targets).to(part.targets))
-            for part in (train, validation, test)
+            Part(part.inputs, original(data, part.targets).to(part.targets)) for part in (train, validation, test)
         )
         data = replace(data, target_scaling=None)
     network = suited(data, outputs * (1 + (name == "heteroscedastic")), settings.model)

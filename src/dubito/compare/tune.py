@@ -46,10 +46,7 @@ SPACES: dict[str, dict[str, tuple[Any, ...]]] = {
 
 
 def search(
-    searches: Sequence[tuple[str, Settings, Path]],
-    workers: jobs.Workers,
-    threads: int,
-    say: Callable[[str], None],
+    searches: Sequence[tuple[str, Settings, Path]], workers: jobs.Workers, threads: int, say: Callable[[str], None]
 ) -> list[Settings]:
     """For each method's name, settings and folder, the settings with the values of the least validation loss.
 
@@ -94,9 +91,7 @@ def _batch(optuna: Any, study: Any, name: str, settings: Settings) -> list[Any]:
     space, kinds = {}, optuna.distributions
     for key, ends in SPACES[name].items():
         words = isinstance(ends[0], str)
-        space[key] = (
-            kinds.CategoricalDistribution(ends) if words else kinds.FloatDistribution(*ends, log=True)
-        )
+        space[key] = kinds.CategoricalDistribution(ends) if words else kinds.FloatDistribution(*ends, log=True)
     trials, most = study.get_trials(deepcopy=False), settings.tune or 0
     first = next((trial.number for trial in trials if not trial.state.is_finished()), len(trials))
     for number in range(len(trials), min(first - first % BATCH + BATCH, most)):

@@ -39,10 +39,7 @@ def indistinguishable(rows: Sequence[MethodRow], standing: Standing) -> dict[str
     """Whether a method cannot be distinguished from the best in NLL; methods without replicates are left out."""
     names = [row.method for row in rows if "nll" in standing.replicates[row.method]]
     leads = {name: standing.ahead("nll", names[0], name) for name in names}
-    return {
-        name: lead is not None and (lead.lower <= 0 or lead.value < NEGLIGIBLE)
-        for name, lead in leads.items()
-    }
+    return {name: lead is not None and (lead.lower <= 0 or lead.value < NEGLIGIBLE) for name, lead in leads.items()}
 
 
 class Verdict:
@@ -68,11 +65,7 @@ class Verdict:
             told = [f"Only {self.best.method} was compared: NLL {self.best.metrics['nll']:.3f} {self.where}."]
         else:
             told = [self._winner(self.best), self._cost(self.best, "It takes"), self._gains(self.best.method)]
-            told += [
-                *self._cheapest(self.best),
-                self._shift(self.best.method),
-                self._outside(self.best.method),
-            ]
+            told += [*self._cheapest(self.best), self._shift(self.best.method), self._outside(self.best.method)]
         return tuple(filter(None, [*told, self._stopped()]))
 
     def _winner(self, best: MethodRow) -> str:
@@ -92,21 +85,13 @@ class Verdict:
         return f"{lead.value:.3f} ({_ends(lead)}{chance})"
 
     def _costs(self, row: MethodRow) -> dict[str, float]:
-        costs = {
-            "memory": row.nbytes,
-            "CPU time of training": row.seconds,
-            "prediction time": row.predict_seconds,
-        }
-        return {
-            name: max(cost, 1e-9) for name, cost in costs.items() if not (self.timed and "training" in name)
-        }
+        costs = {"memory": row.nbytes, "CPU time of training": row.seconds, "prediction time": row.predict_seconds}
+        return {name: max(cost, 1e-9) for name, cost in costs.items() if not (self.timed and "training" in name)}
 
     def _cost(self, row: MethodRow, opening: str) -> str:
         costs = self._costs(row)
         if self.base is None or row is self.base:
-            parts = [size(row.nbytes), f"{duration(row.seconds)} of CPU time to train"][
-                : 1 if self.timed else 2
-            ]
+            parts = [size(row.nbytes), f"{duration(row.seconds)} of CPU time to train"][: 1 if self.timed else 2]
             return f"{opening} {listed([*parts, f'{duration(row.predict_seconds)} for 1,000 predictions'])}."
         base = self._costs(self.base)
         parts = [f"{times(costs[name] / base[name])} the {name}" for name in costs]
@@ -132,9 +117,7 @@ class Verdict:
                 gains.append(f"{words} ({first} {values[0]}, {REFERENCE} {values[1]})")
         if gains:
             return f"{told}. What uncertainty buys here beyond chance: {listed(gains)}."
-        nothing = (
-            f", and none is ahead of it beyond chance in {listed(measured)}: uncertainty buys nothing here"
-        )
+        nothing = f", and none is ahead of it beyond chance in {listed(measured)}: uncertainty buys nothing here"
         return f"{told}{nothing if measured else ''}."
 
     def _cheapest(self, best: MethodRow) -> list[str]:
@@ -156,9 +139,7 @@ class Verdict:
         return f"Under shift take {first}: {lower}."
 
     def _area(self, name: str) -> Interval:
-        return Interval.of(
-            self.standing.metrics[name]["ood_auroc"], self.standing.replicates[name]["ood_auroc"]
-        )
+        return Interval.of(self.standing.metrics[name]["ood_auroc"], self.standing.replicates[name]["ood_auroc"])
 
     def _outside(self, best: str) -> str:
         areas = {row.method: self._area(row.method) for row in self.rows if "ood_auroc" in row.metrics}

@@ -57,10 +57,7 @@ class Block:
         if self.bias is None:
             return {self.weight: self._weight(matrix)}
         weight, bias = matrix.split([self.columns - 1, 1], -1)
-        return {
-            self.weight: self._weight(weight),
-            self.bias: bias.reshape(*leading, self.groups * self.rows),
-        }
+        return {self.weight: self._weight(weight), self.bias: bias.reshape(*leading, self.groups * self.rows)}
 
     def _weight(self, matrix: Tensor) -> Tensor:
         if self.turned:
@@ -89,9 +86,7 @@ def check_blocks(blocks: Iterable[Block], weights: Mapping[str, Tensor]) -> None
         conform(block, Block, f"the block {block.name!r}")
         unknown = [name for name in block.parameters if name not in weights or name in seen]
         if unknown:
-            raise StorageError(
-                f"the block {block.name!r} covers {unknown[0]!r}, which is not there or covered before"
-            )
+            raise StorageError(f"the block {block.name!r} covers {unknown[0]!r}, which is not there or covered before")
         seen |= {*block.parameters}
         weight, inputs = weights[block.weight], block.columns - (block.bias is not None)
         fits = min(block.groups, block.rows, inputs) > 0 and block.shape == tuple(weight.shape)

@@ -116,9 +116,7 @@ class ProductSums(Sums):
         call.form.add_moment(self.inputs[:, :width, :width], x)
         if self._with_bias(call):
             ones = positions if active is None else active.sum()
-            self.inputs[:, :width, width] += call.form.total(
-                x if roots is None else x * per_row(roots, call.layout, x)
-            )
+            self.inputs[:, :width, width] += call.form.total(x if roots is None else x * per_row(roots, call.layout, x))
             self.inputs[:, width, width] += ones
 
     def _add_gradients(self, calls: list[Call], rows: int, weight: float) -> None:
@@ -193,9 +191,7 @@ class ProductSums(Sums):
                 self.diagonal[..., width].add_(squares.sum(1))
         if self.eigenvalues is not None:
             # Λ = Σ_i (U_Gᵀ g_i)^∘2 ((U_Aᵀ a_i)^∘2)ᵀ
-            squares = _with_further(
-                _times(g, self.left).square_(), weight, [batch.turned for batch in waiting]
-            )
+            squares = _with_further(_times(g, self.left).square_(), weight, [batch.turned for batch in waiting])
             turned = _with_row(a, self.right, width) if biased else _times(a, self.right[:, :width])
             _add_product(self.eigenvalues, squares.mT, turned.square_())
 

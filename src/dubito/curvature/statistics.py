@@ -147,12 +147,7 @@ def _wanted(cover: Cover, first: Wanted | None, *, others: bool = True) -> dict[
     return {**products, **(rest if others else {})}
 
 
-def _once(
-    over: Pass,
-    results: dict[str, Statistics],
-    wanted: Mapping[str, Wanted],
-    watch: Watcher | None,
-) -> None:
+def _once(over: Pass, results: dict[str, Statistics], wanted: Mapping[str, Wanted], watch: Watcher | None) -> None:
     """One pass over the data, whose means join the results."""
     sums = _sums(over, wanted)
     _fill(over, sums, watch)
@@ -182,9 +177,7 @@ def decompose(
                 values[group], vectors[group] = eigh(matrix, name=f"the {side} factor of {name!r}")
         shared.append((owner, values, vectors))
         decomposed = {f"{side}_eigenvalues": values, f"{side}_vectors": vectors}
-        results[name] = replace(
-            results[name], **decomposed if keep_factors else {**decomposed, f"{side}s": None}
-        )
+        results[name] = replace(results[name], **decomposed if keep_factors else {**decomposed, f"{side}s": None})
     if processes is not None:  # only now, so that nobody waits for another's decomposition
         for owner, values, vectors in shared:
             processes.broadcast([values, vectors], owner)
@@ -341,9 +334,7 @@ class _SumsOfPass:
         self.done.add(part_sums)
 
 
-def _numbered(
-    gradients: Iterator[tuple[float, Tensor]],
-) -> Iterator[tuple[int, bool, tuple[float, Tensor]]]:
+def _numbered(gradients: Iterator[tuple[float, Tensor]]) -> Iterator[tuple[int, bool, tuple[float, Tensor]]]:
     """Each item with its number and whether it is the last."""
     number, current = 0, next(gradients, None)
     while current is not None:

@@ -17,9 +17,7 @@ def archive(path: Path) -> dict[str, np.ndarray]:
     try:
         return arrays(path)
     except Exception as error:  # numpy raises many kinds for what is not an archive of plain arrays
-        raise StorageError(
-            f"{path} should be an npz archive of plain arrays, reading it failed: {error}"
-        ) from error
+        raise StorageError(f"{path} should be an npz archive of plain arrays, reading it failed: {error}") from error
 
 
 def archive_frame(arrays_by_name: dict[str, np.ndarray]) -> Any:
@@ -50,9 +48,7 @@ def target_of(targets: np.ndarray, name: str, path: Path) -> np.ndarray:
 def finite(array: np.ndarray, name: str, path: Path) -> np.ndarray:
     """An array as float64; what is no finite number is named and refused."""
     if array.dtype.kind not in "fiub":
-        raise DataError(
-            f"array {name!r} of {path} must hold numbers, got {array.dtype} ({array.flat[0]!r} in row 1)"
-        )
+        raise DataError(f"array {name!r} of {path} must hold numbers, got {array.dtype} ({array.flat[0]!r} in row 1)")
     values = array.astype(np.float64)
     wrong = np.argwhere(~(np.abs(values) <= LARGEST))
     if wrong.size:

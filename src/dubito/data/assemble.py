@@ -12,9 +12,7 @@ from .registry import Entry, Pair, Raw
 from .splits import split_rows, validation_rows
 
 
-def divided(
-    raw: Raw, entry: Entry, name: str, split: int, validation: float | None
-) -> tuple[Pair, Pair | None, Pair]:
+def divided(raw: Raw, entry: Entry, name: str, split: int, validation: float | None) -> tuple[Pair, Pair | None, Pair]:
     """Training, validation and test rows: the publisher's parts, or by the split rule.
 
     Args:
@@ -62,9 +60,7 @@ def column_statistics(values: np.ndarray) -> Pair:
 def channel_statistics(images: np.ndarray) -> Pair:
     """Mean and standard deviation of each channel of images of 0 to 255, as [C, 1, 1] in units of 255."""
     levels = np.arange(256) / 255
-    counts = np.stack(
-        [np.bincount(images[:, channel].ravel(), minlength=256) for channel in range(images.shape[1])]
-    )
+    counts = np.stack([np.bincount(images[:, channel].ravel(), minlength=256) for channel in range(images.shape[1])])
     weights = counts / counts.sum(1, keepdims=True)
     mean = weights @ levels
     std = np.sqrt((weights * (levels - mean[:, None]) ** 2).sum(1))
@@ -105,9 +101,7 @@ def assembled(
         aside = aside and (filled(aside[0], fill), aside[1])
     standardise = entry.standardise if standardise is None else standardise
     shift, scale = _input_statistics(raw, entry, train[0], standardise)
-    scaling = (
-        Scaling(torch.as_tensor(shift), torch.as_tensor(scale)) if input_scaling is None else input_scaling
-    )
+    scaling = Scaling(torch.as_tensor(shift), torch.as_tensor(scale)) if input_scaling is None else input_scaling
     _check_scaling(scaling, test[0].shape[1:])
 
     class_names = raw.class_names or entry.class_names

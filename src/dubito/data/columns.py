@@ -23,21 +23,7 @@ MOST_LEVELS = 50
 #: Numbers beyond it cannot be scaled in single precision.
 LARGEST = 1e30
 #: Headings of columns that count the rows.
-COUNTERS = (
-    "",
-    "id",
-    "index",
-    "idx",
-    "row",
-    "row id",
-    "row name",
-    "row number",
-    "rownum",
-    "no",
-    "nr",
-    "number",
-    "#",
-)
+COUNTERS = ("", "id", "index", "idx", "row", "row id", "row name", "row number", "rownum", "no", "nr", "number", "#")
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 #: What a date becomes.
 PARTS = {
@@ -113,9 +99,7 @@ def _described(values: Any) -> tuple[Column, list[str]]:
         return Column(name=name, kind="date", levels=parts, flagged=missing > 0), note
     if _numeric(values):
         if not missing and _counts_rows(values):
-            return Column(name=name, kind="ignored"), [
-                f"{name}: counts the rows, left out; rename it if it does not"
-            ]
+            return Column(name=name, kind="ignored"), [f"{name}: counts the rows, left out; rename it if it does not"]
         note = [f"{name}: {share}, filled with the training rows' median and flagged"] if missing else []
         return Column(name=name, kind="number", flagged=missing > 0), note
     counts = words_of(values).value_counts()  # the most frequent first
@@ -171,9 +155,7 @@ def differences(frame: Any, columns: Sequence[Column], where: str) -> list[str]:
     extra = [str(name) for name in frame.columns if name not in names]
     if lacking:
         beside = f"; it has {', '.join(extra)} instead" if extra else ""
-        raise DataError(
-            f"{where} lacks columns that training had: {', '.join(lacking)}{beside}; add or rename them"
-        )
+        raise DataError(f"{where} lacks columns that training had: {', '.join(lacking)}{beside}; add or rename them")
     told = [f"not used, for training did not have it: {name}" for name in extra]
     for column in needed:
         values = frame[column.name]
@@ -209,10 +191,7 @@ def _date_inputs(values: Any, column: Column, where: str) -> Iterator[np.ndarray
         if part == "year":
             yield (dates.year + season).to_numpy(np.float64)
         elif part == "weekday":
-            yield from (
-                (dates.day_of_week == number).where(values.notna()).to_numpy(np.float64)
-                for number in range(7)
-            )
+            yield from ((dates.day_of_week == number).where(values.notna()).to_numpy(np.float64) for number in range(7))
         else:
             turn = 2 * np.pi * (season if part == "season" else day).to_numpy(np.float64)
             yield from (np.sin(turn), np.cos(turn))

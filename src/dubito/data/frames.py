@@ -63,13 +63,7 @@ def frame(path: Path, forms: Mapping[str, str] = MappingProxyType({})) -> Any:
         raise ConfigError(
             f"reading {path} needs {needed}, which is not installed: pip install 'dubito[tabular]'"
         ) from error
-    except (
-        ValueError,
-        OSError,
-        KeyError,
-        EOFError,
-        zipfile.BadZipFile,
-    ) as error:  # of pandas, pyarrow, openpyxl
+    except (ValueError, OSError, KeyError, EOFError, zipfile.BadZipFile) as error:  # of pandas, pyarrow, openpyxl
         told = _ragged(str(error)) or f"reading it failed: {' '.join(str(error).split())}"
         raise StorageError(f"{path} should be a table: {told}") from error
     twice = tuple(name for name, count in Counter(headings).items() if count > 1 and name)
@@ -125,9 +119,7 @@ def separator_of(lines: list[str]) -> str:
     for separator in SEPARATORS:
         records = _records(lines, separator)
         width = len(records[0]) if records else 0
-        if (
-            width > 1
-        ):  # rows may have one cell more than the header: names of rows, or a separator at their ends
+        if width > 1:  # rows may have one cell more than the header: names of rows, or a separator at their ends
             alike = [len(record) - width in (0, 1) for record in records]
             scores[separator] = (round(sum(alike) / len(alike), 1), width)
     if scores:

@@ -8,14 +8,7 @@ from typing import Any, get_args
 
 import torch
 
-from dubito.errors import (
-    ConfigError,
-    DataError,
-    UnknownNameError,
-    require_count,
-    require_fraction,
-    unknown_name,
-)
+from dubito.errors import ConfigError, DataError, UnknownNameError, require_count, require_fraction, unknown_name
 
 from . import tabular
 from .assemble import assembled
@@ -93,9 +86,7 @@ def load(
     if target is not None or task is not None:
         raise ConfigError(f"target and task are for files of your own; {name!r} has its own: leave them out")
     if entry.kind == "tokens" and input_scaling is not None:
-        raise ConfigError(
-            f"inputs of {name!r} are word numbers, which cannot be scaled: leave input_scaling out"
-        )
+        raise ConfigError(f"inputs of {name!r} are word numbers, which cannot be scaled: leave input_scaling out")
     raw = entry.build(int(split), num_data) if entry.build else obtain(name, entry, download=download)
     return assembled(raw, entry, task_reason="the data set's own", **common)
 
@@ -106,9 +97,7 @@ def check_splits(name: str, splits: Iterable[int]) -> Entry | None:
     count = OWN_SPLITS if entry is None else entry.splits
     for split in splits:
         if isinstance(split, bool) or not isinstance(split, Integral) or not 0 <= split < count:
-            raise ConfigError(
-                f"split of {name!r} must be a whole number from 0 to {count - 1}, got {split!r}"
-            )
+            raise ConfigError(f"split of {name!r} must be a whole number from 0 to {count - 1}, got {split!r}")
     return entry
 
 
@@ -137,17 +126,13 @@ def _named(name: str) -> Entry:
             f"there is no file {name}, nor a data set of that name; tables end in {', '.join(tabular.SUFFIXES)}"
         )
     if name.lower() in ENTRIES:  # nothing else is near enough in capitals
-        raise UnknownNameError(
-            f"unknown data set {name!r}, did you mean {name.lower()!r}? Names are lower case"
-        )
+        raise UnknownNameError(f"unknown data set {name!r}, did you mean {name.lower()!r}? Names are lower case")
     raise unknown_name("data set", name, ENTRIES)
 
 
 def _table(name: str, target: str | None, task: TaskKind | None) -> tuple[tabular.Table, Entry]:
     if target is None:
-        raise ConfigError(
-            f"a file of your own needs target=, the name of what to predict; got none for {name!r}"
-        )
+        raise ConfigError(f"a file of your own needs target=, the name of what to predict; got none for {name!r}")
     if task is not None and task not in get_args(TaskKind):
         raise unknown_name("task", task, get_args(TaskKind))
     table = tabular.read(Path(name), target, task)

@@ -125,9 +125,7 @@ def _verify(file: File, path: Path) -> None:
     """Refuse a file of the wrong size or checksum; hashed once per process while it does not change."""
     size = path.stat().st_size
     if file.size is not None and size != file.size:
-        raise StorageError(
-            f"{path} should have {file.size} bytes, got {size}; remove it, or put the right file there"
-        )
+        raise StorageError(f"{path} should have {file.size} bytes, got {size}; remove it, or put the right file there")
     if file.sha256 is None or _mark(path, file.sha256) in _verified:
         return
     digest = sha256_of(path)

@@ -64,18 +64,14 @@ def _units(stays: Stays) -> np.ndarray:
     return unit[:, None] == np.array(UNITS)
 
 
-def _series(
-    stays: Stays, limits: Pair, shift: np.ndarray, static_limits: Pair, static_shift: np.ndarray
-) -> Pair:
+def _series(stays: Stays, limits: Pair, shift: np.ndarray, static_limits: Pair, static_shift: np.ndarray) -> Pair:
     means, observed = hourly(stays, *limits)
     static, known = _static(stays)
     fixed = np.concatenate(
         [np.where(known, np.clip(static, *static_limits), static_shift), known, _units(stays)], axis=1
     )
     fixed = np.broadcast_to(fixed[:, None], (*means.shape[:2], fixed.shape[1]))
-    series = np.concatenate(
-        [carried_forward(means, observed, shift), observed, fixed], axis=2, dtype=np.float32
-    )
+    series = np.concatenate([carried_forward(means, observed, shift), observed, fixed], axis=2, dtype=np.float32)
     return series, stays["in_hospital_death"].astype(np.int64)
 
 

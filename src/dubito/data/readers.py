@@ -19,16 +19,11 @@ def arrays(path: Path) -> dict[str, np.ndarray]:
         return {name: archive[name] for name in archive.files}
 
 
-def npz_table(
-    paths: Sequence[Path], *, feature_names: tuple[str, ...] = (), labels: Sequence[int] = ()
-) -> Raw:
+def npz_table(paths: Sequence[Path], *, feature_names: tuple[str, ...] = (), labels: Sequence[int] = ()) -> Raw:
     """A table `X`, `y`, with `feature_names` in the file or given; where `labels` are, their places are the targets."""
     stored = arrays(paths[0])
     targets = np.array([labels.index(label) for label in stored["y"]]) if labels else stored["y"]
-    return Raw(
-        train=(stored["X"], targets),
-        feature_names=tuple(map(str, stored.get("feature_names", feature_names))),
-    )
+    return Raw(train=(stored["X"], targets), feature_names=tuple(map(str, stored.get("feature_names", feature_names))))
 
 
 def text_table(
@@ -113,9 +108,7 @@ def _decoded(residuals: np.ndarray) -> np.ndarray:
         west, north = padded[:, i + 1, j], padded[:, i, j + 1]
         low, high = np.minimum(west, north), np.maximum(west, north)
         # median(w, n, w + n − nw) = clip(w + n − nw, min(w, n), max(w, n))
-        padded[:, i + 1, j + 1] = (
-            residuals[:, i, j] + np.clip(west + north - padded[:, i, j], low, high)
-        ) & 255
+        padded[:, i + 1, j + 1] = (residuals[:, i, j] + np.clip(west + north - padded[:, i, j], low, high)) & 255
     images = padded[:, 1:, 1:]
     images[[0, 2]] += images[1] - 128
     images &= 255

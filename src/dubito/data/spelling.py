@@ -83,10 +83,7 @@ def typed(
     sure = {choices[0][:3] for choices in dates.values() if len(choices) == 1}
     told = []
     for name, choices in dates.items():
-        alike = sure & {
-            f"%d{choices[0][2]}",
-            f"%m{choices[0][2]}",
-        }  # other columns with the same sign between
+        alike = sure & {f"%d{choices[0][2]}", f"%m{choices[0][2]}"}  # other columns with the same sign between
         days_first = alike.pop().startswith("%d") if len(alike) == 1 else european
         usual = next((form for form in choices if form.startswith("%d") == days_first), choices[0])
         decided[name] = forms[name] if forms.get(name) in choices else usual
@@ -104,9 +101,7 @@ def number_form(words: Any, decimal: str) -> str:
     import pandas
 
     plain: Any = pandas.to_numeric(pandas.Series(words), errors="coerce")
-    counts = {
-        sign: sum(pattern.fullmatch(word) is not None for word in words) for sign, pattern in NUMBERS.items()
-    }
+    counts = {sign: sum(pattern.fullmatch(word) is not None for word in words) for sign, pattern in NUMBERS.items()}
     counts[""] = int(plain.notna().sum())
     order = (",", "", ".") if decimal == "," else ("", ".", ",")
     best = max(order, key=lambda form: counts[form])
@@ -135,9 +130,7 @@ def date_forms(words: Any) -> list[str]:
     if 2 * len(sample) < len(words[:TRIED]) or not sample:
         return []
     forms = ["iso"] if any(_ISO.fullmatch(word) for word in sample) else []
-    forms += [
-        form for form in map("".join, product(_DAYS, _TIMES)) if any(_one_date(word, form) for word in sample)
-    ]
+    forms += [form for form in map("".join, product(_DAYS, _TIMES)) if any(_one_date(word, form) for word in sample)]
     counts = {form: int(parsed_dates(words, form).notna().sum()) for form in forms}
     most = max(counts.values(), default=0)
     best = [form for form in forms if counts[form] == most]
@@ -162,9 +155,7 @@ def parsed_dates(words: Any, form: str) -> Any:
     series = pandas.Series(words)
     if form == "iso":
         series = series.where(series.map(lambda word: _ISO.fullmatch(word) is not None))
-    parsed: Any = pandas.to_datetime(
-        series, format="ISO8601" if form == "iso" else form, errors="coerce", utc=True
-    )
+    parsed: Any = pandas.to_datetime(series, format="ISO8601" if form == "iso" else form, errors="coerce", utc=True)
     parsed = parsed.dt.tz_localize(None)
     return parsed.where(parsed.dt.year.between(*YEARS))
 

@@ -20,9 +20,7 @@ def split_rows(num_data: int, split: int, train_fraction: float) -> tuple[np.nda
     return rows[:count], rows[count:]
 
 
-def validation_rows(
-    num_data: int, fraction: float, *, name: str, split: int
-) -> tuple[np.ndarray, np.ndarray]:
+def validation_rows(num_data: int, fraction: float, *, name: str, split: int) -> tuple[np.ndarray, np.ndarray]:
     """Row numbers that stay in training and those set aside, each in their old order, always the same."""
     count = round(fraction * num_data)
     if not 0 < count < num_data:

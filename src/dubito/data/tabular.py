@@ -105,9 +105,7 @@ def detected(values: np.ndarray, target: str) -> tuple[TaskKind, str]:
     return ("binary" if distinct == 2 else "classification"), reason
 
 
-def _encoded(
-    values: np.ndarray, task: TaskKind, target: str, path: Path
-) -> tuple[np.ndarray, tuple[str, ...]]:
+def _encoded(values: np.ndarray, task: TaskKind, target: str, path: Path) -> tuple[np.ndarray, tuple[str, ...]]:
     """Real targets as they are; classes numbered in sorted order, with their names."""
     words = values.dtype.kind not in "fiub"
     if task == "regression":
@@ -158,13 +156,9 @@ Read = tuple[np.ndarray, tuple[Column, ...], np.ndarray, tuple[str, ...]]
 def _framed(table: Any, targets: list[str], path: Path) -> Read:
     """A frame with one column of targets, or several of real ones."""
     if twice := [name for name in table.attrs.get("twice", ()) if name in targets]:
-        raise DataError(
-            f"{path} has several columns called {twice[0]!r}, which is the target; rename the others"
-        )
+        raise DataError(f"{path} has several columns called {twice[0]!r}, which is the target; rename the others")
     if len(table.columns) == len(targets):
-        raise DataError(
-            f"{path} must have columns beside the target {', '.join(map(repr, targets))}, got none"
-        )
+        raise DataError(f"{path} must have columns beside the target {', '.join(map(repr, targets))}, got none")
     notes = table.attrs.get("notes", ())
     notes += tuple(
         f"{name}: several columns have this name; the others are called {name}.1 and so on"
@@ -177,10 +171,7 @@ def _framed(table: Any, targets: list[str], path: Path) -> Read:
     if absent:
         notes += (f"{', '.join(targets)}: {absent} of {len(table)} rows have no target and are left out",)
         table = table[there]
-    values = [
-        _target(table[name], path) if len(targets) == 1 else numbers(table[name], str(path))
-        for name in targets
-    ]
+    values = [_target(table[name], path) if len(targets) == 1 else numbers(table[name], str(path)) for name in targets]
     table = table.drop(columns=targets)
     columns, told = described(table, str(path))
     whole = values[0] if len(targets) == 1 else np.stack(values, axis=1)
@@ -190,9 +181,7 @@ def _framed(table: Any, targets: list[str], path: Path) -> Read:
 def _too_few(path: Path, rows: int, targets: Sequence[str] = (), of: int = 0) -> DataError:
     if rows == of:
         return DataError(f"{path} must hold at least 3 rows, to train and to test on, got {rows}")
-    missing = (
-        f"the target {', '.join(map(repr, targets))} is missing in {of - rows} of the {of} rows of {path}"
-    )
+    missing = f"the target {', '.join(map(repr, targets))} is missing in {of - rows} of the {of} rows of {path}"
     return DataError(f"{missing}, of which at least 3 must have it; fill it, or choose another target")
 
 
@@ -212,9 +201,7 @@ def _target(column: Any, path: Path) -> np.ndarray:
     import pandas
 
     if column.dtype.kind == "M":
-        raise DataError(
-            f"target {column.name!r} of {path} holds dates; predict a number, such as days since a date"
-        )
+        raise DataError(f"target {column.name!r} of {path} holds dates; predict a number, such as days since a date")
     words = column.dtype.kind == "m"  # which to_numeric would turn into nanoseconds
     if not words:
         readable: Any = pandas.to_numeric(column, errors="coerce")
@@ -232,9 +219,7 @@ def _archived(arrays: dict[str, np.ndarray], target: str, path: Path) -> Read:
     if targets.ndim == 2 and targets.shape[1] == 1:
         targets = targets[:, 0]
     if targets.ndim not in (1, 2):
-        raise DataError(
-            f"target {target!r} of {path} must be of shape [N] or [N, targets], got {list(targets.shape)}"
-        )
+        raise DataError(f"target {target!r} of {path} must be of shape [N] or [N, targets], got {list(targets.shape)}")
     for name, array in arrays.items():
         if array.ndim < 1 or len(array) != len(targets) or (array.ndim > 2 and len(arrays) > 1):
             raise DataError(

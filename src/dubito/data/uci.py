@@ -95,12 +95,7 @@ def _binary(
 ) -> Entry:
     """A table with two classes; 5 random splits of 80 % and 20 % [BALI, App. H]."""
     read_text = partial(
-        text_table,
-        columns=columns,
-        feature_names=tuple(names.split()),
-        delimiter=",",
-        skip_rows=skip_rows,
-        codes=codes,
+        text_table, columns=columns, feature_names=tuple(names.split()), delimiter=",", skip_rows=skip_rows, codes=codes
     )
     shapes = {"train": shape}
     return Entry(

@@ -24,9 +24,7 @@ class GeneratedDistribution(Checked, Distribution):
         raise NotImplementedError
 
     @checked
-    def sample(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
+    def sample(self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         """`rsample` without gradients."""
         with torch.no_grad():
             return self.rsample(sample_shape, generator=generator)

@@ -27,9 +27,7 @@ class DiagonalNormal(StructuredNormal):
         prior_precision: float | Tensor,
         validate_args: bool | None = None,
     ) -> None:
-        super().__init__(
-            mean, num_data=num_data, prior_precision=prior_precision, validate_args=validate_args
-        )
+        super().__init__(mean, num_data=num_data, prior_precision=prior_precision, validate_args=validate_args)
         self._require("diagonal", diagonal, mean.shape, nonnegative=True)
         self.diagonal = diagonal
 

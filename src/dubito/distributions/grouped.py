@@ -24,9 +24,7 @@ class GroupedNormal(GeneratedDistribution):
             raise ConfigError("parts must hold at least one distribution, got none")
         self.parts = tuple(parts)
         super().__init__(
-            batch_shape=torch.Size([len(self.parts)]),
-            event_shape=self.parts[0].event_shape,
-            validate_args=False,
+            batch_shape=torch.Size([len(self.parts)]), event_shape=self.parts[0].event_shape, validate_args=False
         )
 
     @property

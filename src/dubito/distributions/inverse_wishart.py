@@ -69,9 +69,7 @@ class InverseWishart(GeneratedDistribution):
         logdet = 2 * log_diagonal(self.scale_tril)
         return logdet - size * math.log(2) - multivariate_digamma(self.dof / 2, size)
 
-    def root(
-        self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
-    ) -> Tensor:
+    def root(self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None) -> Tensor:
         """F with F Fᵀ = Σ of a draw, not triangular, `sample_shape` + [..., p, p]."""
         tril, size = self.scale_tril, self.event_shape[0]
         shape = torch.Size(sample_shape) + self.batch_shape

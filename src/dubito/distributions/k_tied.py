@@ -29,9 +29,7 @@ class KTiedNormal(MatrixDistribution):
         validate_args: also look for values that are not finite.
     """
 
-    def __init__(
-        self, mean: Tensor, log_u: Tensor, log_v: Tensor, *, validate_args: bool | None = None
-    ) -> None:
+    def __init__(self, mean: Tensor, log_u: Tensor, log_v: Tensor, *, validate_args: bool | None = None) -> None:
         if mean.ndim != 2 or not mean.is_floating_point():
             raise DataError(
                 f"mean must be an m x n matrix of floats, got {mean.dtype} of shape {tuple(mean.shape)}; "
@@ -75,9 +73,7 @@ class KTiedNormal(MatrixDistribution):
         self, sample_shape: Sequence[int] = torch.Size(), *, generator: torch.Generator | None = None
     ) -> Tensor:
         """Draws of shape `sample_shape` + [m, n], differentiable in the parameters."""
-        return torch.addcmul(
-            self._mean, self.stddev, self._unit_noise(sample_shape, self._mean.shape, generator)
-        )
+        return torch.addcmul(self._mean, self.stddev, self._unit_noise(sample_shape, self._mean.shape, generator))
 
     @checked
     def log_prob(self, value: Tensor) -> Tensor:
@@ -89,9 +85,7 @@ class KTiedNormal(MatrixDistribution):
             self._validate_sample(value)
         # log N = −½ Σ ((w − μ)/σ)² − Σ log σ − mn/2 log 2π   [k-tied Normal, Eq. 8]
         squares = ((value - self._mean) / self.stddev).square().sum((-2, -1))
-        return -0.5 * (squares + self._mean.numel() * math.log(2 * math.pi)) - sum_log_std(
-            self.log_u, self.log_v
-        )
+        return -0.5 * (squares + self._mean.numel() * math.log(2 * math.pi)) - sum_log_std(self.log_u, self.log_v)
 
     def entropy(self) -> Tensor:
         """In nats: Σ log σ + mn/2 (1 + log 2π)."""

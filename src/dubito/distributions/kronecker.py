@@ -30,9 +30,7 @@ class EigenbasisNormal(StructuredNormal):
         prior_precision: float | Tensor,
         validate_args: bool | None,
     ) -> None:
-        super().__init__(
-            mean, num_data=num_data, prior_precision=prior_precision, validate_args=validate_args
-        )
+        super().__init__(mean, num_data=num_data, prior_precision=prior_precision, validate_args=validate_args)
         m, n = mean.shape
         self._require_vectors("output_vectors", output_vectors, (m, m))
         self._require_vectors("input_vectors", input_vectors, (n, n))

@@ -103,9 +103,7 @@ def eigh(matrix: Tensor, *, name: str = "matrix") -> tuple[Tensor, Tensor]:
         try:
             eigenvalues, vectors = torch.linalg.eigh(work.double())
         except LinAlgError as second:
-            raise DataError(
-                f"no eigendecomposition of {name} was found, nor in float64: {second}"
-            ) from second
+            raise DataError(f"no eigendecomposition of {name} was found, nor in float64: {second}") from second
         message = f"the eigendecomposition of {name} failed in {matrix.dtype} and was done in float64"
         warn(message)
     lowest, highest = float(eigenvalues[0]), float(eigenvalues.abs().max())

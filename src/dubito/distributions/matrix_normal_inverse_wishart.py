@@ -168,11 +168,7 @@ def posterior_factors(factor: Tensor, inputs: int) -> tuple[Tensor, Tensor, Tens
     With J = [[R⁻¹, R⁻¹M], [·, U_0 + M_0ᵀR_0⁻¹M_0 + YᵀY]] = L Lᵀ: L₁₁L₁₁ᵀ = R⁻¹, M = L₁₁⁻ᵀ L₂₁ᵀ, and L₂₂L₂₂ᵀ is the
     Schur complement, which is U of Eq. 16c without its cancelling subtraction.
     """
-    first, second, last = (
-        factor[..., :inputs, :inputs],
-        factor[..., inputs:, :inputs],
-        factor[..., inputs:, inputs:],
-    )
+    first, second, last = (factor[..., :inputs, :inputs], factor[..., inputs:, :inputs], factor[..., inputs:, inputs:])
     return torch.linalg.solve_triangular(first.mT, second.mT, upper=True), first, last
 
 

@@ -47,13 +47,7 @@ class SparseInformationNormal(StructuredNormal):
         validate_args: check values, not only shapes; as torch's own distributions unless given.
     """
 
-    _scaled = (
-        *StructuredNormal._scaled,
-        "root_eigenvalues",
-        "cholesky",
-        "precise_cholesky",
-        "_parts",
-    )
+    _scaled = (*StructuredNormal._scaled, "root_eigenvalues", "cholesky", "precise_cholesky", "_parts")
 
     def __init__(
         self,
@@ -70,14 +64,10 @@ class SparseInformationNormal(StructuredNormal):
     ) -> None:
         if guard not in get_args(Guard):
             raise unknown_name("guard", guard, get_args(Guard))
-        super().__init__(
-            mean, num_data=num_data, prior_precision=prior_precision, validate_args=validate_args
-        )
+        super().__init__(mean, num_data=num_data, prior_precision=prior_precision, validate_args=validate_args)
         (m, n), shape = mean.shape, eigenvalues.shape
         if len(shape) != 2 or not (1 <= shape[0] <= m and 1 <= shape[1] <= n):
-            raise DataError(
-                f"eigenvalues must be g x a with g from 1 to {m} and a to {n}, got {tuple(shape)}"
-            )
+            raise DataError(f"eigenvalues must be g x a with g from 1 to {m} and a to {n}, got {tuple(shape)}")
         # Eight bytes, as the factorisation may have to go through float64.
         require_square(eigenvalues.numel(), 8, "lower `rank` or set `max_size` in select")
         self._require_vectors("output_vectors", output_vectors, (m, shape[0]))
@@ -128,9 +118,7 @@ class SparseInformationNormal(StructuredNormal):
         In float64, with a `DubitoWarning`, where the mean's type cannot resolve it; draws and `solve` then
         go through float64 too.
         """
-        return cholesky(
-            self._identity_plus_gram, self._mean, remedy="raise prior_precision or lower num_data"
-        )
+        return cholesky(self._identity_plus_gram, self._mean, remedy="raise prior_precision or lower num_data")
 
     @lazy_property
     def precise_cholesky(self) -> Tensor:
@@ -186,9 +174,7 @@ class SparseInformationNormal(StructuredNormal):
         taken = whitening.square() * pair_products.squared_norms(left, right, rows)
         variance = ((1 - taken) * root.square()).to(self._mean)
         # (P⁻¹)_ii is at least 1/P_ii
-        precision_diagonal = (
-            self.num_data * self.congruence.square() * self.eigen_diagonal + self.diagonal_precision
-        )
+        precision_diagonal = self.num_data * self.congruence.square() * self.eigen_diagonal + self.diagonal_precision
         return torch.maximum(variance, 1 / precision_diagonal)
 
     def _compute_logdet(self) -> Tensor:

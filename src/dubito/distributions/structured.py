@@ -35,12 +35,7 @@ class StructuredNormal(MatrixDistribution, ABC):
     _scaled: ClassVar[tuple[str, ...]] = ("_marginal_variance", "precision_logdet")
 
     def __init__(
-        self,
-        mean: Tensor,
-        *,
-        num_data: float,
-        prior_precision: float | Tensor,
-        validate_args: bool | None = None,
+        self, mean: Tensor, *, num_data: float, prior_precision: float | Tensor, validate_args: bool | None = None
     ) -> None:
         if mean.ndim != 2 or mean.numel() == 0 or mean.dtype not in (torch.float32, torch.float64):
             raise DataError(
@@ -172,9 +167,7 @@ class StructuredNormal(MatrixDistribution, ABC):
 
     def _dense(self, product: Callable[[Tensor], Tensor]) -> Tensor:
         size = self._mean.numel()
-        require_square(
-            size, self._mean.element_size(), "use solve, variance or quadratic_form, which never form it"
-        )
+        require_square(size, self._mean.element_size(), "use solve, variance or quadratic_form, which never form it")
         matrix = self._mean.new_empty(size, size)
         step = max(1, CHUNK // size)
         for start in range(0, size, step):
@@ -184,9 +177,7 @@ class StructuredNormal(MatrixDistribution, ABC):
         # Symmetric but for rounding, and torch's own checks of a covariance forgive less than that.
         return (matrix + matrix.mT).mul_(0.5)
 
-    def _require(
-        self, name: str, tensor: Tensor, shape: tuple[int, ...], *, nonnegative: bool = False
-    ) -> None:
+    def _require(self, name: str, tensor: Tensor, shape: tuple[int, ...], *, nonnegative: bool = False) -> None:
         mean = self._mean
         if tensor.shape != shape:
             raise DataError(
@@ -202,8 +193,7 @@ class StructuredNormal(MatrixDistribution, ABC):
             raise DataError(f"{name} must be finite, got NaN or infinity; check the statistics of this layer")
         if self._validate_args and nonnegative and bool((tensor < 0).any()):
             raise DataError(
-                f"{name} must not be negative, got {float(tensor.min()):.3g}; "
-                "clamp what rounding left below 0"
+                f"{name} must not be negative, got {float(tensor.min()):.3g}; clamp what rounding left below 0"
             )
 
     def _require_prior(self, prior_precision: float | Tensor) -> None:
@@ -220,23 +210,19 @@ class StructuredNormal(MatrixDistribution, ABC):
     def _require_positive_prior(self, prior_precision: Tensor) -> None:
         if self._validate_args and not ((prior_precision > 0) & prior_precision.isfinite()).all():
             raise ConfigError(
-                "prior_precision must be finite and above 0, got a least of "
-                f"{float(prior_precision.min()):.3g}"
+                f"prior_precision must be finite and above 0, got a least of {float(prior_precision.min()):.3g}"
             )
 
     def _require_vectors(self, name: str, vectors: Tensor, shape: tuple[int, int]) -> None:
         """Refuse what cannot be eigenvectors, such as a factor passed in their place."""
         self._require(name, vectors, shape)
         if self._validate_args and bool(((vectors.square().sum(0) - 1).abs() > 1e-3).any()):
-            raise DataError(
-                f"{name} must hold eigenvectors as columns of length 1; take them from linalg.eigh"
-            )
+            raise DataError(f"{name} must hold eigenvectors as columns of length 1; take them from linalg.eigh")
 
     def _require_event(self, name: str, value: Tensor) -> None:
         if value.shape[-2:] != self.event_shape:
             raise DataError(
-                f"{name} must have shape [..., {', '.join(map(str, self.event_shape))}], "
-                f"got {tuple(value.shape)}"
+                f"{name} must have shape [..., {', '.join(map(str, self.event_shape))}], got {tuple(value.shape)}"
             )
 
 

@@ -59,10 +59,7 @@ def pairs(rank: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, 
     often = [[(a == factor) + (b == factor) for a, b in both] for factor in range(rank)]
     log_counts = [[math.log(2) if a != b else 0.0] for a, b in both]
     with torch.inference_mode(False):  # kept for later calls, which may want gradients
-        return (
-            torch.tensor(often, dtype=dtype, device=device),
-            torch.tensor(log_counts, dtype=dtype, device=device),
-        )
+        return (torch.tensor(often, dtype=dtype, device=device), torch.tensor(log_counts, dtype=dtype, device=device))
 
 
 class _SumLogStd(torch.autograd.Function):

@@ -10,17 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import DubitoError
 from ..fitting import read
-from ..inputs import (
-    Inputs,
-    TensorOptions,
-    call,
-    checked_inputs,
-    chunks,
-    map_tensors,
-    named_tensors,
-    rows_of,
-    take,
-)
+from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, map_tensors, named_tensors, rows_of, take
 from ..layers import Survey
 from ..layers.shell import noise_of, seeded
 from ..networks import run, with_weights

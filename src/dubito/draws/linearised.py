@@ -54,9 +54,7 @@ class LinearisedDraws(Draws):
 
         def mapped(*args: Any, **kwargs: Any) -> Tensor:
             axes: Any = (None, 0)
-            outputs, changes = self._pushed(
-                kwargs or args, lambda push: vmap(push, out_dims=axes)(deviations)
-            )
+            outputs, changes = self._pushed(kwargs or args, lambda push: vmap(push, out_dims=axes)(deviations))
             return outputs + changes
 
         yield lambda: mapped
@@ -66,9 +64,7 @@ class LinearisedDraws(Draws):
             return None
         return ChangesGraph(self.network, self.tensors["deviations"], self.survey(inputs), inputs, self.count)
 
-    def _pushed(
-        self, inputs: Inputs, pushes: Callable[[Any], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def _pushed(self, inputs: Inputs, pushes: Callable[[Any], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """f(x; w*), and J(x) times deviations: by PyTorch's layers, or by the layers' rules where that fails."""
         key = f"{self.kind} layers"
         known, failure, keep = self.ways.get(key), None, torch.is_grad_enabled()

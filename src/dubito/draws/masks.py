@@ -7,14 +7,7 @@ from torch import Tensor, nn
 
 from ..inputs import Inputs, call, take
 from ..layers import Layout
-from ..layers.dropout import (
-    Layouts,
-    StackedMasks,
-    fixed_dropout,
-    recorded_masks,
-    row_axis,
-    with_fixed_dropout,
-)
+from ..layers.dropout import Layouts, StackedMasks, fixed_dropout, recorded_masks, row_axis, with_fixed_dropout
 from ..layers.passes import unnest
 from ..layers.shell import leased
 from ..layers.shell import take as take_shell
@@ -38,10 +31,7 @@ class MaskDraws(Draws):
         return {}
 
     def answered(self, index: int, inputs: Inputs) -> Tensor:
-        with (
-            leased(self.network) as shell,
-            fixed_dropout(shell, self.layouts, *self._mask(index)),
-        ):
+        with leased(self.network) as shell, fixed_dropout(shell, self.layouts, *self._mask(index)):
             return call(shell, inputs)
 
     def plain(self, index: int) -> nn.Module:
@@ -50,9 +40,7 @@ class MaskDraws(Draws):
     def traceable(self, inputs: Inputs = None) -> nn.Module | None:
         if inputs is None:
             return None
-        return MaskTile(
-            self.network, self.layouts, [self._mask(index) for index in range(self.count)], inputs
-        )
+        return MaskTile(self.network, self.layouts, [self._mask(index) for index in range(self.count)], inputs)
 
     def _mask(self, index: int) -> tuple[int, float]:
         return self.facts["seeds"][index], self.facts.get("scale", 1.0)

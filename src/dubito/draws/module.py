@@ -95,9 +95,7 @@ def answers(prediction: Prediction) -> dict[str, Tensor]:
     if isinstance(prediction, MixturePrediction):  # no graph has their distribution functions
         return _named(prediction, REALS)
     # As `prediction.interval()`, but with steps that no number of a device decides: eight beyond the dtype's bits.
-    steps = (
-        8 - math.ceil(math.log2(torch.finfo(prediction.means.dtype).eps)) if len(prediction.means) > 1 else 0
-    )
+    steps = 8 - math.ceil(math.log2(torch.finfo(prediction.means.dtype).eps)) if len(prediction.means) > 1 else 0
     # The upper tail of y is the lower one of −y: both as rows of one search, which halves what is traced.
     unit = prediction.means.new_ones(())
     both = type(prediction).cat([prediction, prediction.mapped(0 * unit, -unit)])

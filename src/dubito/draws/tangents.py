@@ -79,13 +79,7 @@ class Tangents(Stack):
         self.step = step
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         if isinstance(form, Product) and not isinstance(x, Standin):
             w, b = plain(weight), plain(bias)
@@ -118,12 +112,7 @@ class ChangesGraph(nn.Module):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        deviations: Mapping[str, Tensor],
-        surveyed: Survey,
-        inputs: Inputs,
-        draws: int,
+        self, network: nn.Module, deviations: Mapping[str, Tensor], surveyed: Survey, inputs: Inputs, draws: int
     ) -> None:
         super().__init__()
         tree = inputs if isinstance(inputs, Mapping | tuple | list) else (inputs,)

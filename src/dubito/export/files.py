@@ -42,16 +42,12 @@ def write(
     """
     content, run = WRITERS[path.suffix](program, inputs)
     if len(content) > max_bytes:
-        raise ConfigError(
-            f"the file would have {len(content):,} bytes, more than max_bytes={max_bytes:,}; raise it"
-        )
+        raise ConfigError(f"the file would have {len(content):,} bytes, more than max_bytes={max_bytes:,}; raise it")
     few = take(inputs, slice(3))
     answer, truth = run(few), call_named(module, few) if exact else {}
     for name, values in truth.items():
         size = float(values.nan_to_num().abs().max())
-        if not torch.allclose(
-            answer[name].to(values), values, rtol=1e-3, atol=1e-4 * max(size, 1.0), equal_nan=True
-        ):
+        if not torch.allclose(answer[name].to(values), values, rtol=1e-3, atol=1e-4 * max(size, 1.0), equal_nan=True):
             raise NetworkError(
                 f"the exported {name} is not what the posterior answers: the network does something else when it is "
                 "traced, such as a branch on the number of rows; rewrite that part"
@@ -108,9 +104,7 @@ def as_onnx(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[
     return content, run
 
 
-def as_program(
-    program: ExportedProgram, inputs: Inputs
-) -> tuple[bytes, Callable[[Inputs], dict[str, Tensor]]]:
+def as_program(program: ExportedProgram, inputs: Inputs) -> tuple[bytes, Callable[[Inputs], dict[str, Tensor]]]:
     """A program of `torch.export` as bytes, and what runs it."""
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):

@@ -7,19 +7,7 @@ functions of single numbers read both alike, so that what leads from one form to
 from typing import Any
 
 #: Functions of single numbers.
-POINTWISE = {
-    "Relu",
-    "Tanh",
-    "Sigmoid",
-    "Elu",
-    "LeakyRelu",
-    "Softplus",
-    "Erf",
-    "Gelu",
-    "HardSwish",
-    "Selu",
-    "Exp",
-}
+POINTWISE = {"Relu", "Tanh", "Sigmoid", "Elu", "LeakyRelu", "Softplus", "Erf", "Gelu", "HardSwish", "Selu", "Exp"}
 DENSE = {"transA": 0, "transB": 1, "alpha": 1.0, "beta": 1.0}
 
 

@@ -12,15 +12,7 @@ from torch import nn
 
 from ..draws import FactorDraws, MaskDraws, MixtureModule, PredictiveModule
 from ..errors import ConfigError, NetworkError, require_count
-from ..inputs import (
-    Inputs,
-    TensorOptions,
-    checked_inputs,
-    map_tensors,
-    named_tensors,
-    rows_of,
-    take,
-)
+from ..inputs import Inputs, TensorOptions, checked_inputs, map_tensors, named_tensors, rows_of, take
 from ..posterior import MixturePosterior, Posterior
 from ..posterior.fingerprint import made
 from .files import WRITERS, quiet, write
@@ -49,9 +41,7 @@ def export(
     write_module(served(posterior, inputs, num_samples, **options), inputs, path, max_bytes)
 
 
-def write_module(
-    module: nn.Module, inputs: Inputs, path: str | os.PathLike[str], max_bytes: int = 1 << 29
-) -> None:
+def write_module(module: nn.Module, inputs: Inputs, path: str | os.PathLike[str], max_bytes: int = 1 << 29) -> None:
     """Trace a module from inputs to a dict of tensors for any number of rows, and write it to a file.
 
     Args:
@@ -122,9 +112,7 @@ def served(
     closed = posterior.closed_form(inputs) if pushes else None
     if sampling == "fresh":
         if closed is not None or posterior.num_atoms is not None:
-            what = (
-                "a prediction in closed form" if closed is not None else f"{posterior.num_atoms} fixed draws"
-            )
+            what = "a prediction in closed form" if closed is not None else f"{posterior.num_atoms} fixed draws"
             raise ConfigError(
                 f'sampling="fresh" needs a distribution to draw from, got {what}; leave sampling out'
                 + (", or pass linearised=False" if closed is not None else "")
@@ -133,9 +121,7 @@ def served(
     if closed is not None:
         return closed
     count = posterior.num_atoms or components_times(posterior, num_samples)
-    few = posterior._made(
-        range(min(2, count)), seed, pushes
-    )  # the first of several may be the network itself
+    few = posterior._made(range(min(2, count)), seed, pushes)  # the first of several may be the network itself
     if not isinstance(few, FactorDraws | MaskDraws):
         size = sum(tensor[0].nbytes for group in few.tensors.values() for tensor in group.values())
         told(count, size, max_bytes)

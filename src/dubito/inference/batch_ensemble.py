@@ -7,13 +7,7 @@ from ..errors import require_count, require_positive
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
-from ..node_factors import (
-    Arrangement,
-    ComponentObjective,
-    NodePosterior,
-    check_arrangement,
-    component_objective,
-)
+from ..node_factors import Arrangement, ComponentObjective, NodePosterior, check_arrangement, component_objective
 from ..node_factors.laws import NearOne, Point, Signs
 
 

@@ -195,9 +195,7 @@ class DeepEnsemble(Method):
         """The mixture of posteriors around the members' modes, fitted one after the other."""
         validation = prepared.run.validation
         if self.weights == "stacking" and validation is None:
-            raise ConfigError(
-                'weights="stacking" needs rows that are not trained on: fit(..., validation=rows)'
-            )
+            raise ConfigError('weights="stacking" needs rows that are not trained on: fit(..., validation=rows)')
         method, parts = self.of or MAP(prior_std=self.prior_std), []
         for member in range(self.members):
             run = replace(self._run(prepared.run, member, shown=True), processes=prepared.run.processes)
@@ -288,14 +286,10 @@ def _noise(members: Sequence[nn.Module], settings: Likelihood, data: Any) -> Bui
             data, PredictionOptions(num_samples=1, seed=0, max_rows=MAX_ROWS)
         )
         assert isinstance(prediction, RealPrediction)
-        squares = weighted(
-            (targets - prediction.mean).square(), None if weights is None else weights / weights.mean()
-        )
+        squares = weighted((targets - prediction.mean).square(), None if weights is None else weights / weights.mean())
         stds.append(per_output(squares).mean(1).sqrt().reshape(built.std().shape))
     if not all((std > 0).all() for std in stds):
-        raise DataError(
-            "the networks answer these rows without any error; give other rows, or Gaussian(std=...)"
-        )
+        raise DataError("the networks answer these rows without any error; give other rows, or Gaussian(std=...)")
     return built.with_noise(std=torch.stack(stds) if len(stds) > 1 else stds[0])
 
 
@@ -322,11 +316,7 @@ def fit_share(method: DeepEnsemble, share: range, starts: list[Prepared], traini
 
 def stacked(names: list[str], members: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The named tensors of all members, along a new first axis."""
-    return (
-        {name: torch.stack([tensors[name].detach() for tensors in members]) for name in names}
-        if members
-        else {}
-    )
+    return {name: torch.stack([tensors[name].detach() for tensors in members]) for name in names} if members else {}
 
 
 def joined_noise(likelihoods: list[BuiltLikelihood]) -> BuiltLikelihood:

@@ -78,9 +78,7 @@ class KTied(TrainedMethod):
             network,
             start.likelihood,
             method=replace(
-                self,
-                subset=None if self.subset is None else names,
-                tied=None if self.tied is None else tuple(ranks),
+                self, subset=None if self.subset is None else names, tied=None if self.tied is None else tuple(ranks)
             ),
             tensors={
                 "raw_std": {n: initial_raw_std(w, *law, n) for n, w in weights.items() if n not in ranks},

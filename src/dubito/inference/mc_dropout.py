@@ -157,9 +157,7 @@ class MCDropoutObjective(Objective):
 
     def posterior(self) -> Posterior:
         if not self.draft.details:
-            raise NetworkError(
-                "which layers carry dropout is learned from a batch: call loss(...) once first"
-            )
+            raise NetworkError("which layers carry dropout is learned from a batch: call loss(...) once first")
         return super().posterior()
 
 
@@ -198,9 +196,7 @@ class MCDropout(TrainedMethod):
         return MCDropoutObjective(draft, num_data=start.num_data, modes=start.modes)
 
 
-def bernoulli_factors(
-    shape: tuple[int, ...], rate: float, like: Tensor, generator: torch.Generator | None
-) -> Tensor:
+def bernoulli_factors(shape: tuple[int, ...], rate: float, like: Tensor, generator: torch.Generator | None) -> Tensor:
     """0 with probability `rate`, else 1 / (1 − rate), so that the mean is 1."""
     keep = torch.full(shape, 1 - rate, dtype=like.dtype, device=like.device)
     return torch.bernoulli(keep, generator=generator) / (1 - rate)

@@ -57,16 +57,7 @@ class MeanField(TrainedMethod):
             for name in names
         }
         method = self if self.subset is None else replace(self, subset=names)
-        draft = NormalPosterior(
-            start.network,
-            start.likelihood,
-            method=method,
-            tensors={"raw_std": raw_std},
-        )
+        draft = NormalPosterior(start.network, start.likelihood, method=method, tensors={"raw_std": raw_std})
         return NormalObjective(
-            draft,
-            estimator=self.estimator,
-            max_std=self.max_std,
-            num_data=start.num_data,
-            modes=start.modes,
+            draft, estimator=self.estimator, max_std=self.max_std, num_data=start.num_data, modes=start.modes
         )

@@ -175,9 +175,7 @@ class PBP(Method):
         require_positive(prior_rate=self.prior_rate, noise_rate=self.noise_rate)
         for name in ("prior_shape", "noise_shape"):
             if not getattr(self, name) > 1:
-                raise ConfigError(
-                    f"{name} must be above 1, so that variances have a mean, got {getattr(self, name)}"
-                )
+                raise ConfigError(f"{name} must be above 1, so that variances have a mean, got {getattr(self, name)}")
         if self.initial_std is not None:
             require_positive(initial_std=self.initial_std)
 
@@ -211,9 +209,7 @@ class PBP(Method):
         filtering = Filter(means, noise, Gamma(self.prior_shape, self.prior_rate))
         history = []
         for epoch in range(self.epochs):
-            order = torch.randperm(
-                len(inputs), generator=seeds.generator(prepared.seed, "order", epoch)
-            ).tolist()
+            order = torch.randperm(len(inputs), generator=seeds.generator(prepared.seed, "order", epoch)).tolist()
             evidence = sum(filtering.take_in(inputs[row : row + 1], targets[row]) for row in order)
             filtering.refresh()
             steps = (epoch + 1) * len(order)
@@ -236,9 +232,7 @@ class PBP(Method):
         """What was filtered, in the network's own dtype."""
         parameters, raw = trainable(prepared.network), {}
         for layer, (mean, variance) in zip(names, filtering.layers, strict=True):
-            for name, centre, spread in zip(
-                layer, columns(mean, layer), columns(variance, layer), strict=True
-            ):
+            for name, centre, spread in zip(layer, columns(mean, layer), columns(variance, layer), strict=True):
                 if name is not None:
                     shape = parameters[name].shape
                     parameters[name].data.copy_(centre.reshape(shape))
@@ -308,9 +302,7 @@ class Filter:
                 means[number], variances[number] = self._refreshed(place, centre, spread)
                 place += 1
             both = (mean.new_tensor(values).view(mean.shape) for values in (means, variances))
-            refreshed.append(
-                tuple(value / root for value, root in zip(both, (scale**0.5, scale), strict=True))
-            )
+            refreshed.append(tuple(value / root for value, root in zip(both, (scale**0.5, scale), strict=True)))
         self.layers = refreshed
 
     def _refreshed(self, place: int, mean: float, variance: float) -> tuple[float, float]:
@@ -375,15 +367,11 @@ def dense_layers(network: nn.Module, inputs: Inputs, surveyed: Survey) -> list[l
         with torch.no_grad():
             truth, answers = run(network, others, rows), rows.flatten(1)
             for number, (weight, bias) in enumerate(names):
-                answers = F.linear(
-                    answers.relu() if number else answers, others[str(weight)], others.get(str(bias))
-                )
+                answers = F.linear(answers.relu() if number else answers, others[str(weight)], others.get(str(bias)))
         if truth.shape == answers.shape and agree(answers, truth):
             if answers.shape[1] == 1:
                 return names
-            raise NetworkError(
-                f"PBP is for networks with one output, got {answers.shape[1]}; fit one network for each"
-            )
+            raise NetworkError(f"PBP is for networks with one output, got {answers.shape[1]}; fit one network for each")
     raise NetworkError(
         "PBP has moments for dense layers with ReLU between them, each used once and trained, that read one tensor; "
         f"this network ({type(network).__name__}) is another; take MeanField() or another method"

@@ -10,13 +10,7 @@ from ..errors import ConfigError, require_count, require_fraction, require_posit
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
-from ..node_factors import (
-    Arrangement,
-    ComponentObjective,
-    NodePosterior,
-    check_arrangement,
-    component_objective,
-)
+from ..node_factors import Arrangement, ComponentObjective, NodePosterior, check_arrangement, component_objective
 from ..node_factors.laws import Family, NearOne, Normal, Point, Signs
 
 
@@ -59,9 +53,7 @@ class Rank1(TrainedMethod):
         require_count(components=self.components)
         if self.family.positive and (self.additive or isinstance(self.initial, Signs)):
             what = "added to weights" if self.additive else "started from random signs"
-            raise ConfigError(
-                f"{type(self.family).__name__} factors are above 0 and cannot be {what}; take Normal()"
-            )
+            raise ConfigError(f"{type(self.family).__name__} factors are above 0 and cannot be {what}; take Normal()")
         if self.initial_rate is not None:
             require_fraction(zero=False, initial_rate=self.initial_rate)
         require_positive(factor_rate=self.factor_rate)
@@ -74,10 +66,7 @@ class Rank1(TrainedMethod):
     @property
     def families(self) -> tuple[Family, Family]:
         """The laws of factors on input and output nodes."""
-        return (
-            self.family if self.on != "output" else Point(),
-            self.family if self.on != "input" else Point(),
-        )
+        return (self.family if self.on != "output" else Point(), self.family if self.on != "input" else Point())
 
     def objective(self, start: Start) -> ComponentObjective:
         rate = self.family.initial_rate if self.initial_rate is None else self.initial_rate

@@ -122,9 +122,7 @@ class OptunaPruning(Callback):
 
     def on_start(self, run: RunFacts) -> None:
         if run.total is not None and not run.validates:
-            raise ConfigError(
-                "OptunaPruning reports validations, and there are none: pass validation= to fit"
-            )
+            raise ConfigError("OptunaPruning reports validations, and there are none: pass validation= to fit")
         if run.member in (None, 0):
             self._before = self._last
 

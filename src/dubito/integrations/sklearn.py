@@ -126,11 +126,7 @@ class BayesianEstimator(BaseEstimator):
         self.shift_, self.scale_ = column_statistics(filled(values[train], self.fill_))
         inputs = self._scaled(values)
         network = mlp(
-            inputs.shape[1],
-            self.hidden_layer_sizes,
-            num_classes=num_outputs,
-            activation=self.activation,
-            seed=seed,
+            inputs.shape[1], self.hidden_layer_sizes, num_classes=num_outputs, activation=self.activation, seed=seed
         )
         training = self.training
         if isinstance(training, str) and training == "auto":
@@ -225,9 +221,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         levels = torch.tensor(quantiles, dtype=torch.float64)
         return np.stack([_array(values) for values in self._real(X).quantile(levels)], axis=-1)
 
-    def sample_y(
-        self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0
-    ) -> np.ndarray:
+    def sample_y(self, X: Any, n_samples: int = 1, random_state: int | np.random.RandomState | None = 0) -> np.ndarray:
         """Targets of drawn functions, each with its noise, along the last axis, [N, S] or [N, targets, S].
 
         Args:
@@ -240,9 +234,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         posterior = self.posterior_
         outputs = posterior.sample_outputs(inputs, n_samples, seed=seed)
         drawn = [
-            posterior.likelihood.sample(
-                values, seeds.generator(seed, "noise", index, device=values.device), index
-            )
+            posterior.likelihood.sample(values, seeds.generator(seed, "noise", index, device=values.device), index)
             for index, values in enumerate(outputs)
         ]
         return np.stack([_array(values) for values in drawn], axis=-1)

@@ -34,9 +34,7 @@ def multi_head_attention_forward(
     if query.ndim != 3:
         raise NoRule("its inputs have no axis of cases")
     if isinstance(bias_k, Standin) or isinstance(bias_v, Standin):
-        at.without_rule(
-            F.multi_head_attention_forward, [b for b in (bias_k, bias_v) if isinstance(b, Standin)], None
-        )
+        at.without_rule(F.multi_head_attention_forward, [b for b in (bias_k, bias_v) if isinstance(b, Standin)], None)
     if options.pop("use_separate_proj_weight", False):
         weights = [options[f"{name}_proj_weight"] for name in "qkv"]
     else:

@@ -33,13 +33,7 @@ class Context:
         return reader(self, *args, **kwargs)
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         """The answer of a form at one place.
 

@@ -109,10 +109,7 @@ class Convolution(Product):
         step = max(1, numbers // (len(x) * line * self.groups * self.columns))
         for start in range(0, lines, step):
             part = windows[:, start : start + step]
-            yield (
-                slice(start * line, (start + part.shape[1]) * line),
-                _by_group(part, self.groups, len(self.kernel)),
-            )
+            yield (slice(start * line, (start + part.shape[1]) * line), _by_group(part, self.groups, len(self.kernel)))
 
     def outputs(self, g: Tensor) -> Tensor:
         return g.reshape(len(g), self.groups, self.rows, -1)
@@ -161,9 +158,7 @@ class Convolution(Product):
         """
         padding = self.padding
         sizes = list(x.shape[2:])
-        lengths = [
-            size + sum(pad) - reach for size, pad, reach in zip(sizes, padding, self._reach, strict=True)
-        ]
+        lengths = [size + sum(pad) - reach for size, pad, reach in zip(sizes, padding, self._reach, strict=True)]
         # Zeros behind every axis: a place shifted off its line meets zeros, so all lines are one long one.
         image = _channels_last(x, [(0, reach) for reach in self._reach])
         image = image.unflatten(-1, (self.groups, self.channels))
@@ -230,9 +225,7 @@ class TransposedConvolution(Nodes):
 
     def apply(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         function = _TRANSPOSED[len(self.kernel) - 1]
-        return function(
-            x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
-        )
+        return function(x, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation)
 
     def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
         return _side_by_side(replace(self, groups=draws * self.groups), x, weights, biases, draws)
@@ -329,9 +322,7 @@ def conv_module(module: _ConvNd) -> Iterator[Declared]:
         form = _transposed_form(module.weight, module.stride, padding, module.output_padding, *settings)
         yield Declared("weight", "bias", form, f"conv_transpose{axes}d")
     else:
-        yield Declared(
-            "weight", "bias", _form(module.weight, module.stride, padding, *settings), f"conv{axes}d"
-        )
+        yield Declared("weight", "bias", _form(module.weight, module.stride, padding, *settings), f"conv{axes}d")
 
 
 def _require_batch(input: Tensor, axes: int) -> None:
@@ -395,9 +386,7 @@ def _windows(
     strides = [a * b for a, b in zip(steps, stride, strict=True)]
     inner = [a * b for a, b in zip(steps, dilation, strict=True)]
     return padded.as_strided(
-        (len(padded), *count, *kernel, padded.shape[-1]),
-        (first, *strides, *inner, last),
-        padded.storage_offset(),
+        (len(padded), *count, *kernel, padded.shape[-1]), (first, *strides, *inner, last), padded.storage_offset()
     )
 
 

@@ -31,8 +31,7 @@ def declared(network: nn.Module) -> list[Use]:
     for module in network.modules():
         for use in _declared(module):
             weight, bias = (
-                None if key is None else names.get(id(module._parameters.get(key)))
-                for key in (use.weight, use.bias)
+                None if key is None else names.get(id(module._parameters.get(key))) for key in (use.weight, use.bias)
             )
             if weight is not None:
                 uses.append(Use(weight, bias, use.form, use.function, Layout.UNKNOWN, parts=use.parts))
@@ -46,9 +45,7 @@ def _declared(module: nn.Module) -> Iterator[Declared]:
             return
 
 
-def weights_with_nodes(
-    network: nn.Module, survey: Survey | None = None, *, embeddings: bool = True
-) -> dict[str, Use]:
+def weights_with_nodes(network: nn.Module, survey: Survey | None = None, *, embeddings: bool = True) -> dict[str, Use]:
     """Of every weight that stands between nodes one use, which tells them, by name, in the order of the modules.
 
     Args:

@@ -104,11 +104,7 @@ class _Trial(Record):
 
 def _run(network: nn.Module, inputs: Inputs, names: list[str], trial: _Trial) -> Tensor:
     """Outputs of a recorded pass."""
-    with (
-        recorded(network, names, trial) as shell,
-        _watched_dropouts(shell, trial),
-        seeded(network, 0, "survey"),
-    ):
+    with recorded(network, names, trial) as shell, _watched_dropouts(shell, trial), seeded(network, 0, "survey"):
         return call(shell, inputs).detach()
 
 
@@ -163,9 +159,7 @@ def _uses(many: _Trial, single: _Trial, rows: int, inputs: Inputs, whole: bool) 
         paired = zip(groups, alone if len(alone) == len(groups) else [[] for _ in groups], strict=True)
         pairs = list(paired)
         layouts = _layouts([_candidates(group, other, rows) for group, other in pairs])
-        different = [
-            _use(group, layout, rows, storages) for (group, _), layout in zip(pairs, layouts, strict=True)
-        ]
+        different = [_use(group, layout, rows, storages) for (group, _), layout in zip(pairs, layouts, strict=True)]
         alike = {(use.form, use.layout) for use in different}
         if len(alike) == 1:
             size = sum(use.size for use in different)
@@ -223,9 +217,7 @@ def _last(many: _Trial, outputs: Tensor) -> str | None:
 # -- gradients against autograd's --------------------------------------------------------------------------------
 
 
-def _misread(
-    network: nn.Module, inputs: Inputs, names: list[str], uses: list[Use], outputs: Tensor
-) -> dict[str, str]:
+def _misread(network: nn.Module, inputs: Inputs, names: list[str], uses: list[Use], outputs: Tensor) -> dict[str, str]:
     """Why some parameters' gradients for the first row are not what recorded calls rebuild of them."""
     rows = count_rows(inputs)
     noise = torch.randn(
@@ -235,11 +227,7 @@ def _misread(
     noise[1:] = 0  # the first row alone
     expected = _autograd(network, inputs, names, noise)
     record = Record(Survey(tuple(uses), {}).layout_of)
-    with (
-        torch.enable_grad(),
-        recorded(network, names, record) as shell,
-        seeded(network, 0, "survey"),
-    ):
+    with torch.enable_grad(), recorded(network, names, record) as shell, seeded(network, 0, "survey"):
         answer = call(shell, inputs)
         if answer.requires_grad:
             answer.backward(noise)
@@ -255,9 +243,7 @@ def _misread(
     return wrong
 
 
-def _autograd(
-    network: nn.Module, inputs: Inputs, names: list[str], noise: Tensor
-) -> dict[str, Tensor | None]:
+def _autograd(network: nn.Module, inputs: Inputs, names: list[str], noise: Tensor) -> dict[str, Tensor | None]:
     """The gradients of the first row's outputs, by parameter."""
     named = dict(network.named_parameters()) | whole_tensors(network)
     leaves = {name: named[name].detach().requires_grad_() for name in names}
@@ -274,9 +260,7 @@ def _autograd(
     return {name: leaf.grad for name, leaf in leaves.items()}
 
 
-def _agrees(
-    record: Record, name: str, parts: list[Part], truth: Tensor | None, rows: int, scale: float
-) -> bool:
+def _agrees(record: Record, name: str, parts: list[Part], truth: Tensor | None, rows: int, scale: float) -> bool:
     rebuilt = [
         BlockPart(name, None, None, part).gradients(record.of((name, part)), rows, slice(0, 1)).flatten()
         for _, part in sorted(parts)

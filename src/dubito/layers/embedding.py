@@ -43,9 +43,7 @@ class Lookup(Nodes):
 
     def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
         assert weights is not None
-        first = self.count * torch.arange(
-            draws, device=x.device
-        )  # of each draw's rows, one table below the other
+        first = self.count * torch.arange(draws, device=x.device)  # of each draw's rows, one table below the other
         tokens = x.unflatten(0, (draws, -1)) + first.reshape(-1, *(1 for _ in x.shape))
         return self.padded(x, F.embedding(tokens.flatten(0, 1), weights.flatten(0, 1)))
 
@@ -101,6 +99,4 @@ def embedding(
 @declares(nn.Embedding)
 def embedding_module(module: nn.Embedding) -> Iterator[Declared]:
     """One table."""
-    yield Declared(
-        "weight", None, Lookup(module.num_embeddings, module.embedding_dim, module.padding_idx), "embedding"
-    )
+    yield Declared("weight", None, Lookup(module.num_embeddings, module.embedding_dim, module.padding_idx), "embedding")

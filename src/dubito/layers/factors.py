@@ -84,12 +84,7 @@ class Factor:
             return product(x, self.mean, bias)
         if self.given and passes == 1 and bias is None and x.shape[0] == rows and not self.mean.requires_grad:
             return self._given_on(x, axis)
-        if (
-            torch.compiler.is_compiling()
-            and x.ndim == 2
-            and not self.per_row
-            and (bias is None or bias.ndim < 3)
-        ):
+        if torch.compiler.is_compiling() and x.ndim == 2 and not self.per_row and (bias is None or bias.ndim < 3):
             # Few operators, of which each costs as much as a row's products do
             y = x.unflatten(0, (-1, rows)) * self.tensor()
             return (y if bias is None else y + (bias if bias.ndim == 1 else bias.unsqueeze(1))).flatten(0, 1)
@@ -188,13 +183,7 @@ class Factors(Context):
         self.rows = rows // self.passes if self.repeated else rows
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         factors, biases = self._factors(weight), self._biases(bias)
         if factors is None and biases is None:
@@ -213,9 +202,7 @@ class Factors(Context):
             return summed(form, x, plain(weight), factors, biases, self.passes, self.rows)
         return self._product(form, x, weight, factors, biases)
 
-    def _product(
-        self, form: Nodes, x: Tensor, weight: Tensor, factors: NodeFactors, bias: Tensor | None
-    ) -> Tensor:
+    def _product(self, form: Nodes, x: Tensor, weight: Tensor, factors: NodeFactors, bias: Tensor | None) -> Tensor:
         """(W (x ∘ s)) ∘ r + b   [rank-1, Eq. 1]."""
         value, (inputs, outputs) = plain(weight), factors
         single = bias is None or bias.ndim == 1

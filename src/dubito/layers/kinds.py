@@ -113,9 +113,7 @@ class Standin(Tensor):
         if self.parts > 1 or self.turned:
             raise NoRule("a part of it is cut again")
         values = enumerate(self.value.chunk(parts))
-        return [
-            Standin._view(value, self.parameter, self.context, part, parts, False) for part, value in values
-        ]
+        return [Standin._view(value, self.parameter, self.context, part, parts, False) for part, value in values]
 
     def transposed(self) -> "Standin":
         """A standin of the matrix turned."""

@@ -55,9 +55,7 @@ class Dense(Product):
             # W xᵀ reads large weights once at the speed of memory; x Wᵀ takes twice as long for a row or two.
             added = None if biases is None else biases.unsqueeze(2)
             products = (
-                torch.bmm(matrices.mT, cases.mT)
-                if added is None
-                else torch.baddbmm(added, matrices.mT, cases.mT)
+                torch.bmm(matrices.mT, cases.mT) if added is None else torch.baddbmm(added, matrices.mT, cases.mT)
             )
             return products.mT.reshape(shape)
         if biases is None:
@@ -87,9 +85,7 @@ def dense(rows: int, columns: int, turned: bool = False) -> Dense:
     return Dense(rows, columns, turned)
 
 
-def product(
-    at: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, turned: bool = False
-) -> Tensor:
+def product(at: Context, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, turned: bool = False) -> Tensor:
     """A dense use of a weight [m, n], or [n, m] where it is turned; a transposed parameter counts as itself."""
     if isinstance(weight, Standin) and weight.turned:
         weight, turned = weight.transposed(), not turned
@@ -111,14 +107,7 @@ def linear_module(module: nn.Linear) -> Iterator[Declared]:
 
 @kind(torch.addmm, Tensor.addmm)
 def addmm(
-    at: Context,
-    input: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    out: Any = None,
+    at: Context, input: Tensor, mat1: Tensor, mat2: Tensor, *, beta: float = 1, alpha: float = 1, out: Any = None
 ) -> Any:
     """Bias + x W, as the layers of GPT-2 write it."""
     if beta != 1 or alpha != 1 or out is not None or not isinstance(mat2, Standin):
@@ -166,9 +155,7 @@ class Pairwise(Form):
 
 
 @kind(F.bilinear)
-def bilinear(
-    at: Context, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None
-) -> Tensor:
+def bilinear(at: Context, input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Of nn.Bilinear."""
     if isinstance(input1, Standin) or isinstance(input2, Standin):
         raise NoRule("another parameter is its input")

@@ -50,13 +50,7 @@ class FirstConvolution(Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        factors: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        patches: Tensor,
-        form: Convolution,
+        ctx: Any, x: Tensor, factors: Tensor, weight: Tensor, bias: Tensor | None, patches: Tensor, form: Convolution
     ) -> Tensor:
         ctx.save_for_backward(factors, weight, patches)
         return form.apply(x * factors[:, :, None, None], weight, bias)

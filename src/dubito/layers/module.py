@@ -26,11 +26,7 @@ class PassModule(nn.Module):
     """
 
     def __init__(
-        self,
-        network: nn.Module,
-        context: Context,
-        names: Iterable[str],
-        tensors: Mapping[str, Tensor] | None = None,
+        self, network: nn.Module, context: Context, names: Iterable[str], tensors: Mapping[str, Tensor] | None = None
     ) -> None:
         super().__init__()
         shell = take(network, tensors).withdraw()

@@ -34,9 +34,7 @@ class Scale(Form):
 
     def stacked(self, x: Tensor, weights: Tensor | None, biases: Tensor | None, draws: int) -> Tensor:
         cases, axes = x.unflatten(0, (draws, -1)), x.ndim - self.axes
-        vectors = (
-            None if v is None else v.reshape(draws, *[1] * axes, *v.shape[1:]) for v in (weights, biases)
-        )
+        vectors = (None if v is None else v.reshape(draws, *[1] * axes, *v.shape[1:]) for v in (weights, biases))
         return self.apply(cases, *vectors).flatten(0, 1)
 
     def gradients(self, x: Tensor, g: Tensor) -> Tensor:

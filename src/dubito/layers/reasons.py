@@ -32,9 +32,7 @@ NO_RULE = "there is no rule for "
 #: Reasons that a method's definition gives, or that the user asked for: no warning names them.
 EXPECTED = frozenset({NO_MATRIX, TABLE, READS_INPUTS, FROZEN, SUBSET})
 #: The torch functions of recurrent layers: whole sequences and cells.
-RECURRENT = frozenset(
-    f"{mode}{cell}" for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell")
-)
+RECURRENT = frozenset(f"{mode}{cell}" for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu") for cell in ("", "_cell"))
 
 
 def no_rule(name: str, function: Any) -> str:
@@ -71,6 +69,4 @@ def warn_points(method: object, points: Mapping[str, str], network: nn.Module) -
     if named:
         listed = "; ".join(f"{name}: {why}" for name, why in named.items())
         remedy = "; name those to treat by subset= to silence this" if hasattr(method, "subset") else ""
-        warn(
-            f"{type(method).__name__} leaves {len(named)} of {len(shapes)} parameters as points ({listed}){remedy}"
-        )
+        warn(f"{type(method).__name__} leaves {len(named)} of {len(shapes)} parameters as points ({listed}){remedy}")

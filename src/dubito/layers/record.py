@@ -114,13 +114,7 @@ class Record(Context):
         self.anchor = torch.zeros((), requires_grad=True)
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         output = (self.inner or super()).use(form, x, weight, bias, active=active)
         call = self._call(form, x, weight, bias, active)
@@ -212,9 +206,7 @@ class BlockPart:
         """Under which a record keeps its calls."""
         return self.parameter, self.part
 
-    def gradients(
-        self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None
-    ) -> Tensor:
+    def gradients(self, calls: list[Call], rows: int, part: slice, dtype: torch.dtype | None = None) -> Tensor:
         """The parameter's gradient of each of some rows, summed over calls and positions, [b, ...]."""
         total: Any = 0
         for call in calls:

@@ -105,18 +105,14 @@ def recurrent(at: Context, input: Tensor, *args: Any) -> Any:
         hx, flat, biased, layers, dropout, training, bidirectional, batch_first = args
         x, active = input if batch_first else input.transpose(0, 1), None
         settings = Settings(mode, layers, 1 + bidirectional, dropout, training)
-        outputs, final = _sequences(
-            at, x, _states(mode, hx), _weights(flat, biased, settings), settings, active
-        )
+        outputs, final = _sequences(at, x, _states(mode, hx), _weights(flat, biased, settings), settings, active)
         return (outputs if batch_first else outputs.transpose(0, 1), *final)
     sizes, hx, flat, biased, layers, dropout, training, bidirectional = args
     settings = Settings(mode, layers, 1 + bidirectional, dropout, training)
     return _packed(at, input, sizes, _states(mode, hx), _weights(flat, biased, settings), settings)
 
 
-def _packed(
-    at: Context, data: Tensor, sizes: Tensor, states: State, weights: list[Weights], settings: Settings
-) -> Any:
+def _packed(at: Context, data: Tensor, sizes: Tensor, states: State, weights: list[Weights], settings: Settings) -> Any:
     """Packed rows stand by their lengths; they go through padded, in the order of the batch."""
     order: Tensor | None = getattr(data, ORDER, None)
     back = None if order is None else order.argsort()
@@ -178,9 +174,7 @@ def _direction(
     x = at.parted(x, *weights)
     sums = at.use(dense(*weights.ih.shape), x, weights.ih, weights.bias_ih, active=active).unbind(1)
     step = at.bound(dense(*weights.hh.shape), weights.hh, weights.bias_hh)
-    short = (
-        None if weights.projection is None else at.bound(dense(*weights.projection.shape), weights.projection)
-    )
+    short = None if weights.projection is None else at.bound(dense(*weights.projection.shape), weights.projection)
     state = _tiled(state, sums[0])
     if active is not None and active.shape[0] != sums[0].shape[0]:
         raise ValueError("packed sequences cannot be repeated inside of a pass")
@@ -193,13 +187,7 @@ def _direction(
 
 
 def _stepped(
-    at: Context,
-    mode: str,
-    x: Tensor,
-    step: Applied,
-    short: Applied | None,
-    state: State,
-    here: Tensor | None,
+    at: Context, mode: str, x: Tensor, step: Applied, short: Applied | None, state: State, here: Tensor | None
 ) -> State:
     """The state after one step; a sequence that has ended, or not yet begun, keeps its state."""
     new = advance(at, mode, x, step(state[0], active=here), state)

@@ -44,9 +44,7 @@ def gathered(factor: "Factor", nodes: Tensor) -> Tensor:
 
 def recurrent_step(weight: Tensor, factors: "NodeFactors", bias: Tensor | None, rows: int) -> Applied:
     """H ↦ (W (h ∘ s)) ∘ r + b for the states of all passes, with the factors of a whole sequence."""
-    inputs, outputs = (
-        None if side is None else side.tensor().expand(-1, rows, -1).flatten(0, 1) for side in factors
-    )
+    inputs, outputs = (None if side is None else side.tensor().expand(-1, rows, -1).flatten(0, 1) for side in factors)
     if bias is not None and bias.ndim == 3:
         bias = bias.flatten(0, 1)
     elif bias is not None and bias.ndim == 2:
@@ -73,13 +71,7 @@ def _for_cases(values: Tensor | None, cases: int) -> Tensor | None:
 
 
 def summed(
-    form: Nodes,
-    x: Tensor,
-    weight: Tensor,
-    factors: "NodeFactors",
-    bias: Tensor | None,
-    passes: int,
-    rows: int,
+    form: Nodes, x: Tensor, weight: Tensor, factors: "NodeFactors", bias: Tensor | None, passes: int, rows: int
 ) -> Tensor:
     """(W + r sᵀ) x + b = W x + r (sᵀ x) + b   [rank-1, Section 3.1: additive perturbations]."""
     inputs, outputs = factors
@@ -87,6 +79,4 @@ def summed(
     along = inputs.on(x, rows, -1).sum(-1, keepdim=True)  # sᵀ x, [P·n, ..., 1]
     change = outputs.on(along.expand(*along.shape[:-1], form.rows), rows, -1, bias)
     mean = form.apply(x, weight, None)
-    return change + (
-        mean if mean.shape[0] == change.shape[0] else mean.repeat(passes, *[1] * (mean.ndim - 1))
-    )
+    return change + (mean if mean.shape[0] == change.shape[0] else mean.repeat(passes, *[1] * (mean.ndim - 1)))

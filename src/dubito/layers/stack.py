@@ -28,13 +28,7 @@ class Stack(Context):
     """
 
     def __init__(
-        self,
-        tensors: Mapping[str, Tensor],
-        surveyed: Survey,
-        *,
-        draws: int,
-        rows: int,
-        repeated: bool = False,
+        self, tensors: Mapping[str, Tensor], surveyed: Survey, *, draws: int, rows: int, repeated: bool = False
     ) -> None:
         self.tensors, self.draws, self.rows, self.repeated = tensors, draws, rows, repeated
         self.surveyed = surveyed
@@ -57,13 +51,7 @@ class Stack(Context):
         self._numbers = {}
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         if isinstance(x, Standin):
             raise NoRule("another parameter is its input")
@@ -120,9 +108,7 @@ class Stack(Context):
         if layout is Layout.SECOND:
             x = x.transpose(0, 1)
         elif layout is not Layout.ROWS:
-            raise NetworkError(
-                f"draws can be stacked where layers hold rows, not where they hold {layout.value}"
-            )
+            raise NetworkError(f"draws can be stacked where layers hold rows, not where they hold {layout.value}")
         return x if self.repeated else self._tiled(x, 0)
 
     def _tiled(self, x: Tensor, axis: int) -> Tensor:

@@ -124,9 +124,7 @@ class Shell:
                 self.modules.append(self.modules[parent]._modules[key])
         for copied, source in zip(self.modules, modules, strict=True):
             if copied is source:
-                raise NetworkError(
-                    f"the network must be copyable, but {type(source).__name__} copies as itself"
-                )
+                raise NetworkError(f"the network must be copyable, but {type(source).__name__} copies as itself")
         self.slots: list[Any] = [slots for m in self.modules for slots in (m._parameters, m._buffers)]
         self.module = whole
         for module in self.modules:
@@ -173,9 +171,7 @@ class Shell:
             for number, key in _known(places, name):
                 slots[number][key] = tensor
 
-    def replace(
-        self, names: Iterable[str], replacement: Callable[[str, Tensor], Tensor]
-    ) -> dict[str, Tensor]:
+    def replace(self, names: Iterable[str], replacement: Callable[[str, Tensor], Tensor]) -> dict[str, Tensor]:
         """Put other tensors in place of those that stand in some slots; returns them by name."""
         slots, places, replaced = self.slots, self.plan.places, {}
         for name in names:
@@ -186,9 +182,7 @@ class Shell:
                 slots[number][key] = tensor
         return replaced
 
-    def prepare(
-        self, network: nn.Module, modules: list[nn.Module], training: Mapping[str, bool] | None
-    ) -> None:
+    def prepare(self, network: nn.Module, modules: list[nn.Module], training: Mapping[str, bool] | None) -> None:
         """Take the modes of the network's modules, or those of a training pass, and compile where it is."""
         compiled = network._compiled_call_impl is not None
         if compiled and self.compiled is None:

@@ -21,9 +21,7 @@ class Likelihood(Checked, ABC):
     """Settings of a likelihood."""
 
     @abstractmethod
-    def build(
-        self, example_outputs: Tensor | None, example_targets: Targets | None = None
-    ) -> "BuiltLikelihood":
+    def build(self, example_outputs: Tensor | None, example_targets: Targets | None = None) -> "BuiltLikelihood":
         """The module for outputs of this shape; targets, where given, tell a good start for learned noise."""
 
 

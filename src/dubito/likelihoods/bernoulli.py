@@ -10,15 +10,7 @@ from torch.nn import functional as F
 
 from ..errors import DataError
 from ..inputs import RowNumbers, row_number
-from ..prediction import (
-    BernoulliPrediction,
-    FunctionVariance,
-    aligned,
-    entropy,
-    log_sum_exp,
-    not_binary,
-    sum_events,
-)
+from ..prediction import BernoulliPrediction, FunctionVariance, aligned, entropy, log_sum_exp, not_binary, sum_events
 from .base import BuiltLikelihood, Likelihood, at_least_float, real_outputs, stacks
 from .moments import Targets
 
@@ -27,9 +19,7 @@ from .moments import Targets
 class Bernoulli(Likelihood):
     """Yes or no from logits, one or many per row; targets are 0 and 1."""
 
-    def build(
-        self, example_outputs: Tensor | None, example_targets: Targets | None = None
-    ) -> "BuiltLikelihood":
+    def build(self, example_outputs: Tensor | None, example_targets: Targets | None = None) -> "BuiltLikelihood":
         return BernoulliLikelihood(self)
 
 

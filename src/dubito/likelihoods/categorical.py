@@ -11,13 +11,7 @@ from torch.nn import functional as F
 from ..devices import on_host
 from ..errors import ConfigError, DataError, NetworkError, require_positive, warn
 from ..inputs import RowNumbers, row_number
-from ..prediction import (
-    CategoricalPrediction,
-    FunctionVariance,
-    entropy,
-    log_sum_exp,
-    sum_events,
-)
+from ..prediction import CategoricalPrediction, FunctionVariance, entropy, log_sum_exp, sum_events
 from .base import BuiltLikelihood, Likelihood, at_least_float, stacks
 from .moments import Targets
 
@@ -55,13 +49,9 @@ class Categorical(Likelihood):
                 raise ConfigError(f"class_weights must have a sum above 0, got {self.class_weights}")
             object.__setattr__(self, "class_weights", tuple(map(float, self.class_weights)))
         if self.shift and self.ignore_index is None:
-            raise ConfigError(
-                "shift=True leaves the last position without a label: give ignore_index=-100 too"
-            )
+            raise ConfigError("shift=True leaves the last position without a label: give ignore_index=-100 too")
 
-    def build(
-        self, example_outputs: Tensor | None, example_targets: Targets | None = None
-    ) -> "BuiltLikelihood":
+    def build(self, example_outputs: Tensor | None, example_targets: Targets | None = None) -> "BuiltLikelihood":
         return CategoricalLikelihood(self.resolved(example_outputs))
 
     def resolved(self, outputs: Tensor | None) -> Self:
@@ -196,9 +186,7 @@ class CategoricalLikelihood(BuiltLikelihood):
             log_probs = log_probs.log_softmax(axis)  # Σ_c Σ_s p_sc = S: this divides by S, to 1 exactly
         moments: Any = {"function_variance": variance.value(), "function_mean": variance.mean()}
         ignored = self.settings.ignore_index
-        return CategoricalPrediction(
-            log_probs, aleatoric / count, axis, samples, ignore_index=ignored, **moments
-        )
+        return CategoricalPrediction(log_probs, aleatoric / count, axis, samples, ignore_index=ignored, **moments)
 
     def _axis(self, outputs: Tensor) -> int:
         return self.settings.axis(outputs)

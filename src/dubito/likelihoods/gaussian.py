@@ -11,23 +11,10 @@ from torch.nn import functional as F
 from ..devices import on_host
 from ..errors import ConfigError, DataError, NetworkError
 from ..inputs import RowNumbers, row_number
-from ..prediction import (
-    RealPrediction,
-    aligned,
-    normal_log_prob,
-    sum_events,
-)
+from ..prediction import RealPrediction, aligned, normal_log_prob, sum_events
 from .base import BuiltLikelihood, Likelihood, real_outputs, stacked
 from .moments import Targets, WeightedTargets, warn_if_far
-from .noise import (
-    RealLikelihood,
-    checked_numbers,
-    differ,
-    inverse_softplus,
-    noise_shape,
-    spread_of,
-    units_of,
-)
+from .noise import RealLikelihood, checked_numbers, differ, inverse_softplus, noise_shape, spread_of, units_of
 
 #: What targets may be at most in float32, whose squares end at 3e38.
 LARGEST = 1e16
@@ -55,9 +42,7 @@ class Gaussian(Likelihood):
         if self.covariance is not None:
             object.__setattr__(self, "covariance", checked_covariance(self.covariance))
 
-    def build(
-        self, example_outputs: Tensor | None, example_targets: Targets | None = None
-    ) -> "GaussianLikelihood":
+    def build(self, example_outputs: Tensor | None, example_targets: Targets | None = None) -> "GaussianLikelihood":
         """As in the base; `standardise` asks for all training targets, whole or batch by batch."""
         if not self.standardise:
             assert example_targets is None or isinstance(example_targets, Tensor | WeightedTargets)
@@ -72,16 +57,12 @@ class Gaussian(Likelihood):
         like = example_outputs
         units = units_of(example_targets, like, aligned)
         scale = units["scale"]
-        raw_std = nn.Parameter(
-            inverse_softplus(torch.ones_like(scale))
-        )  # as wide as the standardised targets
+        raw_std = nn.Parameter(inverse_softplus(torch.ones_like(scale)))  # as wide as the standardised targets
         built = GaussianLikelihood(self, raw_std=raw_std, **units)
         if self.covariance is not None:
             built = built.with_noise(covariance=scale.new_tensor(self.covariance))
         elif self.std is not None:  # one number for all outputs becomes one for each
-            built = built.with_noise(
-                std=scale.new_tensor(self.std).expand(scale.numel()).reshape(scale.shape)
-            )
+            built = built.with_noise(std=scale.new_tensor(self.std).expand(scale.numel()).reshape(scale.shape))
         return built
 
     def _plain(
@@ -224,9 +205,7 @@ class GaussianLikelihood(RealLikelihood):
             return stacked if len(values) == 1 else torch.cat([stacked] * times)[: len(means)]
 
         with torch.no_grad():
-            variances = per_draw(
-                [self._std_for(means[0], s).square().expand(means.shape[2:]) for s in components]
-            )
+            variances = per_draw([self._std_for(means[0], s).square().expand(means.shape[2:]) for s in components])
             full = None
             if self.scale_tril is not None:
                 trils = [self._of(self.scale_tril, draw) for draw in components]
@@ -236,9 +215,7 @@ class GaussianLikelihood(RealLikelihood):
             return prediction
         return prediction.mapped(self.location, self.scale)
 
-    def with_noise(
-        self, *, std: Tensor | None = None, covariance: Tensor | None = None
-    ) -> "GaussianLikelihood":
+    def with_noise(self, *, std: Tensor | None = None, covariance: Tensor | None = None) -> "GaussianLikelihood":
         """The same likelihood with fixed noise in the targets' units: `std` [(K,) C] or `covariance` [(K,) C, C]."""
         if covariance is not None:
             tril = torch.linalg.cholesky(covariance)
@@ -266,9 +243,7 @@ class GaussianLikelihood(RealLikelihood):
         return self._with_noises([parts[s % count]._noise(s // count) for s in draws])
 
     def component(self, index: int, count: int) -> "GaussianLikelihood":
-        return self._with_noises(
-            [self._noise(s) for s in range(index, max(count, self.num_components), count)]
-        )
+        return self._with_noises([self._noise(s) for s in range(index, max(count, self.num_components), count)])
 
     def _noise(self, draw: int) -> Tensor:
         """The numbers behind the noise of a draw, in the outputs' units."""

@@ -177,9 +177,7 @@ def units_of(targets: Targets, like: Tensor, align: Any) -> dict[str, Any]:
 
     def aligned(part: Tensor | WeightedTargets) -> Tensor | WeightedTargets:
         if isinstance(part, WeightedTargets):
-            return part._replace(
-                targets=align(part.targets, like.new_empty(len(part.targets), *like.shape[1:]))
-            )
+            return part._replace(targets=align(part.targets, like.new_empty(len(part.targets), *like.shape[1:])))
         return align(part, like.new_empty(len(part), *like.shape[1:]))
 
     values = moments(map(aligned, batches))
@@ -208,6 +206,4 @@ def started(name: str, setting: float | tuple[float, ...] | None, start: Tensor)
     """The tensor of a number: fixed as set, or learned from a start per output."""
     if setting is None:
         return {f"raw_{name}": nn.Parameter(inverse_softplus(start))}
-    return {
-        name: torch.tensor(setting, dtype=torch.float64).to(start).expand(start.numel()).reshape(start.shape)
-    }
+    return {name: torch.tensor(setting, dtype=torch.float64).to(start).expand(start.numel()).reshape(start.shape)}

@@ -68,9 +68,7 @@ class OwnBuiltLikelihood(BuiltLikelihood):
 
     def hessian_root(self, outputs: Tensor, draw: int = 0, targets: Tensor | None = None) -> Tensor:
         if targets is None:
-            raise ConfigError(
-                f"the curvature of {type(self.settings).__name__} is taken at targets, got none"
-            )
+            raise ConfigError(f"the curvature of {type(self.settings).__name__} is taken at targets, got none")
         rows = outputs.detach().reshape(len(outputs), -1)
 
         def loss(flat: Tensor) -> Tensor:
@@ -85,9 +83,7 @@ class OwnBuiltLikelihood(BuiltLikelihood):
                 else None
                 for part in gradient.unbind(1)
             ]
-        hessian = torch.stack(
-            [torch.zeros_like(rows) if column is None else column for column in columns], -1
-        )
+        hessian = torch.stack([torch.zeros_like(rows) if column is None else column for column in columns], -1)
         values, vectors = torch.linalg.eigh((hessian + hessian.mT) / 2)
         return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
 

@@ -9,26 +9,10 @@ from torch import Tensor
 
 from ..errors import ConfigError, NetworkError
 from ..inputs import RowNumbers
-from ..prediction import (
-    RealPrediction,
-    StudentTPrediction,
-    aligned,
-    normal_log_prob,
-    student_t_log_prob,
-    sum_events,
-)
+from ..prediction import RealPrediction, StudentTPrediction, aligned, normal_log_prob, student_t_log_prob, sum_events
 from .base import Likelihood, at_least_float, real_outputs, stacked
 from .moments import Targets, WeightedTargets, warn_if_far
-from .noise import (
-    NoiseNumbers,
-    RealLikelihood,
-    checked_numbers,
-    noise_shape,
-    spread_of,
-    started,
-    tails_of,
-    units_of,
-)
+from .noise import NoiseNumbers, RealLikelihood, checked_numbers, noise_shape, spread_of, started, tails_of, units_of
 
 #: Degrees of freedom at which learned ones start, and below which no variance exists.
 FIRST_DF, LEAST_DF = 10.0, 2.0
@@ -53,13 +37,9 @@ class StudentT(Likelihood):
             object.__setattr__(self, name, value)
         least = min(self.df) if isinstance(self.df, tuple) else self.df
         if least is not None and least <= LEAST_DF:
-            raise ConfigError(
-                f"df must be above {LEAST_DF:g}, below which noise has no variance, got {self.df}"
-            )
+            raise ConfigError(f"df must be above {LEAST_DF:g}, below which noise has no variance, got {self.df}")
 
-    def build(
-        self, example_outputs: Tensor | None, example_targets: Targets | None = None
-    ) -> "StudentTLikelihood":
+    def build(self, example_outputs: Tensor | None, example_targets: Targets | None = None) -> "StudentTLikelihood":
         if example_outputs is None:
             raise ConfigError("StudentT learns numbers per output; build it with a few outputs")
         like = example_outputs

@@ -15,9 +15,7 @@ def real(name: str, value: Tensor) -> Tensor:
     if value.numel() == 0:
         raise DataError(f"{name} must hold at least one value, got shape {list(value.shape)}")
     if value.isnan().any():
-        raise DataError(
-            f"{name} must not hold NaN, got {int(value.isnan().sum())} of {value.numel()} values NaN"
-        )
+        raise DataError(f"{name} must not hold NaN, got {int(value.isnan().sum())} of {value.numel()} values NaN")
     # Half precision would round sums over a test set, so it is only a way to store.
     return value.detach().to(torch.promote_types(value.dtype, torch.float32))
 
@@ -67,14 +65,11 @@ def probabilities(probs: Tensor) -> Tensor:
 def labels(targets: Tensor, num_examples: int, num_classes: int, device: torch.device) -> Tensor:
     """Class labels [B] as int64 on `device`; refused where no whole numbers from 0 to C - 1."""
     if not isinstance(targets, Tensor):
-        raise DataError(
-            f"targets must be a tensor, got {type(targets).__name__}; use torch.as_tensor(targets)"
-        )
+        raise DataError(f"targets must be a tensor, got {type(targets).__name__}; use torch.as_tensor(targets)")
     require_dense("targets", targets)
     if targets.is_floating_point():
         raise DataError(
-            f"targets must be whole-number class labels, got {targets.dtype}; "
-            "use targets.long() if they are labels"
+            f"targets must be whole-number class labels, got {targets.dtype}; use targets.long() if they are labels"
         )
     if targets.shape != (num_examples,):
         raise DataError(

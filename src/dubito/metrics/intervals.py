@@ -70,9 +70,7 @@ def quantile_calibration(targets: Tensor, quantiles: Tensor, levels: Tensor) -> 
     below = targets.to(quantiles.device) <= quantiles  # [Q, B, ...]
     # observed_q = 1/B Σ_b 1[y_b <= F_b⁻¹(level_q)]   [Kuleshov et al. 2018]
     observed = below.reshape(len(levels), -1).to(levels.dtype).mean(1)
-    return QuantileCalibration(
-        levels=levels, observed=observed, error=float((observed - levels).abs().mean())
-    )
+    return QuantileCalibration(levels=levels, observed=observed, error=float((observed - levels).abs().mean()))
 
 
 def _interval(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,9 +58,7 @@ def wasserstein2_per_example(draws: Tensor, reference: Tensor) -> Tensor:
     ordered, others = draws.sort(0).values, reference.to(draws).sort(0).values
     # W₂² = ∫₀¹ (F⁻¹(u) − G⁻¹(u))² du; both quantile functions are constant between neighbouring multiples of 1/S, 1/T
     count, count_others = len(ordered), len(others)
-    ends = torch.cat(
-        [torch.arange(1, count + 1) * count_others, torch.arange(1, count_others + 1) * count]
-    ).unique()
+    ends = torch.cat([torch.arange(1, count + 1) * count_others, torch.arange(1, count_others + 1) * count]).unique()
     starts = torch.cat([ends.new_zeros(1), ends[:-1]])
     widths = ((ends - starts).double() / (count * count_others)).to(ordered)
     squares = torch.zeros_like(ordered[0])

@@ -75,9 +75,7 @@ def crps_mixture_per_example(
     # CRPS = Σ_s w_s A(y - m_s, σ_s²) - ½ Σ_s Σ_t w_s w_t A(m_s - m_t, σ_s² + σ_t²)   [Grimit et al. 2006]
     spread = torch.zeros_like(means[0])
     if weights and (len(means) % len(weights) or min(weights) < 0):
-        raise DataError(
-            f"weights must be at least 0, and divide {len(means)} components evenly, got {weights}"
-        )
+        raise DataError(f"weights must be at least 0, and divide {len(means)} components evenly, got {weights}")
     shares = means.new_tensor(weights or (1.0,))
     times = len(means) // len(shares)
     shares = (shares.repeat(times) / times).reshape(-1, *[1] * (means.ndim - 1))

@@ -56,9 +56,7 @@ def _selective_risk(uncertainty: Tensor, correct: Tensor) -> Tensor:
     """Error rate on the k most certain examples, for k = 1 to B."""
     uncertainty = vector("uncertainty", uncertainty)
     wrong = ~flags("correct", correct, "uncertainty", uncertainty)
-    _, group, size = torch.unique(
-        uncertainty, return_inverse=True, return_counts=True
-    )  # groups of ties, ascending
+    _, group, size = torch.unique(uncertainty, return_inverse=True, return_counts=True)  # groups of ties, ascending
     num_wrong = torch.bincount(group[wrong], minlength=len(size))
     # The mean over all orders of a group puts the group's error rate in each of its places.
     expected = (num_wrong.to(uncertainty.dtype) / size).repeat_interleave(size)

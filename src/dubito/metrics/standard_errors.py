@@ -156,9 +156,7 @@ def paired_bootstrap(
 def _estimate(name: str, values: Sequence[float] | Tensor, over: Over) -> Estimate:
     series = _series(name, values)
     # SE = s / √n, with s² = Σ (x - x̄)² / (n - 1)
-    return Estimate(
-        value=float(series.mean()), standard_error=float(series.std()) / sqrt(len(series)), over=over
-    )
+    return Estimate(value=float(series.mean()), standard_error=float(series.std()) / sqrt(len(series)), over=over)
 
 
 def _series(name: str, values: Sequence[float] | Tensor) -> Tensor:

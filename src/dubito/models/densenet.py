@@ -42,9 +42,7 @@ def _transition(in_channels: int) -> nn.Sequential:
 class DenseNet(nn.Module):
     """ImageNet stem, dense blocks with transitions that halve channels and image between them."""
 
-    def __init__(
-        self, depths: Sequence[int], growth: int, base: int, *, num_classes: int, in_channels: int
-    ) -> None:
+    def __init__(self, depths: Sequence[int], growth: int, base: int, *, num_classes: int, in_channels: int) -> None:
         super().__init__()
         self.features = nn.Sequential()
         self.features.add_module("conv0", nn.Conv2d(in_channels, base, 7, 2, padding=3, bias=False))

@@ -180,9 +180,7 @@ def vgg(
 
 
 @checked
-def vgg16(
-    *, num_classes: int = 10, in_channels: int = 3, batch_norm: bool = False, seed: int = 0
-) -> nn.Sequential:
+def vgg16(*, num_classes: int = 10, in_channels: int = 3, batch_norm: bool = False, seed: int = 0) -> nn.Sequential:
     """VGG-16 in the implicit paper's CIFAR form: 13 convolutions, then dense 512-512-classes."""
     stages = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
     options = {"num_classes": num_classes, "in_channels": in_channels, "batch_norm": batch_norm}

@@ -29,9 +29,7 @@ def _lstm(in_features: int, hidden: int) -> nn.LSTM:
 class LSTMNetwork(nn.Module):
     """Embedding (for tokens), LSTM, dense layer on the state after the last step."""
 
-    def __init__(
-        self, in_features: int, hidden: int, num_classes: int, embedding: nn.Embedding | None = None
-    ) -> None:
+    def __init__(self, in_features: int, hidden: int, num_classes: int, embedding: nn.Embedding | None = None) -> None:
         super().__init__()
         self.embedding = embedding
         self.lstm = _lstm(in_features, hidden)
@@ -45,12 +43,7 @@ class LSTMNetwork(nn.Module):
 
 
 def imdb_lstm(
-    *,
-    num_classes: int = 1,
-    vocabulary: int = 20_000,
-    embedding: int = 128,
-    hidden: int = 128,
-    seed: int = 0,
+    *, num_classes: int = 1, vocabulary: int = 20_000, embedding: int = 128, hidden: int = 128, seed: int = 0
 ) -> LSTMNetwork:
     """The k-tied paper's network on IMDB: token numbers [B, T], padded in front, to logits [B, num_classes].
 

@@ -50,7 +50,5 @@ def make(name: str, **arguments: Any) -> nn.Module:
         signature.bind(**arguments)
     except TypeError as error:
         known = ", ".join(str(parameter) for parameter in signature.parameters.values())
-        raise ConfigError(
-            f"{name} takes ({known}), got {arguments}: {error}; correct the arguments"
-        ) from None
+        raise ConfigError(f"{name} takes ({known}), got {arguments}: {error}; correct the arguments") from None
     return FACTORIES[name](**arguments)

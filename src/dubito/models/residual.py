@@ -179,12 +179,7 @@ def _resnet(
 
 @checked
 def resnet18(
-    *,
-    num_classes: int = 1000,
-    in_channels: int = 3,
-    base: int = 64,
-    small_images: bool = False,
-    seed: int = 0,
+    *, num_classes: int = 1000, in_channels: int = 3, base: int = 64, small_images: bool = False, seed: int = 0
 ) -> ResNet:
     """ResNet-18.
 
@@ -200,12 +195,7 @@ def resnet18(
 
 @checked
 def resnet50(
-    *,
-    num_classes: int = 1000,
-    in_channels: int = 3,
-    base: int = 64,
-    small_images: bool = False,
-    seed: int = 0,
+    *, num_classes: int = 1000, in_channels: int = 3, base: int = 64, small_images: bool = False, seed: int = 0
 ) -> ResNet:
     """ResNet-50; arguments as of `resnet18`."""
     return _resnet("resnet50", (3, 4, 6, 3), True, num_classes, in_channels, base, small_images, seed)
@@ -213,12 +203,7 @@ def resnet50(
 
 @checked
 def resnet152(
-    *,
-    num_classes: int = 1000,
-    in_channels: int = 3,
-    base: int = 64,
-    small_images: bool = False,
-    seed: int = 0,
+    *, num_classes: int = 1000, in_channels: int = 3, base: int = 64, small_images: bool = False, seed: int = 0
 ) -> ResNet:
     """ResNet-152; arguments as of `resnet18`."""
     return _resnet("resnet152", (3, 8, 36, 3), True, num_classes, in_channels, base, small_images, seed)
@@ -244,12 +229,7 @@ def wide_resnet(
     widths = [base * width, 2 * base * width, 4 * base * width]
     with seeded(seed, "wide_resnet"):
         network = PreActivationResNet(
-            PreBlock,
-            widths,
-            [(depth - 4) // 6] * 3,
-            num_classes=num_classes,
-            in_channels=in_channels,
-            base=base,
+            PreBlock, widths, [(depth - 4) // 6] * 3, num_classes=num_classes, in_channels=in_channels, base=base
         )
         return he_initialised(network)
 

@@ -64,9 +64,7 @@ class ComponentObjective(NodeObjective):
         ]
         self.together = bool(norms) and self.passes > 1
         if self.together and not known and (self.draft.shared or self.arrangement == "loop"):
-            remedy = (
-                f", or leave these weights without factors: {self.draft.shared}" if self.draft.shared else ""
-            )
+            remedy = f", or leave these weights without factors: {self.draft.shared}" if self.draft.shared else ""
             warn(
                 f"batch norm ({norms[0]!r}) normalises each component by itself while they train one after the other, "
                 "but all by the same running statistics afterwards: predictions may be far off; take "
@@ -94,8 +92,7 @@ class ComponentObjective(NodeObjective):
                 continue
             halves = draft.noise(name, (-(-(batch.total or rows) // 2),), generator, weight)
             pairs = [
-                (None, None) if half is None else halved(half, chosen, generator, passes=self.passes)
-                for half in halves
+                (None, None) if half is None else halved(half, chosen, generator, passes=self.passes) for half in halves
             ]
             noise[name] = pairs[0][0], pairs[1][0]
             flips[name] = pairs[0][1], pairs[1][1]
@@ -131,8 +128,7 @@ class ComponentObjective(NodeObjective):
         if chosen.start > 0:
             return {name: values[chosen.start - 1 : chosen.stop - 1] for name, values in others.items()}
         return {
-            name: torch.cat([weights[name].unsqueeze(0), values[: chosen.stop - 1]])
-            for name, values in others.items()
+            name: torch.cat([weights[name].unsqueeze(0), values[: chosen.stop - 1]]) for name, values in others.items()
         }
 
     def divergence(self, stds: Stds) -> Tensor:
@@ -141,9 +137,7 @@ class ComponentObjective(NodeObjective):
         return kl if self.summed else kl / self.draft.num_components
 
 
-def component_objective(
-    method: Any, start: Start, *, initial_std: float, summed: bool = False
-) -> ComponentObjective:
+def component_objective(method: Any, start: Start, *, initial_std: float, summed: bool = False) -> ComponentObjective:
     """The objective of a method whose components all see every row.
 
     Args:

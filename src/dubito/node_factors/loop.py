@@ -34,12 +34,7 @@ def one_pass(objective: "NodeObjective", index: int, batch: Batch, drawn: "Drawn
     # Biases that rows share are tensors like others; those of each row's own are for the context.
     row_biases = {name: values for name, values in biases.items() if values.ndim > 2}
     context = Factors(
-        per_row,
-        row_biases,
-        passes=1,
-        rows=rows_of(batch.inputs),
-        additive=draft.method.additive,
-        patches=drawn.patches,
+        per_row, row_biases, passes=1, rows=rows_of(batch.inputs), additive=draft.method.additive, patches=drawn.patches
     )
     lease = asked(draft.network, context, context.names, tensors, training=objective.modes)
     return lease.outputs(batch.inputs)
@@ -66,9 +61,7 @@ def accumulated(objective: "NodeObjective", batch: Batch, drawn: "Drawn", checke
     return nll
 
 
-def gradients(
-    value: Tensor, tensors: Sequence[Tensor], so_far: Sequence[Tensor | None]
-) -> list[Tensor | None]:
+def gradients(value: Tensor, tensors: Sequence[Tensor], so_far: Sequence[Tensor | None]) -> list[Tensor | None]:
     """The gradients of a value, added to those so far; its graph is freed."""
     with torch.autocast(value.device.type, enabled=False):
         new = torch.autograd.grad(value, tensors, allow_unused=True)

@@ -67,12 +67,7 @@ def component(posterior: P, index: int) -> P:
 @checked
 @torch.no_grad()
 def diversity(
-    posterior: "NodePosterior",
-    inputs: Inputs,
-    targets: Tensor | Sequence[int],
-    *,
-    num_samples: int = 32,
-    seed: int = 0,
+    posterior: "NodePosterior", inputs: Inputs, targets: Tensor | Sequence[int], *, num_samples: int = 32, seed: int = 0
 ) -> Disagreement:
     """Share of rows on which two components predict different classes, over their mean error rate.
 
@@ -85,9 +80,7 @@ def diversity(
     """
     components = posterior.num_components
     if components < 2:
-        raise ConfigError(
-            "diversity compares components, and this posterior has one; fit with components=2 or more"
-        )
+        raise ConfigError("diversity compares components, and this posterior has one; fit with components=2 or more")
     members = []
     samples = posterior.num_atoms or -(-num_samples // components) * components
     outputs = list(posterior._outputs(inputs, samples, seed, MAX_ROWS))

@@ -112,11 +112,7 @@ class NodeObjective(Objective):
                 f"a tile needs factors per row, which these weights cannot have: {shared}; take arrangement='loop'"
             )
         points = points_of(
-            draft.network,
-            facts,
-            {*draft.uses, *draft.varied_biases},
-            draft.method.subset,
-            embeddings=self.embeddings,
+            draft.network, facts, {*draft.uses, *draft.varied_biases}, draft.method.subset, embeddings=self.embeddings
         )
         draft.details |= {"shared": shared, "points": points, "survey": facts.to_json()}
         reasons.warn_points(draft.method, points, draft.network)
@@ -165,9 +161,7 @@ class NodeObjective(Objective):
             return self._tiled(batch, drawn, late=self.parts_late, training=self.modes)
         return torch.cat([self.one_pass(index, batch, drawn) for index in range(self.passes)])
 
-    def _tiled(
-        self, batch: Batch, drawn: Drawn, *, late: bool, training: Mapping[str, bool] | None
-    ) -> Tensor:
+    def _tiled(self, batch: Batch, drawn: Drawn, *, late: bool, training: Mapping[str, bool] | None) -> Tensor:
         """Outputs of all passes at once, [P·n, ...]."""
         draft, everything = self.draft, slice(0, self.passes)
         inputs = batch.inputs
@@ -204,9 +198,7 @@ class NodeObjective(Objective):
         # L / N of [rank-1, Eq. 2], whose −log p(W) is the weight decay
         return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)
 
-    def log_prob(
-        self, outputs: Tensor, batch: Batch, index: int, checked: bool
-    ) -> tuple[Tensor, Tensor | None]:
+    def log_prob(self, outputs: Tensor, batch: Batch, index: int, checked: bool) -> tuple[Tensor, Tensor | None]:
         """Log-likelihood of each row in one pass, and what the rows weigh."""
         outputs = at_least_float(outputs)
         targets, weights = self.judged(outputs, batch, checked)

@@ -112,9 +112,7 @@ class NodePosterior(Posterior):
     def standard_deviations(self) -> list[Tensor]:
         return list(self.stds().values())
 
-    def noise(
-        self, name: str, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor
-    ) -> Noise:
+    def noise(self, name: str, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Noise:
         """Noise for the random factors of a weight, [*shape, *nodes] per side."""
         drawn, use = [], self.uses[name]
         for side, nodes in zip(SIDES, (use.input_shape, use.output_shape), strict=True):

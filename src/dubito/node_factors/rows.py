@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 BLOCK = 256
 
 
-def per_example_prediction(
-    posterior: "NodePosterior", inputs: Inputs, options: PredictionOptions
-) -> Prediction:
+def per_example_prediction(posterior: "NodePosterior", inputs: Inputs, options: PredictionOptions) -> Prediction:
     """Averaged over draws of factors anew for each row; points have no others."""
     if posterior.num_atoms is not None:
         return posterior.sampled_prediction(inputs, options)
@@ -39,9 +37,7 @@ def per_example_prediction(
 
 
 @torch.no_grad()
-def row_draws(
-    posterior: "NodePosterior", inputs: Inputs, num_samples: int, seed: int, first: int
-) -> Iterator[Tensor]:
+def row_draws(posterior: "NodePosterior", inputs: Inputs, num_samples: int, seed: int, first: int) -> Iterator[Tensor]:
     """Outputs of rows from number `first` on, draw by draw; weights that rows share have one draw for all."""
     stds, bound, rows = posterior.stds(), posterior.method.bound, rows_of(inputs)
     additive, shared = posterior.method.additive, posterior.shared
@@ -74,13 +70,7 @@ def row_draws(
 
 
 def row_noise(
-    posterior: "NodePosterior",
-    name: str,
-    seed: int,
-    labels: tuple[int | str, ...],
-    first: int,
-    rows: int,
-    like: Tensor,
+    posterior: "NodePosterior", name: str, seed: int, labels: tuple[int | str, ...], first: int, rows: int, like: Tensor
 ) -> "Noise":
     """Noise for rows from number `first` on: a row's does not depend on the rows around it."""
     parts: list[Noise] = []

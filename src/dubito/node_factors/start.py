@@ -29,9 +29,7 @@ def chosen_weights(
     uses = weights_with_nodes(network, facts, embeddings=embeddings)
     chosen = {name: use for name, use in uses.items() if name in names}
     if not chosen:
-        kinds = sorted(
-            {type(module).__name__ for module in network.modules() if len(list(module.parameters(False)))}
-        )
+        kinds = sorted({type(module).__name__ for module in network.modules() if len(list(module.parameters(False)))})
         raise NetworkError(
             "factors act on the nodes of dense, convolutional, recurrent, attention and embedding layers whose weight "
             f"is a trainable parameter of its own, but this network has none among {kinds}"

@@ -41,13 +41,7 @@ class NoisyAdam(NoisyOptimizer):
         count_rows: bool = True,
         seed: int = 0,
     ) -> None:
-        settings = {
-            "num_data": num_data,
-            "seed": seed,
-            "lr": lr,
-            "prior_std": prior_std,
-            "initial_std": initial_std,
-        }
+        settings = {"num_data": num_data, "seed": seed, "lr": lr, "prior_std": prior_std, "initial_std": initial_std}
         more = {"betas": tuple(betas), "kl_weight": kl_weight, "extrinsic_damping": extrinsic_damping}
         super().__init__(params, **settings, **more, count_rows=count_rows)
 

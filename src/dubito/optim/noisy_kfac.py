@@ -50,21 +50,13 @@ class NoisyKFAC(NoisyOptimizer):
         initial_std: float | None = 0.05,
         seed: int = 0,
     ) -> None:
-        settings = {
-            "num_data": num_data,
-            "seed": seed,
-            "lr": lr,
-            "prior_std": prior_std,
-            "initial_std": initial_std,
-        }
+        settings = {"num_data": num_data, "seed": seed, "lr": lr, "prior_std": prior_std, "initial_std": initial_std}
         super().__init__(params, **settings, beta=beta, kl_weight=kl_weight)
         self._known: dict[int, KnownRoots] = {}
 
     @classmethod
     def check(cls, settings: dict[str, Any]) -> None:
-        super().check(
-            {name: value for name, value in settings.items() if (name, value) != ("initial_std", None)}
-        )
+        super().check({name: value for name, value in settings.items() if (name, value) != ("initial_std", None)})
         require_fraction(zero=False, one=True, beta=settings["beta"])
 
     @property

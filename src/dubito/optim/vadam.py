@@ -45,13 +45,7 @@ class Vadam(NoisyOptimizer):
         correct_start: bool = False,
         seed: int = 0,
     ) -> None:
-        settings = {
-            "num_data": num_data,
-            "seed": seed,
-            "lr": lr,
-            "prior_std": prior_std,
-            "initial_std": initial_std,
-        }
+        settings = {"num_data": num_data, "seed": seed, "lr": lr, "prior_std": prior_std, "initial_std": initial_std}
         more = {"betas": tuple(betas), "count_rows": count_rows, "correct_start": correct_start}
         super().__init__(params, **settings, **more, kl_weight=kl_weight)
 

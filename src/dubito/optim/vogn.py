@@ -51,13 +51,7 @@ class VOGN(NoisyOptimizer):
         seed: int = 0,
     ) -> None:
         start = kl_weight if kl_start is None else kl_start
-        settings = {
-            "num_data": num_data,
-            "seed": seed,
-            "lr": lr,
-            "prior_std": prior_std,
-            "initial_std": initial_std,
-        }
+        settings = {"num_data": num_data, "seed": seed, "lr": lr, "prior_std": prior_std, "initial_std": initial_std}
         more = {"betas": tuple(betas), "kl_weight": kl_weight, "extrinsic_damping": extrinsic_damping}
         now = start if kl_steps else kl_weight
         super().__init__(params, **settings, **more, kl_start=start, kl_steps=kl_steps, kl_now=now, steps=0)

@@ -30,13 +30,7 @@ class _UseRecorder(Context):
         self.watch, self.layouts = watch, layouts
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         if any(isinstance(tensor, Standin) and tensor.parts > 1 for tensor in (weight, bias)):
             raise NoRule("parts of a weight have no rule here")
@@ -61,10 +55,7 @@ class _Mode(TorchFunctionMode):
             return function(*args, **kwargs)
         try:
             answer = self.context.read(
-                reader,
-                function,
-                tuple(map(self._asking, args)),
-                {k: self._asking(v) for k, v in kwargs.items()},
+                reader, function, tuple(map(self._asking, args)), {k: self._asking(v) for k, v in kwargs.items()}
             )
         except NoRule:
             answer = NotImplemented
@@ -114,17 +105,13 @@ class Watch:
             self.roots = weights.clamp(min=torch.finfo(weights.dtype).tiny).sqrt()
         return _UseRecorder(self, layouts)
 
-    def seen(
-        self, form: Form, x: Tensor, weight: Any, bias: Any, output: Tensor, layout: Layout = Layout.ROWS
-    ) -> None:
+    def seen(self, form: Form, x: Tensor, weight: Any, bias: Any, output: Tensor, layout: Layout = Layout.ROWS) -> None:
         """Keep one use of a weight and a bias, whose outputs are part of a graph."""
         names = [self.parameters.get(id(plain(tensor))) for tensor in (weight, bias)]
         call = Call(form, names[0], names[1], 0, 1, 0, 1, 0, "", x.detach(), layout=layout)
 
         def caught(gradient: Tensor) -> None:
-            call.gradient = (
-                gradient if self.roots is None else gradient / per_row(self.roots, layout, gradient)
-            )
+            call.gradient = gradient if self.roots is None else gradient / per_row(self.roots, layout, gradient)
 
         output.register_hook(caught)
         if layout is Layout.ROWS:

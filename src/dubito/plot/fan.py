@@ -35,27 +35,21 @@ def regression_fan(
     """
     if not isinstance(prediction, RealPrediction) or prediction.mean.numel() != len(prediction):
         shape = tuple(prediction.mean.shape[1:]) if isinstance(prediction, RealPrediction) else ()
-        raise DataError(
-            f"a fan is of real predictions with one output, got {type(prediction).__name__} {shape}"
-        )
+        raise DataError(f"a fan is of real predictions with one output, got {type(prediction).__name__} {shape}")
     mean = prediction.mean.flatten().cpu()
     if inputs is None:
         order, name = mean.argsort(), "rows, by their mean"
         x = torch.arange(len(mean))
     else:
         if inputs.numel() != len(mean):
-            raise DataError(
-                f"inputs must be one number per row, got {tuple(inputs.shape)} for {len(mean)} rows"
-            )
+            raise DataError(f"inputs must be one number per row, got {tuple(inputs.shape)} for {len(mean)} rows")
         order, name = inputs.flatten().cpu().argsort(), "input"
         x = inputs.flatten().cpu()[order]
     bands = [(level, prediction.interval(level)) for level in levels]
     axis = axis_of(axis)
     for level, (low, high) in bands:
         lower, upper = (end.flatten().cpu()[order].tolist() for end in (low, high))
-        axis.fill_between(
-            x.tolist(), lower, upper, color=colour(0), alpha=0.2, linewidth=0, label=f"{level:.0%}"
-        )
+        axis.fill_between(x.tolist(), lower, upper, color=colour(0), alpha=0.2, linewidth=0, label=f"{level:.0%}")
     axis.plot(x.tolist(), mean[order].tolist(), color=colour(0), label="mean")
     if targets is not None:
         truth = aligned(targets, prediction.mean).flatten().cpu()[order]

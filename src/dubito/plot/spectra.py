@@ -34,9 +34,7 @@ def explained_variance(
         raise DataError(f"spectra must hold at least one layer's spectrum by name, got {spectra!r}")
     axis = axis_of(axis)
     for number, (name, spectrum) in enumerate(spectra.items()):
-        mean, std = (
-            (spectrum.mean_centred, spectrum.std_centred) if centred else (spectrum.mean, spectrum.std)
-        )
+        mean, std = (spectrum.mean_centred, spectrum.std_centred) if centred else (spectrum.mean, spectrum.std)
         for shares, words, style in ((std, "std", "-"), (mean, "mean", "--")):
             values = shares[:most].detach().cpu()
             axis.plot(
@@ -56,11 +54,7 @@ def explained_variance(
 
 @checked
 def std_map(
-    std: Tensor,
-    *,
-    rank: int | None = None,
-    limits: tuple[float, float] | None = None,
-    axis: "Axes | None" = None,
+    std: Tensor, *, rank: int | None = None, limits: tuple[float, float] | None = None, axis: "Axes | None" = None
 ) -> "Axes":
     """Heat map of a weight's standard deviations, inputs down and outputs across as the paper has them.
 
@@ -117,9 +111,7 @@ def stds_over_training(
         raise DataError(f"stds must hold at least one layer's values by name, got {stds!r}")
     for name, values in stds.items():
         if len(values) != len(steps):
-            raise DataError(
-                f"stds must have a value for each of {len(steps)} steps, {name} has {len(values)}"
-            )
+            raise DataError(f"stds must have a value for each of {len(steps)} steps, {name} has {len(values)}")
     axis = axis_of(axis)
     if warmup:
         axis.axvspan(0, warmup, color="0.9", label="divergence annealed")

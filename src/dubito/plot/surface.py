@@ -49,15 +49,11 @@ def loss_surface(
         )
     lowest, highest = (float(end) for end in values.aminmax()) if limits is None else limits
     if not lowest < highest:
-        raise DataError(
-            f"a surface needs two different values to be drawn between, got {lowest} and {highest}"
-        )
+        raise DataError(f"a surface needs two different values to be drawn between, got {lowest} and {highest}")
     axis = axis_of(axis)
     levels = torch.linspace(lowest, highest, LEVELS + 1).tolist()
     heights = values.mT.double().cpu().numpy()
-    drawn = axis.contourf(
-        x.tolist(), y.tolist(), heights, levels=levels, extend="both" if limits else "neither"
-    )
+    drawn = axis.contourf(x.tolist(), y.tolist(), heights, levels=levels, extend="both" if limits else "neither")
     if components is not None:
         across, up = components.cpu().unbind(-1)
         axis.plot(across.tolist(), up.tolist(), "o", color=colour(1), markersize=5, label="components")
@@ -70,9 +66,7 @@ def loss_surface(
 
 
 @checked
-def class_draws(
-    probs: Tensor, *, class_names: Sequence[str] | None = None, axis: "Axes | None" = None
-) -> "Axes":
+def class_draws(probs: Tensor, *, class_names: Sequence[str] | None = None, axis: "Axes | None" = None) -> "Axes":
     """Probabilities of the classes of one row, a dot per draw and a bar for their mean.  [implicit BNN, Figure 3]
 
     Args:
@@ -89,9 +83,7 @@ def class_draws(
     axis = axis_of(axis)
     axis.bar(range(classes), probs.mean(0).tolist(), color=colour(0), alpha=0.3)
     places = torch.arange(classes).expand_as(probs)
-    axis.plot(
-        places.flatten().tolist(), probs.flatten().tolist(), ".", color=colour(0), markersize=3, alpha=0.5
-    )
+    axis.plot(places.flatten().tolist(), probs.flatten().tolist(), ".", color=colour(0), markersize=3, alpha=0.5)
     names = map(str, range(classes)) if class_names is None else class_names
     axis.set_xticks(range(classes), list(names), rotation=0 if class_names is None else 90)
     axis.set_ylim(0, 1.02)

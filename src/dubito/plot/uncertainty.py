@@ -18,12 +18,7 @@ Score = Literal["total", "aleatoric", "epistemic", "function_variance", "confide
 
 @checked
 def ood_histogram(
-    inside: Prediction,
-    outside: Prediction,
-    *,
-    score: Score = "total",
-    num_bins: int = 30,
-    axis: "Axes | None" = None,
+    inside: Prediction, outside: Prediction, *, score: Score = "total", num_bins: int = 30, axis: "Axes | None" = None
 ) -> "Axes":
     """Uncertainty in and out of distribution; the less the two overlap, the better it detects the latter.
 
@@ -39,9 +34,7 @@ def ood_histogram(
     low, high = (float(value) for value in torch.cat(values).aminmax())
     edges = torch.linspace(low, high if high > low else low + 1, num_bins + 1).tolist()
     axis = axis_of(axis)
-    for number, (name, rows) in enumerate(
-        zip(("in distribution", "out of distribution"), values, strict=True)
-    ):
+    for number, (name, rows) in enumerate(zip(("in distribution", "out of distribution"), values, strict=True)):
         options: dict[str, Any] = {"alpha": 0.4} if number == 0 else {"histtype": "step", "linewidth": 1.5}
         share = torch.full_like(rows, 1 / len(rows)).tolist()
         axis.hist(rows.tolist(), edges, weights=share, color=colour(number), label=name, **options)
@@ -69,9 +62,7 @@ def decomposition(
     wrong = torch.zeros(len(prediction), dtype=torch.bool)
     if targets is not None:
         if not isinstance(prediction, ClassPrediction):
-            raise DataError(
-                f"targets say what is wrong of classes, got {type(prediction).__name__}; leave them out"
-            )
+            raise DataError(f"targets say what is wrong of classes, got {type(prediction).__name__}; leave them out")
         labels = prediction.labels.cpu()
         wrong = (
             (labels != targets.cpu().reshape(labels.shape)).flatten(1).any(1)

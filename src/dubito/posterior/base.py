@@ -159,9 +159,7 @@ class Posterior(nn.Module, ABC):
             with _surveying:
                 if self._survey is None:
                     stored = self.details.get("survey")
-                    self._survey = (
-                        Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
-                    )
+                    self._survey = Survey.from_json(stored) if stored else survey(self.network, take(inputs, slice(8)))
         return self._survey
 
     def standard_deviations(self) -> Sequence[Tensor]:
@@ -445,9 +443,7 @@ class Posterior(nn.Module, ABC):
     # -- draws made once -----------------------------------------------------------------------------------
 
     @checked
-    def sampled(
-        self, num_samples: int, *, seed: int = 0, linearised: bool | None = None
-    ) -> "SampledPosterior":
+    def sampled(self, num_samples: int, *, seed: int = 0, linearised: bool | None = None) -> "SampledPosterior":
         """The posterior cut down to some draws, made once: each later prediction runs these and draws nothing.
 
         It predicts what `predict(x, num_samples, seed=seed)` does by draws. Draws are kept as factors where the
@@ -485,9 +481,7 @@ class Posterior(nn.Module, ABC):
         return {CENTRAL + key: group for key, group in means.items()}
 
     @checked
-    def function(
-        self, index: int = 0, seed: int = 0, *, linearised: bool | None = None
-    ) -> Callable[[Inputs], Tensor]:
+    def function(self, index: int = 0, seed: int = 0, *, linearised: bool | None = None) -> Callable[[Inputs], Tensor]:
         """One drawn function, from inputs to outputs, differentiable in its inputs: `sample_outputs(...)[index]`.
 
         Args:
@@ -527,9 +521,7 @@ class Posterior(nn.Module, ABC):
         """Whether draws are linearised; refused where this posterior's cannot be."""
         if linearised is None:
             return self.default_form == "linearised"
-        self.check_form(
-            PredictionOptions(num_samples=1, seed=0, max_rows=1, linearised=linearised), self.method
-        )
+        self.check_form(PredictionOptions(num_samples=1, seed=0, max_rows=1, linearised=linearised), self.method)
         return linearised
 
     def drawer(self) -> Drawer:
@@ -563,12 +555,7 @@ class Posterior(nn.Module, ABC):
         return [self.generator(seed, index, device) for index in indices]
 
     def _outputs(
-        self,
-        inputs: Inputs,
-        num_samples: int,
-        seed: int,
-        max_rows: int,
-        keep_graph: bool = False,
+        self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterable[Tensor]:
         """Outputs [B, ...] of one draw after the other, or those of all draws, [S, B, ...]."""
         options = TensorOptions.of(self.network)
@@ -606,9 +593,7 @@ class Posterior(nn.Module, ABC):
         for name, parameter in self.network.named_parameters():
             groups = (self.group(key) for key in self.tensors if key != "statistics")
             beside = sum(group[name].numel() for group in groups if name in group)
-            rows.append(
-                SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + beside)
-            )
+            rows.append(SummaryRow(name, tuple(parameter.shape), self.holds(name), parameter.numel() + beside))
         return Summary(type(self.method).__name__, tuple(rows), self.num_parameters, self.nbytes)
 
     def _repr_html_(self) -> str:
@@ -621,9 +606,7 @@ class Posterior(nn.Module, ABC):
         What was frozen in the user's network is not written: the file names it by checksums, and `net` brings it.
         """
         content = self.content()
-        if self.details.get("inputs") is not None and (
-            answered := fingerprint(self.network, self.details["inputs"])
-        ):
+        if self.details.get("inputs") is not None and (answered := fingerprint(self.network, self.details["inputs"])):
             content["fingerprint"] = answered[0]
         if base := base_of(self.network):
             content["base"] = list(base.values())

@@ -156,10 +156,7 @@ class MixturePosterior(Posterior):
 
     def _view(self, scale: float) -> Self:
         view = copy.copy(self)
-        view._modules = {
-            **self._modules,
-            "components": nn.ModuleList([p._view(scale) for p in self._parts()]),
-        }
+        view._modules = {**self._modules, "components": nn.ModuleList([p._view(scale) for p in self._parts()])}
         return view
 
     @property
@@ -197,9 +194,7 @@ class MixturePosterior(Posterior):
     # -- weights and what components share -------------------------------------------------------------------
 
     @checked
-    def weighted(
-        self, weighting: Weighting, data: Any = None, *, num_samples: int = 32, seed: int = 0
-    ) -> Self:
+    def weighted(self, weighting: Weighting, data: Any = None, *, num_samples: int = 32, seed: int = 0) -> Self:
         """A mixture of the same components with other weights.
 
         Args:
@@ -218,9 +213,7 @@ class MixturePosterior(Posterior):
             chosen = torch.tensor(logs, dtype=torch.float64).softmax(0).tolist()
         elif weighting == "stacking":
             if data is None:
-                raise ConfigError(
-                    '"stacking" needs rows that were not trained on: weighted("stacking", rows)'
-                )
+                raise ConfigError('"stacking" needs rows that were not trained on: weighted("stacking", rows)')
             chosen = stacking_weights(self._judged(data, num_samples, seed))
         mixture = duplicate(self).finished()
         facts = {} if chosen is None else {"weighting": weighting, "component_weights": chosen}
@@ -251,9 +244,7 @@ class MixturePosterior(Posterior):
             raise unknown_name("group of tensors", group, list(parts[0].tensors))
         groups = [dict(part.group(group).items()) for part in parts]
         if len({tuple((name, tuple(t.shape)) for name, t in tensors.items()) for tensors in groups}) > 1:
-            raise ConfigError(
-                f"components can share what has one shape in all of them, and {group!r} has not"
-            )
+            raise ConfigError(f"components can share what has one shape in all of them, and {group!r} has not")
         means = {name: torch.stack([tensors[name] for tensors in groups]).mean(0) for name in groups[0]}
         common = NamedTensors(means, buffers=group == "statistics")
         for part in parts:

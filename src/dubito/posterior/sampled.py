@@ -43,9 +43,7 @@ class SampledPosterior(Posterior):
                 rules[key] = lambda name, tensor, side=attribute: getattr(uses[name], side)
             elif side in ("draws", "deviations", "statistics", "biases"):
                 rules[key] = self.stacked_like_weights()
-        return {
-            key: _stacked(rule, None if key.startswith(CENTRAL) else count) for key, rule in rules.items()
-        }
+        return {key: _stacked(rule, None if key.startswith(CENTRAL) else count) for key, rule in rules.items()}
 
     @property
     def linearised(self) -> bool:
@@ -79,9 +77,7 @@ class SampledPosterior(Posterior):
             return torch.lerp(means[torch.arange(len(stack), device=stack.device) % len(means)], stack, scale)
 
         groups = {key: self.group(key).items() for key in self._keys()}
-        return {
-            key: {name: moved(key, name, t.detach()) for name, t in group} for key, group in groups.items()
-        }
+        return {key: {name: moved(key, name, t.detach()) for name, t in group} for key, group in groups.items()}
 
     def _keys(self) -> list[str]:
         return [key for key in self.tensors if not key.startswith(CENTRAL)]
@@ -108,9 +104,7 @@ class SampledPosterior(Posterior):
     def predictor(self, options: PredictionOptions) -> Callable[[Inputs], Prediction]:
         self._linearises(options.linearised)
         if options.marginal or options.per_example:
-            raise ConfigError(
-                f"draws made once are functions of all rows, got {options.form}=True; leave it out"
-            )
+            raise ConfigError(f"draws made once are functions of all rows, got {options.form}=True; leave it out")
         return super().predictor(replace(options, linearised=None))
 
     def _linearises(self, linearised: bool | None) -> bool:

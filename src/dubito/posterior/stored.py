@@ -109,9 +109,7 @@ def check_uses(uses: Any, shapes: Mapping[str, tuple[int, ...]]) -> None:
             shape = restored(lambda form: form.shape, use.form, where)
             parts = min(shape) > 0 and prod(shape) * use.parts == prod(shapes[use.weight])
         if not parts:
-            raise StorageError(
-                f"{where} does not fit its shape in the network, {shapes.get(str(use.weight))}"
-            )
+            raise StorageError(f"{where} does not fit its shape in the network, {shapes.get(str(use.weight))}")
 
 
 def check_tensors(posterior: Any) -> None:
@@ -158,6 +156,4 @@ def check_draws(posterior: Any) -> None:
                     f"draw {index} gives {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, unlike the network"
                 )
             if tensor.is_floating_point() and not (tensor.abs() <= LARGEST).all():
-                raise StorageError(
-                    f"draw {index} of {name!r} holds NaN, infinity, or numbers beyond {LARGEST:g}"
-                )
+                raise StorageError(f"draw {index} of {name!r} holds NaN, infinity, or numbers beyond {LARGEST:g}")

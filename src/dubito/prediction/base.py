@@ -100,10 +100,7 @@ class Prediction(ABC):
             columns = list(itertools.islice(first._table_columns(), SHOWN_COLUMNS))
         except DataError:  # rows with several positions: what there is, in place of its numbers
             shapes = {name: array.shape[1:] for name, array in first.to_numpy().items()}
-            columns = [
-                ("quantity", list(shapes)),
-                ("of a row", ["×".join(map(str, s)) for s in shapes.values()]),
-            ]
+            columns = [("quantity", list(shapes)), ("of a row", ["×".join(map(str, s)) for s in shapes.values()])]
             return self._html(table, columns, len(shapes))
         return self._html(table, [("row", range(len(first))), *columns], len(self))
 
@@ -129,9 +126,7 @@ class Prediction(ABC):
         """The rows of several predictions of the same draws, one after the other."""
         if not parts or any(type(part) is not cls for part in parts):
             kinds = sorted({type(part).__name__ for part in parts})
-            raise DataError(
-                f"{cls.__name__}.cat joins predictions of its kind, at least one, got {kinds or 'none'}"
-            )
+            raise DataError(f"{cls.__name__}.cat joins predictions of its kind, at least one, got {kinds or 'none'}")
         values, alike = {}, cls.of_one_form(parts)
         for item in dataclasses.fields(cls):
             pieces = [getattr(part, item.name) for part in alike]
@@ -151,7 +146,5 @@ class Prediction(ABC):
         values = {}
         for item in dataclasses.fields(self):
             value, axis = getattr(self, item.name), item.metadata.get("rows")
-            values[item.name] = (
-                change(value, axis) if axis is not None and isinstance(value, Tensor) else value
-            )
+            values[item.name] = change(value, axis) if axis is not None and isinstance(value, Tensor) else value
         return type(self)(**values)

@@ -154,9 +154,7 @@ def labels_for(log_probs: Tensor, targets: Tensor, class_axis: int, ignored: int
 
 def gathered(log_probs: Tensor, labels: Tensor, class_axis: int, ignored: int | None = None) -> Tensor:
     """Log-probability of each row's labels, summed over positions, [B]; NaN where a device holds one that is none."""
-    index = (
-        labels if on_host(labels) and ignored is None else labels.clamp(0, log_probs.shape[class_axis] - 1)
-    )
+    index = labels if on_host(labels) and ignored is None else labels.clamp(0, log_probs.shape[class_axis] - 1)
     chosen = log_probs.gather(class_axis, index.unsqueeze(class_axis)).squeeze(class_axis)
     if index is not labels:
         chosen = chosen.masked_fill(index != labels, math.nan)
@@ -174,9 +172,7 @@ def aligned(targets: Tensor | np.ndarray, outputs: Tensor) -> Tensor:
         return targets.unsqueeze(-1)
     if targets.ndim == outputs.ndim + 1 and targets.shape[-1] == 1 and targets.shape[:-1] == outputs.shape:
         return targets.squeeze(-1)
-    raise DataError(
-        f"targets must have the outputs' shape {tuple(outputs.shape)}, got {tuple(targets.shape)}"
-    )
+    raise DataError(f"targets must have the outputs' shape {tuple(outputs.shape)}, got {tuple(targets.shape)}")
 
 
 def not_binary(values: Tensor) -> tuple[int, ...] | None:

@@ -71,9 +71,7 @@ class MixturePrediction(RealPrediction):
         values = aligned(targets, self.means[0])
         rows = max(1, AT_ONCE // max(1, len(self.means) * values[0].numel()))
         parts = zip(
-            (self[first : first + rows] for first in range(0, len(self), rows)),
-            values.split(rows),
-            strict=True,
+            (self[first : first + rows] for first in range(0, len(self), rows)), values.split(rows), strict=True
         )
         scores = torch.cat([part._scores(some.double()) for part, some in parts])
         return scores.reshape(len(scores), -1).mean(1).to(self.means.dtype)
@@ -139,17 +137,13 @@ class StudentTPrediction(MixturePrediction):
             low, high = torch.where(short, middle, low), torch.where(short, high, middle)
         edges = ((low + high) / 2).cummax(0).values
         clipped = targets.clamp(min=edges[0], max=edges[-1])
-        middle = clipped.clamp(
-            min=edges[:-1], max=edges[1:]
-        )  # where the target cuts a panel, or at one of its ends
+        middle = clipped.clamp(min=edges[:-1], max=edges[1:])  # where the target cuts a panel, or at one of its ends
         starts, ends = torch.cat([edges[:-1], middle]), torch.cat([middle, edges[1:]])
         half, centre = (ends - starts) / 2, (starts + ends) / 2
         score = (targets - clipped).abs()  # beyond the edges F is 0 or 1
         for node, weight in zip(*np.polynomial.legendre.leggauss(NODES), strict=True):
             below, above = wide.tails(centre + half * float(node))
-            tails = torch.cat(
-                [below[: len(middle)], above[len(middle) :]]
-            )  # F left of the target, 1 − F right of it
+            tails = torch.cat([below[: len(middle)], above[len(middle) :]])  # F left of the target, 1 − F right of it
             score = score + (float(weight) * half * tails.square()).sum(0)
         return score
 

@@ -133,9 +133,7 @@ class RealPrediction(Prediction):
         if steps is None:
             # A step gains one bit; those of the dtype are counted from the narrowest component on.
             width = (high - low) / std.amin(0)
-            bits = (
-                math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
-            )
+            bits = math.log2(float(width.max()) / torch.finfo(quantiles.dtype).eps + 1) if width.numel() else 0
             steps = math.ceil(bits)
         for _ in range(steps):
             middle = (low + high) / 2
@@ -186,9 +184,7 @@ class RealPrediction(Prediction):
             for matrices in (self.covariances, self.mean_covariances)
         )
         means, variances = self.means * scale + shift, self.variances * scale**2
-        return replace(
-            self, means=means, variances=variances, covariances=full, mean_covariances=mean_covariances
-        )
+        return replace(self, means=means, variances=variances, covariances=full, mean_covariances=mean_covariances)
 
     def _per_output(self, name: str, value: Any) -> Tensor:
         """A finite number, or numbers that broadcast to a row's outputs and never to the rows themselves."""
@@ -200,9 +196,7 @@ class RealPrediction(Prediction):
         row = tuple(self.means.shape[2:])
         fits = all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(row), strict=False))
         if value.ndim > len(row) or not fits:
-            raise ConfigError(
-                f"{name} must be one number or fit a row's outputs {row}, got {tuple(value.shape)}"
-            )
+            raise ConfigError(f"{name} must be one number or fit a row's outputs {row}, got {tuple(value.shape)}")
         if not value.isfinite().all():
             raise ConfigError(f"{name} must be finite, got {value.tolist()}")
         return value

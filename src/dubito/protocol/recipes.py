@@ -71,9 +71,7 @@ def recipe(method: Method, pilot: Pilot, auto: AutoTraining) -> Recipe:
     """
     method = _with_defaults(method, prior_std=pilot.prior_std)
     decay = 0.0 if hasattr(method, "prior_std") else pilot.weight_decay
-    return Recipe(
-        method=method, training=auto.training(auto.steps(pilot.rows), weight_decay=decay), warm=False
-    )
+    return Recipe(method=method, training=auto.training(auto.steps(pilot.rows), weight_decay=decay), warm=False)
 
 
 @recipe.register(Laplace)

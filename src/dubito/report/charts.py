@@ -46,9 +46,7 @@ def figure(chart: str, caption: str, numbers: str = "", classes: str = "") -> st
     return f'<figure class="{classes}">{chart}<figcaption>{explained(caption)}</figcaption>{numbers}</figure>'
 
 
-def lines(
-    curves: Sequence[Line], x: Axis, y: Axis, caption: str, *, dots: bool = False, diagonal: bool = False
-) -> str:
+def lines(curves: Sequence[Line], x: Axis, y: Axis, caption: str, *, dots: bool = False, diagonal: bool = False) -> str:
     """A figure of one line per method, with a table of its numbers."""
     curves = [line for line in curves if any(value is not None for value in line.ys)]
     if not curves:
@@ -113,26 +111,15 @@ def reliability(items: Sequence[Item]) -> str:
 
 def rejection(items: Sequence[Item], what: str, percent: bool) -> str:
     """What is gained when the most uncertain rows are left to someone else."""
-    curves = [
-        Line(item, item.evidence["rejection"]["rejected"], item.evidence["rejection"]["kept"])
-        for item in items
-    ]
+    curves = [Line(item, item.evidence["rejection"]["rejected"], item.evidence["rejection"]["kept"]) for item in items]
     values = [value for line in curves for value in line.ys]
     low, high = span(values)
-    y = Axis(
-        title=f"{what} of the rest", low=low, high=min(high, 1.002) if percent else high, percent=percent
-    )
+    y = Axis(title=f"{what} of the rest", low=low, high=min(high, 1.002) if percent else high, percent=percent)
     x = Axis(
-        title="share of rows left out, most uncertain first",
-        low=0,
-        high=0.95,
-        percent=True,
-        ticks=(0, 0.25, 0.5, 0.75),
+        title="share of rows left out, most uncertain first", low=0, high=0.95, percent=True, ticks=(0, 0.25, 0.5, 0.75)
     )
     good = "rise" if percent else "fall"
-    caption = (
-        f"<b>Leaving out the most uncertain.</b> Where uncertainty is well placed, curves {good} quickly."
-    )
+    caption = f"<b>Leaving out the most uncertain.</b> Where uncertainty is well placed, curves {good} quickly."
     return lines(curves, x, y, caption)
 
 
@@ -265,13 +252,7 @@ def cost(items: Sequence[Item], what: str) -> str:
         if interval := item.intervals.get("nll"):
             chart.whisker(item.place, item.name, value, (interval[0], interval[1]))
             told += f" (95 %: {readable(interval[0], 3)} to {readable(interval[1], 3)})"
-        chart.dot(
-            item.place,
-            item.name,
-            value,
-            item.row.metrics["nll"],
-            f"{told}, {shown}",
-        )
+        chart.dot(item.place, item.name, value, item.row.metrics["nll"], f"{told}, {shown}")
         if (spot := names[item.name]) is not None:
             text = f'<text class="name" x="{spot[0]:.1f}" y="{spot[1]:.1f}">{escape(item.name)}</text>'
             chart.group(item.place, item.name, text)

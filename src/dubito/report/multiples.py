@@ -32,10 +32,7 @@ def histograms(items: Sequence[Item], key: str) -> str:
     if not having:
         return ""
     shares = [
-        share
-        for item in having
-        for heights in item.evidence["histograms"][key]["shares"].values()
-        for share in heights
+        share for item in having for heights in item.evidence["histograms"][key]["shares"].values() for share in heights
     ]
     high = max(shares) * 1.05
     figures = []
@@ -44,8 +41,7 @@ def histograms(items: Sequence[Item], key: str) -> str:
         x = Axis(title=key, low=bars["low"], high=bars["high"], percent=key == "confidence")
         inside, *outside = bars["shares"].items()
         told = "; ".join(
-            f"{name}: {readable(_centre(heights, bars))} on average"
-            for name, heights in bars["shares"].items()
+            f"{name}: {readable(_centre(heights, bars))} on average" for name, heights in bars["shares"].items()
         )
         y = Axis(title="share of rows", low=0, high=high, percent=True)
         chart = Chart(x, y, f"Histogram of {key}, {item.name}. {told}.", WIDTH, HEIGHT, small=True)
@@ -86,9 +82,7 @@ def decomposition(items: Sequence[Item], target: str | None) -> str:
     high = 1.05 * min(_most(list(sets.values())), 4 * _most(tests)) or 1.0
     unit = "nats" if target is None else f"the units of {target}"
     axes = [Axis(title=f"{name}, {unit}", low=0, high=high) for name in (aleatoric, epistemic)]
-    figures = [
-        _scatter(item, sets[item.name], aleatoric, epistemic, axes) for item in items if item.name in sets
-    ]
+    figures = [_scatter(item, sets[item.name], aleatoric, epistemic, axes) for item in items if item.name in sets]
     of = "" if target is None else f" of {escape(target)}"
     text = (
         f"<b>Aleatoric against epistemic{of}.</b> Across: what more data would not remove. Up: what it would. "
@@ -100,9 +94,7 @@ def decomposition(items: Sequence[Item], target: str | None) -> str:
     return grid(text, figures, legend)
 
 
-def _scatter(
-    item: Item, sets: dict[str, dict[str, Any]], aleatoric: str, epistemic: str, axes: Sequence[Axis]
-) -> str:
+def _scatter(item: Item, sets: dict[str, dict[str, Any]], aleatoric: str, epistemic: str, axes: Sequence[Axis]) -> str:
     """One method's rows: the first set as dots, out-of-distribution ones as rings."""
     means = {name: [_mean(parts[part]) for part in (aleatoric, epistemic)] for name, parts in sets.items()}
     told = "; ".join(
@@ -123,9 +115,7 @@ def _scatter(
 
 def targets(items: Sequence[Item]) -> list[str | None]:
     """The real targets of which there is something to draw; of classes a single None."""
-    return list(
-        dict.fromkeys(name for item in items for name in item.evidence.get("decomposition_std", [None]))
-    )
+    return list(dict.fromkeys(name for item in items for name in item.evidence.get("decomposition_std", [None])))
 
 
 def _sets(item: Item, target: str | None) -> dict[str, dict[str, Any]] | None:
@@ -190,9 +180,7 @@ def fans(items: Sequence[Item], target: str) -> str:
 
 
 def _fan_label(name: str, target: str, fan: dict[str, Any]) -> str:
-    widths = [
-        high - low for low, high in zip(fan["low95"], fan["high95"], strict=True) if None not in (low, high)
-    ]
+    widths = [high - low for low, high in zip(fan["low95"], fan["high95"], strict=True) if None not in (low, high)]
     told = f"; its 95 % band is {readable(min(widths))} to {readable(max(widths))} wide" if widths else ""
     return f"Fan chart of {name}: {target} over {fan['name']}{told}."
 
@@ -226,11 +214,7 @@ def _card(row: dict[str, Any]) -> str:
         seen = f'<img src="{row["image"]}" alt="test row {row["row"]}: {escape(row["true"])}" loading="lazy">'
     else:
         pairs = row.get("values", {}).items()
-        seen = (
-            "<dl>"
-            + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs)
-            + "</dl>"
-        )
+        seen = "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs) + "</dl>"
     parts = "<br>".join(f"{name} {readable(row[name], 3)}" for name in (*PARTS, *STD_PARTS) if name in row)
     return (
         f"<div{wrong}>{seen}<p><b>{escape(row['said'])}</b><br>true: {escape(row['true'])}<br>"

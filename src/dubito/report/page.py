@@ -32,20 +32,12 @@ def write_page(folder: Path, out: Path | None = None) -> Path:
     comparison = Folder(folder)
     results, task = comparison.read("results"), comparison.read("task")
     if results is None or task is None:
-        raise StorageError(
-            f"{folder} must be a folder that `dubito compare` wrote, with results.json and task.json"
-        )
+        raise StorageError(f"{folder} must be a folder that `dubito compare` wrote, with results.json and task.json")
     rows = tuple(MethodRow.from_json(row) for row in results["rows"])
     stored = {row.method: comparison.result(row.method) for row in rows if row.failure is None}
     styles = colours.places([row.method for row in rows], methods())
     items = [
-        Item(
-            row.method,
-            styles[row.method],
-            row,
-            result.evidence,
-            results.get("intervals", {}).get(row.method, {}),
-        )
+        Item(row.method, styles[row.method], row, result.evidence, results.get("intervals", {}).get(row.method, {}))
         for row in rows
         if (result := stored.get(row.method)) is not None
     ]
@@ -87,8 +79,7 @@ def document(title: str, heading: str, lead: str, body: str, places: set[int]) -
         places: the styles of methods that it uses.
     """
     style, script = (
-        files("dubito.report").joinpath(name).read_text(encoding="utf-8")
-        for name in ("style.css", "script.js")
+        files("dubito.report").joinpath(name).read_text(encoding="utf-8") for name in ("style.css", "script.js")
     )
     style = style.replace("/*light hues*/", colours.variables(colours.LIGHT))
     style = style.replace("/*dark hues*/", colours.variables(colours.DARK))
@@ -156,9 +147,7 @@ def picker(places: Mapping[str, int], shown: int) -> str:
             f'<label class="m{place}"><input type="checkbox" id="on{place}" autocomplete="off"{checked}>'
             f'<i class="swatch"></i>{escape(name)}</label>'
         )
-    buttons = "".join(
-        f'<button type="button" data-show="{which}">{which}</button>' for which in ("all", "none")
-    )
+    buttons = "".join(f'<button type="button" data-show="{which}">{which}</button>' for which in ("all", "none"))
     buttons = f'<span class="all" hidden>{buttons}</span>'
     return f'<nav class="pick" aria-label="Methods that the charts show">{"".join(boxes)}{buttons}</nav>'
 
@@ -172,8 +161,7 @@ def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[
     forest = [charts.intervals(items, metric) for metric in ("nll", "rmse", "accuracy", "ood_auroc")]
     quality = [charts.cost(items, what) for what in charts.COSTS if not (timed and what == "time")]
     shifts = [
-        charts.shift(items, metric)
-        for metric in (("rmse", "nll", "coverage") if real else ("accuracy", "nll", "ece"))
+        charts.shift(items, metric) for metric in (("rmse", "nll", "coverage") if real else ("accuracy", "nll", "ece"))
     ]
     drawn = [multiples.histograms(items, key) for key in items[0].evidence.get("histograms", {})]
     learned = [charts.training(items, metric) for metric in ("validation_nll", "nll")]

@@ -19,15 +19,11 @@ def data_panel(task: Mapping[str, Any]) -> str:
     figures = [_facts(task)]
     if spread := task.get("spread"):
         figures.append(
-            _balance(task["class_names"], spread)
-            if task["class_names"]
-            else _histogram(task["target"], spread)
+            _balance(task["class_names"], spread) if task["class_names"] else _histogram(task["target"], spread)
         )
     notes = "".join(f"<li>{escape(note)}</li>" for note in task["notes"])
     if notes:
-        figures.append(
-            f"<figure><figcaption><b>How the table was read</b></figcaption><ul>{notes}</ul></figure>"
-        )
+        figures.append(f"<figure><figcaption><b>How the table was read</b></figcaption><ul>{notes}</ul></figure>")
     return f'<section id="data"><h2>Data</h2><div class="figures">{"".join(figures)}</div></section>'
 
 
@@ -82,15 +78,8 @@ def _histogram(target: str, spread: Mapping[str, Any]) -> str:
     """Where the real targets lie."""
     if not spread["high"] > spread["low"]:
         return ""
-    shares = {
-        name: [count / max(1, sum(spread[name])) for count in spread[name]] for name in ("training", "test")
-    }
-    y = Axis(
-        title="share of rows",
-        low=0,
-        high=1.05 * max(max(heights) for heights in shares.values()),
-        percent=True,
-    )
+    shares = {name: [count / max(1, sum(spread[name])) for count in spread[name]] for name in ("training", "test")}
+    y = Axis(title="share of rows", low=0, high=1.05 * max(max(heights) for heights in shares.values()), percent=True)
     x = Axis(title=target, low=spread["low"], high=spread["high"])
     ends = f"{readable(spread['low'], 3)} to {readable(spread['high'], 3)}"
     chart = Chart(x, y, f"Histogram of {target} in training and test rows, from {ends}.", height=240)

@@ -25,9 +25,7 @@ ENDED = {
 }
 FITS = ("method", "split", "steps", "training", "chosen on validation rows", "validation NLL", "CPU time")
 PAIRED = "difference in NLL to {}, ± half its 95 % interval over the same rows"
-FLATTERED = (
-    "Intervals are those of one pair of methods each; choosing the best of several flatters it a little."
-)
+FLATTERED = "Intervals are those of one pair of methods each; choosing the best of several flatters it a little."
 
 
 def verdict(results: dict[str, Any]) -> str:
@@ -37,9 +35,7 @@ def verdict(results: dict[str, Any]) -> str:
     return f'<section id="verdict"><h2>Verdict</h2>{told}<p class="small">{FLATTERED}</p></section>'
 
 
-def summary(
-    results: dict[str, Any], task: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[str, int]
-) -> str:
+def summary(results: dict[str, Any], task: dict[str, Any], rows: tuple[MethodRow, ...], styles: dict[str, int]) -> str:
     """The table of all methods, what its columns mean, and their training."""
     metrics = columns(rows)
     ways = {None: "", True: "lower", False: "higher"}
@@ -89,14 +85,10 @@ def _small(ends: Sequence[float] | None, form: str) -> str:
     return f"<small>{first.removesuffix('%')}–{last}</small>"
 
 
-def _row(
-    results: dict[str, Any], rows: tuple[MethodRow, ...], row: MethodRow, name: str, heads: Sequence[str]
-) -> str:
+def _row(results: dict[str, Any], rows: tuple[MethodRow, ...], row: MethodRow, name: str, heads: Sequence[str]) -> str:
     """One method's line of the table."""
     if row.failure is not None:
-        return (
-            f'<tr class="failed">{name}<td colspan="{len(heads) - 1}">failed: {escape(row.failure)}</td></tr>'
-        )
+        return f'<tr class="failed">{name}<td colspan="{len(heads) - 1}">failed: {escape(row.failure)}</td></tr>'
     cells, level = [], results["indistinguishable"]
     base = next((other for other in rows if other.method == results["base"] and other.failure is None), None)
     ends = results.get("intervals", {}).get(row.method, {})

@@ -139,13 +139,10 @@ class Chart:
         px, py = self.at(x, y)
         self.group(place, name, shape(marker(place), px, py, 5.5, tip))
 
-    def whisker(
-        self, place: int, name: str, x: float | tuple[float, float], y: float | tuple[float, float]
-    ) -> None:
+    def whisker(self, place: int, name: str, x: float | tuple[float, float], y: float | tuple[float, float]) -> None:
         """An interval along one of the axes, the one that has two ends."""
         first, last = (
-            self.at(*(value[end] if isinstance(value, tuple) else value for value in (x, y)))
-            for end in (0, 1)
+            self.at(*(value[end] if isinstance(value, tuple) else value for value in (x, y))) for end in (0, 1)
         )
         ends = f"M{first[0]:.1f} {first[1]:.1f}L{last[0]:.1f} {last[1]:.1f}"
         self.group(place, name, f'<path class="whisker" d="{ends}"/>')

@@ -21,9 +21,7 @@ TERMS = {
     "95 % intervals": "of a bootstrap over test rows, and over splits where there are several",
     **SETS,
 }
-_WORDS = re.compile(
-    r"(<[^>]*>)|(?<![\w-])(" + "|".join(map(re.escape, sorted(TERMS, key=len)[::-1])) + r")(?![\w-])"
-)
+_WORDS = re.compile(r"(<[^>]*>)|(?<![\w-])(" + "|".join(map(re.escape, sorted(TERMS, key=len)[::-1])) + r")(?![\w-])")
 
 
 def explained(text: str) -> str:

@@ -63,10 +63,7 @@ def scores(prediction: Prediction) -> dict[str, Tensor]:
             "confidence": per_row(1 - prediction.confidence),
         }
     if isinstance(prediction, RealPrediction):
-        return {
-            "total": std_per_row(prediction.std),
-            "epistemic": std_per_row(prediction.epistemic_std),
-        }
+        return {"total": std_per_row(prediction.std), "epistemic": std_per_row(prediction.epistemic_std)}
     raise DataError(f"scores need a Prediction, got {type(prediction).__name__}")
 
 

@@ -87,9 +87,7 @@ class CorruptionResults:
         for name in dict.fromkeys(name for name, _ in self.corrupted):
             error, baseline_error = (1 - results.mean("accuracy", name=name) for results in (self, baseline))
             if baseline_error == 0:
-                raise DataError(
-                    f"the baseline makes no error under {name}: errors over its own have no value"
-                )
+                raise DataError(f"the baseline makes no error under {name}: errors over its own have no value")
             ratios.append(error / baseline_error)
         return fmean(ratios)
 

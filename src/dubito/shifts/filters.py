@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 
-def uniform(
-    shape: tuple[int, ...], low: float, high: float, like: Tensor, generator: torch.Generator
-) -> Tensor:
+def uniform(shape: tuple[int, ...], low: float, high: float, like: Tensor, generator: torch.Generator) -> Tensor:
     """Uniform draws in the dtype and on the device of `like`."""
     return torch.rand(shape, generator=generator, dtype=like.dtype, device=like.device) * (high - low) + low
 
@@ -88,9 +86,7 @@ def zoomed(images: Tensor, factor: float) -> Tensor:
     parts = [math.ceil(round(size / factor, 9)) for size in (height, width)]
     top, left = ((size - part) // 2 for size, part in zip((height, width), parts, strict=True))
     middle = images[..., top : top + parts[0], left : left + parts[1]]
-    sizes = [
-        max(size, round(part * factor)) for size, part in zip((height, width), parts, strict=True)
-    ]  # cut to size
+    sizes = [max(size, round(part * factor)) for size, part in zip((height, width), parts, strict=True)]  # cut to size
     large = F.interpolate(middle, size=sizes, mode="bilinear", align_corners=True)
     top, left = (large.shape[-2] - height) // 2, (large.shape[-1] - width) // 2
     return large[..., top : top + height, left : left + width]
@@ -124,9 +120,7 @@ def streaked(images: Tensor, radius: float, std: float, angles: Tensor) -> Tenso
     return total
 
 
-def clouds(
-    count: int, height: int, width: int, decay: float, like: Tensor, generator: torch.Generator
-) -> Tensor:
+def clouds(count: int, height: int, width: int, decay: float, like: Tensor, generator: torch.Generator) -> Tensor:
     """Fractal clouds from 0 to 1, [count, 1, height, width], by midpoint displacement on a torus.
 
     Every round fills the middles of squares, then of diamonds, with the mean of their corners and a displacement;
@@ -168,6 +162,4 @@ def sampled(images: Tensor, x: Tensor, y: Tensor, *, repeat_edge: bool) -> Tenso
         grid = torch.stack([(2 * x + 1) / width - 1, (2 * y + 1) / height - 1], -1)
     else:
         grid = torch.stack([2 * x / max(width - 1, 1) - 1, 2 * y / max(height - 1, 1) - 1], -1)
-    return F.grid_sample(
-        images, grid, mode="bilinear", padding_mode="reflection", align_corners=not repeat_edge
-    )
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="reflection", align_corners=not repeat_edge)

@@ -45,9 +45,7 @@ def jpeg(images: Tensor, quality: int, generator: torch.Generator | None = None)
     if images.shape[1] == 1:
         return coded(levels, _LUMINANCE, quality) / 255
     matrix = levels.new_tensor(_PLANES)
-    planes = (
-        torch.einsum("pc,bchw->bphw", matrix, levels) + levels.new_tensor([0, 128, 128])[:, None, None]
-    ).round()
+    planes = (torch.einsum("pc,bchw->bphw", matrix, levels) + levels.new_tensor([0, 128, 128])[:, None, None]).round()
     bright = coded(planes[:, :1], _LUMINANCE, quality)
     colour = coded(halved(planes[:, 1:]), _COLOUR, quality)[..., : -(-width // 2)]
     colour = doubled(colour)[..., :height, :width] - 128
@@ -107,9 +105,7 @@ def doubled(planes: Tensor) -> Tensor:
     far = torch.stack([_moved(planes, -2, 1), _moved(planes, -2, -1)], -2).flatten(-3, -2)
     sums = 3 * near + far  # [..., 2H, W]
     left, right = _moved(sums, -1, 1), _moved(sums, -1, -1)
-    return torch.stack(
-        [((3 * sums + left + 8) / 16).floor(), ((3 * sums + right + 7) / 16).floor()], -1
-    ).flatten(-2)
+    return torch.stack([((3 * sums + left + 8) / 16).floor(), ((3 * sums + right + 7) / 16).floor()], -1).flatten(-2)
 
 
 def _moved(planes: Tensor, axis: int, by: int) -> Tensor:

@@ -19,9 +19,7 @@ KEY = "dubito"
 FORMAT = 1
 
 
-def write(
-    path: str | os.PathLike[str], kind: str, tensors: Mapping[str, Tensor], content: dict[str, Any]
-) -> None:
+def write(path: str | os.PathLike[str], kind: str, tensors: Mapping[str, Tensor], content: dict[str, Any]) -> None:
     """Write tensors and JSON content; the file appears whole or not at all.
 
     Args:
@@ -74,9 +72,7 @@ def read(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, Tensor], di
     try:
         header = json.loads(metadata[KEY])
         if header["format"] != FORMAT:
-            raise StorageError(
-                f"{path} has format {header['format']}, this version reads {FORMAT}; upgrade dubito"
-            )
+            raise StorageError(f"{path} has format {header['format']}, this version reads {FORMAT}; upgrade dubito")
         metadata_sha256 = header.pop("metadata_sha256")
         found_kind, tensors_sha256, content = header["kind"], header["sha256"], header["content"]
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:

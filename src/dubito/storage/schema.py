@@ -120,9 +120,7 @@ def _has_keys(value: Any, hint: Any, where: str) -> bool:
     hints = settings_hints(hint)
     missing, other = hint.__required_keys__ - value.keys(), value.keys() - hints.keys()
     if missing or other:
-        words = (
-            f"lacks {sorted(missing)[0]!r}" if missing else f"has the unknown {sorted(map(str, other))[0]!r}"
-        )
+        words = f"lacks {sorted(missing)[0]!r}" if missing else f"has the unknown {sorted(map(str, other))[0]!r}"
         raise StorageError(f"{where} {words}")
     return _all_fit([(item, hints[key], f"{where}[{key!r}]") for key, item in value.items()])
 

@@ -77,9 +77,7 @@ def _joinable(sources: Sequence[Source], training: Training) -> bool:
     workers = any(given.get("num_workers") for given in options)
     padded = any(given.get("collate_fn", default_collate) is not default_collate for given in options)
     plain = not training.compile and not training.channels_last and training.precision != "fp16"
-    return (
-        ordered and plain and not workers and not padded and len({source.num_data for source in sources}) == 1
-    )
+    return ordered and plain and not workers and not padded and len({source.num_data for source in sources}) == 1
 
 
 class _Beside:

@@ -66,9 +66,7 @@ class Callback:
 
 def require_callbacks(callbacks: Iterable[Any]) -> tuple[Any, ...]:
     """The callbacks as a tuple, or an error where something else was given."""
-    given = (
-        (callbacks,) if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable) else callbacks
-    )
+    given = (callbacks,) if isinstance(callbacks, Callback) or not isinstance(callbacks, Iterable) else callbacks
     given = tuple(given)
     for item in given:
         if isinstance(item, type) or not any(callable(getattr(item, name, None)) for name in NAMES):

@@ -64,9 +64,7 @@ def save(path: str | os.PathLike[str], tensors: Mapping[str, Tensor], content: d
     storage.write(path, KIND, tensors, content)
 
 
-def load(
-    path: str | os.PathLike[str], expected: dict[str, Any]
-) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+def load(path: str | os.PathLike[str], expected: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The checkpoint at `path`, None where there is none yet, an error where it belongs to another run."""
     if not storage.exists(path):
         return None
@@ -151,9 +149,7 @@ def check_forms(tensors: Mapping[str, Tensor], forms: Forms, where: str, like: A
             raise StorageError(f"{where} {'has' if name in tensors else 'lacks'} a tensor {name!r}")
         tensor, buffer = tensors[name], name in present and not isinstance(present[name], nn.Parameter)
         if (tuple(tensor.shape), tensor.dtype) != forms[name]:
-            raise StorageError(
-                f"{where} has {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, not {forms[name]}"
-            )
+            raise StorageError(f"{where} has {name!r} as {tuple(tensor.shape)} of {tensor.dtype}, not {forms[name]}")
         if name.endswith("running_var") and (tensor < 0).any():
             raise StorageError(f"{where} has a negative variance in {name!r}")
         if not tensor.is_floating_point():

@@ -90,13 +90,7 @@ class TrainedStack(Stack):
         return Layout.ROWS if self.rows_first else super()._layout(form, weight, bias)
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         plain = self.rows_first and type(form) is Dense and not form.turned and type(x) is Tensor
         plain = plain and not torch.is_autocast_enabled(x.device.type)
@@ -146,9 +140,7 @@ def side_by_side(networks: Sequence[nn.Module], *, buffers: bool) -> dict[str, T
     }
 
 
-def forward_of(
-    networks: Sequence[nn.Module], modes: Mapping[str, bool], example: Inputs, rows: int
-) -> Forward | None:
+def forward_of(networks: Sequence[nn.Module], modes: Mapping[str, bool], example: Inputs, rows: int) -> Forward | None:
     """The cheapest pass that answers as the networks do one by one; None where they must, or had better, run so.
 
     Args:
@@ -158,9 +150,7 @@ def forward_of(
         rows: of a pass of one network in training.
     """
     network = networks[0]
-    if rows_of(example) < 2 or any(
-        isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()
-    ):
+    if rows_of(example) < 2 or any(isinstance(module, nn.RNNBase | nn.RNNCellBase) for module in network.modules()):
         return None  # nothing to tell rows apart by; kernels of their own run all steps of a sequence at once
     try:
         trial = _ForwardTrial(networks[:2], modes, example)
@@ -217,10 +207,7 @@ class _ForwardTrial:
 
     def _saved(self, tensor: Tensor) -> Tensor:
         whole = tensor if tensor._base is None else tensor._base
-        self._numbers[tensor.data_ptr()] = (
-            tensor.numel(),
-            any(whole is stack for stack in self.states.values()),
-        )
+        self._numbers[tensor.data_ptr()] = (tensor.numel(), any(whole is stack for stack in self.states.values()))
         return tensor
 
     def numbers(self, rows: int) -> float:

@@ -52,9 +52,7 @@ def interruptible(run: Interruptible) -> Iterator[None]:
             raised.append(error)
             if signal.SIGINT in before:
                 signal.signal(signal.SIGINT, before[signal.SIGINT])
-            if (
-                number == signal.SIGTERM
-            ):  # schedulers end all processes: loaders of PyTorch raise where theirs die
+            if number == signal.SIGTERM:  # schedulers end all processes: loaders of PyTorch raise where theirs die
                 children.append(signal.signal(signal.SIGCHLD, lambda *_: None))
             run.interrupt()
         else:

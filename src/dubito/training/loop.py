@@ -103,11 +103,7 @@ class Loop:
                 self._resume()
             first, validates = self.processes.first, self.run.validation is not None
             facts = RunFacts(
-                title=title,
-                total=self.plan.total,
-                done=self.progress.step,
-                member=self.run.member,
-                validates=validates,
+                title=title, total=self.plan.total, done=self.progress.step, member=self.run.member, validates=validates
             )
             watching = (self.run.progress, self.run.callbacks) if first else (False, ())
             with told(facts, *watching) as self.told:
@@ -147,9 +143,7 @@ class Loop:
     def _steps(self) -> Iterator[tuple[list[Batch | None], int]]:
         """The passes of each step that is left in this epoch, with the rows all processes see in it."""
         passes = self._passes()
-        while self.progress.step != self.training.iterations and not (
-            self.progress.rows and self._overspent()
-        ):
+        while self.progress.step != self.training.iterations and not (self.progress.rows and self._overspent()):
             # Samplers and datasets that draw from the global state find the same one in every process and after
             # every interruption.
             with reading(self.source, self.run.seed, "data", self.progress.step, device=self.device):
@@ -210,9 +204,7 @@ class Loop:
         if not all(map(math.isfinite, values)):
             self.stepper.settle(record.step)  # it may know better
             name, value = next(
-                (name, value)
-                for name, value in (("nll", nll), ("kl", kl), ("loss", total))
-                if not math.isfinite(value)
+                (name, value) for name, value in (("nll", nll), ("kl", kl), ("loss", total)) if not math.isfinite(value)
             )
             self.stepper.settle(record.step)  # it may know better
             raise TrainingError(self._diagnosis(name, value, record.step, record.lr))
@@ -229,13 +221,7 @@ class Loop:
             over, state.ended = True, "limit" if over else "budget"
         self.stepper.close_epoch(state.step, over)
         loss, nll, kl = (value / state.rows for value in state.sums)
-        entry: dict[str, float] = {
-            "epoch": state.epoch,
-            "step": state.step,
-            "loss": loss,
-            "nll": nll,
-            "kl": kl,
-        }
+        entry: dict[str, float] = {"epoch": state.epoch, "step": state.step, "loss": loss, "nll": nll, "kl": kl}
         if self.run.validation is not None:
             if state.judged < state.step and (over or stopping is None or stopping.every is None):
                 self._judge()
@@ -308,9 +294,7 @@ class Loop:
         assert self.run.validation is not None
         draft, rows = self.objective.draft, 0
         losses: list[Tensor] = []
-        with reading(
-            self.run.validation, self.run.seed, "validation", self.progress.epoch, device=self.device
-        ):
+        with reading(self.run.validation, self.run.seed, "validation", self.progress.epoch, device=self.device):
             for batch in self.run.validation.batches(1024) if self.processes.first else ():
                 try:
                     prediction = draft.predict(batch.inputs, num_samples, seed=self.run.seed)

@@ -78,9 +78,7 @@ class MemberStepper(JointStepper):
         """All weights, side by side."""
         return [{"params": [*self.weights.values()], "lr": lr, "weight_decay": weight_decay}]
 
-    def step(
-        self, number: int, passes: Sequence[Sequence[Batch | None]], rows: int, stop: bool
-    ) -> list[StepRecord]:
+    def step(self, number: int, passes: Sequence[Sequence[Batch | None]], rows: int, stop: bool) -> list[StepRecord]:
         weight, step_rows = self.descent.kl_weight(number), self.descent.plan.step_rows
         for tensor in self.trained:
             tensor.grad = None
@@ -118,9 +116,7 @@ class MemberStepper(JointStepper):
             nll = -log_probs.unflatten(0, (self.count, -1)).mean(1)
         else:
             rows = [
-                tensor.chunk(self.count)
-                for tensor in (outputs, batch.targets, batch.weights)
-                if tensor is not None
+                tensor.chunk(self.count) for tensor in (outputs, batch.targets, batch.weights) if tensor is not None
             ]
             parts = zip(self.likelihoods, *rows, strict=True)
             nll = torch.stack([likelihood.mean_nll(*part) for likelihood, *part in parts])

@@ -62,12 +62,7 @@ class CheckpointContent(TypedDict):
     stepper: dict[str, Any]
 
 
-def check_checkpoint(
-    tensors: Mapping[str, Tensor],
-    content: Any,
-    draft: Posterior,
-    training: Training,
-) -> None:
+def check_checkpoint(tensors: Mapping[str, Tensor], content: Any, draft: Posterior, training: Training) -> None:
     """Refuse a checkpoint whose numbers no run can have left.
 
     Args:
@@ -104,9 +99,7 @@ def check_checkpoint(
     check_forms(best, forms if best else {}, "the best state", draft)
     losses = part(tensors, "losses")
     shapes = {tuple(tensor.shape) for tensor in losses.values() if tensor.numel()}
-    known = {*losses} <= {"best", "last"} and all(
-        t.is_floating_point() and t.ndim == 1 for t in losses.values()
-    )
+    known = {*losses} <= {"best", "last"} and all(t.is_floating_point() and t.ndim == 1 for t in losses.values())
     if len(shapes) > 1 or not known:
         raise StorageError("its losses of validation rows do not belong together")
     if {name.partition("/")[0] for name in tensors} - {"draft", "stepper", "best", "losses"}:

@@ -134,9 +134,7 @@ class GradientStepper(Stepper):
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.training.precision, self.device)
 
-    def _combine(
-        self, seen: list[tuple[int, tuple[Tensor, ...]]], rows: int, stop: bool
-    ) -> tuple[Terms, bool]:
+    def _combine(self, seen: list[tuple[int, tuple[Tensor, ...]]], rows: int, stop: bool) -> tuple[Terms, bool]:
         """Means over the rows of all passes and processes; gradients and the wish to stop go in the same message."""
         if self.processes.count == 1 and len(seen) == 1:
             return seen[0][1], stop
@@ -186,8 +184,6 @@ class GradientStepper(Stepper):
 
     def _set_rates(self, number: int) -> float:
         progress, rise = self.plan.progress(number), self.plan.rise(number, self.training.warmup)
-        for group, rate, schedule in zip(
-            self.optimizer.param_groups, self.rates, self.schedules, strict=True
-        ):
+        for group, rate, schedule in zip(self.optimizer.param_groups, self.rates, self.schedules, strict=True):
             group["lr"] = rate * rise * schedule.factor(progress)
         return self.optimizer.param_groups[0]["lr"]

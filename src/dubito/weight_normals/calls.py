@@ -35,9 +35,7 @@ class OutputNoise(Context):
         self._counts: dict[str, int] = {}
         self._calls: dict[Key, list[tuple[int, Tensor | None]]] = {}
 
-    def find(
-        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None
-    ) -> tuple[Use, str, int] | None:
+    def find(self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> tuple[Use, str, int] | None:
         """The use, the name of its stream of noise, and the number of the call there; None without noise."""
         name, part = (weight.parameter, weight.part) if isinstance(weight, Standin) else (None, 0)
         bias_name, bias_part = (bias.parameter, bias.part) if isinstance(bias, Standin) else (None, 0)
@@ -58,9 +56,7 @@ class OutputNoise(Context):
             index, number = len(before), self._counts.get(calls.stream, 0)
             self._counts[calls.stream] = number + 1
             before.append((number, _sample(x) if calls.several else None))
-        use = (
-            calls.uses[0] if len(calls.uses) == 1 else calls.uses[index] if index < len(calls.uses) else None
-        )
+        use = calls.uses[0] if len(calls.uses) == 1 else calls.uses[index] if index < len(calls.uses) else None
         if use is None or (use.form != form and use.form.signature != form.signature):
             raise _changed(key, form)
         return use, calls.stream, before[index][0]

@@ -50,13 +50,7 @@ class LocalNoise(OutputNoise):
                 scales(name).formed()
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         match = self.find(form, x, weight, bias)
         if match is None:
@@ -65,9 +59,7 @@ class LocalNoise(OutputNoise):
         assert isinstance(form, Product) and weight is not None
         scale, bias_scale = self._scale(weight), self._scale(bias)
         if self.moments is not None and use.reads_input:
-            _, mean, root = self._moments(
-                (stream, number), form, x, (plain(weight), plain(bias)), scale, bias_scale
-            )
+            _, mean, root = self._moments((stream, number), form, x, (plain(weight), plain(bias)), scale, bias_scale)
             return torch.addcmul(mean, root, self._noise(use, stream, number, mean, mean.dtype))
         mean = form.apply(x, plain(weight), plain(bias))
         with full_precision(x.device):
@@ -125,13 +117,7 @@ class FlippedNoise(OutputNoise):
         self.perturbations = perturbations
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         match = self.find(form, x, weight, bias)
         if match is None:
@@ -186,7 +172,5 @@ class FlippedNoise(OutputNoise):
 
 def _same(before: Tensor, now: Tensor) -> bool:
     """Whether two inputs are equal; the same memory needs no look, and a device is not asked."""
-    alias = (
-        before.data_ptr() == now.data_ptr() and before.shape == now.shape and before.stride() == now.stride()
-    )
+    alias = before.data_ptr() == now.data_ptr() and before.shape == now.shape and before.stride() == now.stride()
     return alias or (on_host(now) and torch.equal(before, now))

@@ -73,9 +73,7 @@ class Normals:
         rest, kls = [name for name in self._posterior.random if name not in self._counted], list(self._kls)
         if rest:
             with full_precision(self.device):
-                terms = [
-                    self.scale(name).term(self._from_prior(name), self._prior_std(name)) for name in rest
-                ]
+                terms = [self.scale(name).term(self._from_prior(name), self._prior_std(name)) for name in rest]
                 kls.append(summed(terms)[0])
         return kls[0] if len(kls) == 1 else torch.stack(kls).sum()
 

@@ -137,13 +137,7 @@ class NormalPosterior(BlockPosterior):
         return type(predictions[0]).cat(predictions)
 
     def _marginal_draws(
-        self,
-        inputs: Inputs,
-        placement: Placement,
-        normals: Normals,
-        options: PredictionOptions,
-        first: int,
-        total: int,
+        self, inputs: Inputs, placement: Placement, normals: Normals, options: PredictionOptions, first: int, total: int
     ) -> Iterator[Tensor]:
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         moments: Moments = {}
@@ -171,9 +165,7 @@ class NormalPosterior(BlockPosterior):
         """
         weights = self.weights()
         names = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
-        return {
-            name: Spectrum.of(weights[name].flatten(1), self._stored(name).std.flatten(1)) for name in names
-        }
+        return {name: Spectrum.of(weights[name].flatten(1), self._stored(name).std.flatten(1)) for name in names}
 
     @checked
     @torch.no_grad()

@@ -28,9 +28,7 @@ class WeightScale(ABC):
     def draw(self, mean: Tensor, generator: torch.Generator | None) -> Tensor:
         """μ + σ ε   [k-tied Normal, Eq. 6]."""
         noise, std = standard_noise(mean, generator), self.std
-        if torch.compiler.is_compiling() or (
-            torch.is_grad_enabled() and (mean.requires_grad or std.requires_grad)
-        ):
+        if torch.compiler.is_compiling() or (torch.is_grad_enabled() and (mean.requires_grad or std.requires_grad)):
             return torch.addcmul(mean, std, noise)
         return torch.addcmul(mean, std, noise, out=noise)  # in place: no other tensor of this size is needed
 
@@ -82,9 +80,7 @@ class OwnScale(WeightScale):
             _ = self.std
         return self
 
-    def draw_term(
-        self, mean: Tensor, prior_std: float, generator: torch.Generator | None, centred: bool
-    ) -> Term:
+    def draw_term(self, mean: Tensor, prior_std: float, generator: torch.Generator | None, centred: bool) -> Term:
         """A draw, or σ ε alone where `centred`, and the divergence."""
         noise = standard_noise(mean, generator)
         return OwnTerm(mean, self.raw_std, prior_std=prior_std, noise=noise, centred=centred)
@@ -131,9 +127,7 @@ class TiedScale(WeightScale):
     def term(self, mean: Tensor, prior_std: float) -> Term:
         return TiedTerm(mean, self.log_u, self.log_v, prior_std=prior_std)
 
-    def draw_term(
-        self, mean: Tensor, prior_std: float, generator: torch.Generator | None, centred: bool
-    ) -> Term:
+    def draw_term(self, mean: Tensor, prior_std: float, generator: torch.Generator | None, centred: bool) -> Term:
         """A draw, or σ ε alone where `centred`, and the divergence."""
         noise = standard_noise(mean, generator)
         return TiedTerm(mean, self.log_u, self.log_v, prior_std=prior_std, noise=noise, centred=centred)

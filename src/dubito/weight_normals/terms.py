@@ -23,9 +23,7 @@ class Term(ABC):
         centred: draw σ ε instead of μ + σ ε.
     """
 
-    def __init__(
-        self, *tensors: Tensor, prior_std: float, noise: Tensor | None = None, centred: bool = False
-    ) -> None:
+    def __init__(self, *tensors: Tensor, prior_std: float, noise: Tensor | None = None, centred: bool = False) -> None:
         self.tensors, self.prior_std, self.noise, self.centred = tensors, prior_std, noise, centred
 
     @abstractmethod
@@ -33,9 +31,7 @@ class Term(ABC):
         """The divergence, the draw, and what the way back needs."""
 
     @abstractmethod
-    def backward(
-        self, saved: Sequence[Tensor], d_kl: Tensor, d_draw: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, saved: Sequence[Tensor], d_kl: Tensor, d_draw: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients with respect to `tensors`."""
 
     def _drawn(self, mean: Tensor, std: Tensor) -> Tensor | None:
@@ -57,9 +53,7 @@ class StdTerm(Term):
         mean, std = self.tensors
         return own_kl(mean, std, self.prior_std), None, (mean, std)
 
-    def backward(
-        self, saved: Sequence[Tensor], d_kl: Tensor, d_draw: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, saved: Sequence[Tensor], d_kl: Tensor, d_draw: Tensor | None) -> tuple[Tensor | None, ...]:
         mean, std = saved
         scale = d_kl / self.prior_std**2
         return mean * scale, own_slope(std, self.prior_std**2, scale)
@@ -74,9 +68,7 @@ class OwnTerm(Term):
         saved = (mean, raw_std, std) if self.noise is None else (mean, raw_std, std, self.noise)
         return own_kl(mean, std, self.prior_std), self._drawn(mean, std), saved
 
-    def backward(
-        self, saved: Sequence[Tensor], d_kl: Tensor, d_draw: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, saved: Sequence[Tensor], d_kl: Tensor, d_draw: Tensor | None) -> tuple[Tensor | None, ...]:
         mean, raw_std, std, *noise = saved
         scale = d_kl / self.prior_std**2
         d_std = own_slope(std, self.prior_std**2, scale)
@@ -98,9 +90,7 @@ class TiedTerm(Term):
         std = torch.mm(u.mT, v).view(mean.shape)
         return own_kl(mean, std, self.prior_std), self._drawn(mean, std), (mean, std, u, v, self.noise)
 
-    def backward(
-        self, saved: Sequence[Tensor], d_kl: Tensor, d_draw: Tensor | None
-    ) -> tuple[Tensor | None, ...]:
+    def backward(self, saved: Sequence[Tensor], d_kl: Tensor, d_draw: Tensor | None) -> tuple[Tensor | None, ...]:
         scale = d_kl / self.prior_std**2
         if d_draw is None:
             mean, d_u, d_v = saved
@@ -156,8 +146,6 @@ class _Summed(torch.autograd.Function):
         input_gradients: list[Tensor | None] = [None]
         start, saved, draws = 0, ctx.saved_tensors, iter(d_draws)
         for term, (count, drawn) in zip(ctx.terms, ctx.counts, strict=True):
-            input_gradients += term.backward(
-                saved[start : start + count], d_kl, next(draws) if drawn else None
-            )
+            input_gradients += term.backward(saved[start : start + count], d_kl, next(draws) if drawn else None)
             start += count
         return tuple(input_gradients)

@@ -16,9 +16,7 @@ def matrix_shape(weight: Tensor) -> tuple[int, int]:
     return (len(weight), weight[0].numel()) if weight.ndim > 1 and len(weight) else (1, weight.numel())
 
 
-def tied_ranks(
-    weights: Mapping[str, Tensor], subset: Subset, rank: int, network: nn.Module
-) -> dict[str, int]:
+def tied_ranks(weights: Mapping[str, Tensor], subset: Subset, rank: int, network: nn.Module) -> dict[str, int]:
     """The rank of the standard deviations of each weight that is tied.
 
     Args:
@@ -55,9 +53,7 @@ def tied_ranks(
                 )
             ranks[name] = min(rank, limit)
     if not ranks:
-        raise ConfigError(
-            f"the weights to tie must hold a matrix with a distribution, got none of {list(matrices)}"
-        )
+        raise ConfigError(f"the weights to tie must hold a matrix with a distribution, got none of {list(matrices)}")
     return ranks
 
 

@@ -97,9 +97,7 @@ class Layer:
         root = math.sqrt(prior.precision)
         least = torch.finfo(mean.dtype).eps
         output_tril = high * prior.floor.clamp(min=least).sqrt()[:, :, None]
-        factor = mean.new_zeros(
-            count, inputs + outputs, inputs + outputs
-        ).mT  # column by column, as factorised
+        factor = mean.new_zeros(count, inputs + outputs, inputs + outputs).mT  # column by column, as factorised
         factor[:, :inputs, :inputs] = root * wide
         factor[:, inputs:, :inputs] = root * mean
         factor[:, inputs:, inputs:] = output_tril / prior.scale
@@ -136,14 +134,7 @@ class Layer:
         self.sums.mul_(1 - rate).add_(gram, alpha=rate / cases)
 
     def see_gradients(
-        self,
-        gram: Tensor,
-        cases: float,
-        rate: float,
-        correction: float,
-        *,
-        weights: Tensor,
-        step_size: float,
+        self, gram: Tensor, cases: float, rate: float, correction: float, *, weights: Tensor, step_size: float
     ) -> None:
         """Take in [X G]ᵀ[X G] or [X E G]ᵀ[X E G] for pseudo-targets Y = X Wᵀ + E + α G / √(Ψ^gg / b).
 
@@ -176,11 +167,7 @@ class Layer:
         # YᵀY = W XᵀY + (W XᵀF)ᵀ + FᵀF, made symmetric where products round differently
         half = torch.bmm(weights, (xy + xf).div_(2))
         yy = ff.add_(half).add_(half.mT)
-        for part, new in (
-            (self.sums[:, :n, :n], xx),
-            (self.sums[:, :n, n:], xy),
-            (self.sums[:, n:, n:], yy),
-        ):
+        for part, new in ((self.sums[:, :n, :n], xx), (self.sums[:, :n, n:], xy), (self.sums[:, n:, n:], yy)):
             part.mul_(1 - rate).add_(new, alpha=rate / cases)
 
     def _rates(self, correction: float, step_size: float) -> Tensor:

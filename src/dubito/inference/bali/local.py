@@ -37,13 +37,7 @@ class LayerNoise(Context):
         return torch.cat(self._added[weight], 2)
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         outputs = super().use(form, x, weight, bias, active=active)
         name = name_of(weight)
@@ -74,13 +68,7 @@ class FewCases(Context):
         self.seen: dict[str, tuple[Tensor, Tensor]] = {}
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         name = name_of(weight)
         if name is None or name not in self.layers:

@@ -140,12 +140,7 @@ class BALI(Method):
         }
         draft = BALIPosterior(network, built, method=self, tensors=tensors, details=details)
         return BALIObjective(
-            draft,
-            topology,
-            target_std=std,
-            inferred_noise=inferred,
-            num_data=prepared.num_data,
-            modes=prepared.modes,
+            draft, topology, target_std=std, inferred_noise=inferred, num_data=prepared.num_data, modes=prepared.modes
         )
 
     def first_weights(self, topology: Topology, weights: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
@@ -185,17 +180,13 @@ def target_std(likelihood: BuiltLikelihood, topology: Topology, source: Source) 
     return torch.where(std > 0, std, torch.ones_like(std))
 
 
-def with_inferred_noise(
-    likelihood: BuiltLikelihood, target_std: Tensor | None
-) -> tuple[BuiltLikelihood, bool]:
+def with_inferred_noise(likelihood: BuiltLikelihood, target_std: Tensor | None) -> tuple[BuiltLikelihood, bool]:
     """The likelihood with noise to be inferred in place of learned noise, and whether it was so."""
     if target_std is None or not isinstance(likelihood, GaussianLikelihood) or likelihood.raw_std is None:
         return likelihood, False
     std = likelihood.std().detach()
     single = target_std.numel() == 1
-    built = (
-        likelihood.with_noise(std=std) if single else likelihood.with_noise(covariance=std.square().diag())
-    )
+    built = likelihood.with_noise(std=std) if single else likelihood.with_noise(covariance=std.square().diag())
     put_noise(built, target_std.to(std).diag())
     return built, True
 

@@ -114,9 +114,7 @@ class BALIObjective(Objective):
             put_noise(self.draft.likelihood, output_tril[0])
 
 
-def prior_of(
-    method: "BALI", topology: Topology, block: Block, target_std: Tensor | None, like: Tensor
-) -> Prior:
+def prior_of(method: "BALI", topology: Topology, block: Block, target_std: Tensor | None, like: Tensor) -> Prior:
     """The prior of a block: scaled inputs but for first layers, and U_0 in units of the targets' variance."""
     scale = 1.0 if block.name in topology.first else block.columns**-0.5  # s of Eq. 12
     assert method.effective_data is not None and method.output_floor is not None

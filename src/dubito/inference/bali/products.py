@@ -11,11 +11,7 @@ from ...layers.record import BlockPart, Call, Record
 
 
 def gram(
-    parts: Sequence[BlockPart],
-    record: Record,
-    rows: int,
-    targets: Tensor | None = None,
-    noise: Tensor | None = None,
+    parts: Sequence[BlockPart], record: Record, rows: int, targets: Tensor | None = None, noise: Tensor | None = None
 ) -> tuple[Tensor, float]:
     """[X G]ᵀ[X G] of a block, [K, w, w], and the cases (rows times positions) it was summed over.
 

@@ -73,9 +73,7 @@ def find_layers(network: nn.Module, inputs: Inputs, subset: Subset) -> Topology:
             f"optimiser at Training(lr=...): {why}; name what to treat with subset= to say so"
         )
     reading = frozenset(
-        name
-        for name, block in layers.blocks.items()
-        if any(use.reads_input for use in surveyed.of(block.weight))
+        name for name, block in layers.blocks.items() if any(use.reads_input for use in surveyed.of(block.weight))
     )
     last = next((name for name, block in layers.blocks.items() if block.weight == surveyed.last), None)
     return Topology(layers, reading, last, points)
@@ -97,6 +95,4 @@ def initial_weights(
 def check_training(training: Training) -> None:
     """Refuse what sums of products and factorisations cannot bear."""
     if training.precision != "full":
-        raise ConfigError(
-            f'BALI factorises sums of products, which needs precision="full", got {training.precision!r}'
-        )
+        raise ConfigError(f'BALI factorises sums of products, which needs precision="full", got {training.precision!r}')

@@ -165,12 +165,7 @@ class LayerwiseStepper(Stepper):
             layer.see_targets(seen.grams[name], seen.cases[name], rate)
         else:
             layer.see_gradients(
-                seen.grams[name],
-                seen.cases[name],
-                rate,
-                self.correction,
-                weights=weights,
-                step_size=step_size,
+                seen.grams[name], seen.cases[name], rate, self.correction, weights=weights, step_size=step_size
             )
         return None
 
@@ -196,9 +191,7 @@ class LayerwiseStepper(Stepper):
         return wish > 0
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors = {
-            f"{name}:{key}": getattr(layer, key) for name, layer in self.layers.items() for key in KEPT
-        }
+        tensors = {f"{name}:{key}": getattr(layer, key) for name, layer in self.layers.items() for key in KEPT}
         return tensors, {"remainder": self.remainder}
 
     def restore(self, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -243,9 +236,7 @@ class BALIStepper(LayerwiseStepper):
         self.objective, self.topology, self.seed = objective, topology, seed
         self.draft, self.device = objective.draft, TensorOptions.of(objective.draft.network).device
         self.eager = method.momentum > 0 or method.sampling != "weight"
-        self.points = (
-            GradientStepper(objective, training, plan, processes, seed) if objective.beside() else None
-        )
+        self.points = GradientStepper(objective, training, plan, processes, seed) if objective.beside() else None
         #: The blocks whose drawn weights need not be written out.
         self.dense = {
             block.name: block
@@ -257,9 +248,7 @@ class BALIStepper(LayerwiseStepper):
         }
         #: The blocks whose outputs get the noise, instead of their weights.
         self.local = {
-            block.name: block
-            for block in topology.blocks
-            if method.sampling == "local" and topology.plain(block)
+            block.name: block for block in topology.blocks if method.sampling == "local" and topology.plain(block)
         }
 
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
@@ -349,9 +338,7 @@ class BALIStepper(LayerwiseStepper):
         for block in self.topology.blocks:
             tensors |= block.tensors(weights[block.name])
         stream = seeds.generator(self.seed, "noise", number, index, "rows", device=self.device)
-        local = {
-            block.weight: (self.layers[name], block.bias is not None) for name, block in self.local.items()
-        }
+        local = {block.weight: (self.layers[name], block.bias is not None) for name, block in self.local.items()}
         noise = LayerNoise(local, batch, stream, silent=number == 0) if local else None
         few = FewCases(
             {
@@ -368,12 +355,7 @@ class BALIStepper(LayerwiseStepper):
         with (
             torch.enable_grad(),
             asking(
-                network,
-                record,
-                self.topology.cover.parameters,
-                tensors,
-                detached=True,
-                training=self.objective.modes,
+                network, record, self.topology.cover.parameters, tensors, detached=True, training=self.objective.modes
             ) as shell,
         ):
             likelihood = self.draft.likelihood
@@ -445,7 +427,5 @@ class BALIStepper(LayerwiseStepper):
         for block in self.topology.blocks:  # the checkpoint's means came back into the network
             self.layers[block.name].mean.copy_(block.matrix(self.draft.weights()))
         if self.points is not None:
-            point_tensors = {
-                name[7:]: tensor for name, tensor in tensors.items() if name.startswith("points:")
-            }
+            point_tensors = {name[7:]: tensor for name, tensor in tensors.items() if name.startswith("points:")}
             self.points.restore(point_tensors, facts["points"])

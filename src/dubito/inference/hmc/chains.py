@@ -81,9 +81,7 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
     return torch.stack(draws), sum(divergent)
 
 
-def run_chain(
-    method: "HMC", target: Target, number: int, seed: int, told: Callable[[int], None]
-) -> tuple[Tensor, int]:
+def run_chain(method: "HMC", target: Target, number: int, seed: int, told: Callable[[int], None]) -> tuple[Tensor, int]:
     """Draws [S, P] of one chain, and how many of its transitions diverged.
 
     Args:

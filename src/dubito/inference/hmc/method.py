@@ -49,9 +49,7 @@ class HMC(Method):
         require_count(4, num_samples=self.num_samples)
         require_count(tree_depth=self.tree_depth)
         if self.num_samples // self.thin < 4:
-            raise ConfigError(
-                f"num_samples over thin must leave at least 4 draws, got {self.num_samples // self.thin}"
-            )
+            raise ConfigError(f"num_samples over thin must leave at least 4 draws, got {self.num_samples // self.thin}")
         check_prior_std(self.prior_std)
         if self.trajectory is not None:
             require_positive(trajectory=self.trajectory)

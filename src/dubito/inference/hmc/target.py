@@ -64,9 +64,7 @@ class Target:
 
     def energy(self, weights: Tensor) -> Tensor:
         """−log p(D | w) − log p(w), without its constant."""
-        fit = weighted(
-            self.likelihood.log_prob(self.outputs(weights, self.inputs), self.targets), self.weights
-        ).sum()
+        fit = weighted(self.likelihood.log_prob(self.outputs(weights, self.inputs), self.targets), self.weights).sum()
         return 0.5 * (weights / self.prior_std).square().sum() - fit
 
     @torch.no_grad()

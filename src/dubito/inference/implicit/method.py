@@ -13,13 +13,7 @@ from ...layers.declared import bias_names
 from ...likelihoods import inverse_softplus
 from ...method import TrainedMethod
 from ...networks import Subset
-from ...node_factors import (
-    Arrangement,
-    check_arrangement,
-    chosen_weights,
-    surveyed,
-    tensors_of,
-)
+from ...node_factors import Arrangement, check_arrangement, chosen_weights, surveyed, tensors_of
 from ...node_factors.laws import NearOne, Normal
 from .objective import ROWS, ImplicitObjective
 from .posterior import ImplicitPosterior
@@ -99,9 +93,7 @@ class Implicit(TrainedMethod):
             }
             tensors["bias_mean"] = means
             tensors["bias_raw_std"] = {name: self._raw_std(mean, seed, name) for name, mean in means.items()}
-        tensors["statistics"] = {
-            ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)
-        }
+        tensors["statistics"] = {ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)}
         return ImplicitObjective(
             ImplicitPosterior.draft(self, network, start.likelihood, uses, tensors, facts),
             noise_samples=self.noise_samples,

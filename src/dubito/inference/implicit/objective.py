@@ -165,9 +165,7 @@ class ImplicitObjective(NodeObjective):
             places.append(chosen)
         return torch.cat(outputs)[torch.cat(places).argsort()]
 
-    def _component_pass(
-        self, index: int, component: int, rows: Tensor, batch: Batch, drawn: DividedNoise
-    ) -> Tensor:
+    def _component_pass(self, index: int, component: int, rows: Tensor, batch: Batch, drawn: DividedNoise) -> Tensor:
         """Outputs of some rows, which belong to one component."""
         draft, weights = self.draft, self.draft.weights()
         per_row: dict[str, NodeFactors] = {}

@@ -31,9 +31,7 @@ class ImplicitPosterior(NodePosterior):
             bias = weights[name]
             like: dict[str, Any] = {"dtype": bias.dtype, "device": bias.device}
             noise = torch.stack([torch.randn((), generator=stream, **like) for stream in streams])
-            factors = torch.addcmul(
-                self.group("bias_mean")[name][components], stds["bias", name][components], noise
-            )
+            factors = torch.addcmul(self.group("bias_mean")[name][components], stds["bias", name][components], noise)
             drawn[name] = factors.unsqueeze(1) * bias
         return drawn
 

@@ -29,13 +29,7 @@ class LastInputs(Context):
         self.weight, self.inputs = weight, torch.empty(0)
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         if name_of(weight) == self.weight:
             self.inputs = x

@@ -150,9 +150,7 @@ class _Jacobians:
         joint: all outputs of all rows as those of one row, [1, b·C, m, n].
     """
 
-    def __init__(
-        self, inputs: Tensor, gradients: Tensor, basis: Tensor | None, *, joint: bool = False
-    ) -> None:
+    def __init__(self, inputs: Tensor, gradients: Tensor, basis: Tensor | None, *, joint: bool = False) -> None:
         (rows, count, m, positions), n = gradients.shape, inputs.shape[2]
         size = rows * count * m * n
         height = m if size <= CHUNK else max(1, CHUNK * m // size)
@@ -301,9 +299,9 @@ class _LowRankKernel(_Kernel):
         """Yᵀ Y from U_gᵀ (s/d ∘ J) U_a of some rows, [b, C, g, a]."""
         columns = (self.scale * projected).flatten(2)
         # (R⁻¹ X)ᵀ = Xᵀ R⁻ᵀ: from the right, rows need not be turned into columns
-        solved = torch.linalg.solve_triangular(
-            self.factor.mT, columns.flatten(0, 1), upper=True, left=False
-        ).view(columns.shape)
+        solved = torch.linalg.solve_triangular(self.factor.mT, columns.flatten(0, 1), upper=True, left=False).view(
+            columns.shape
+        )
         return contracted(solved, None, contraction)
 
     def _difference(

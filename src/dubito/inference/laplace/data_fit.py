@@ -109,9 +109,7 @@ class DataFitSums:
         elif self.shift is not None:  # per output: positions after the output axis count as more rows
             truth = per_output(targets)
             shares = 1.0 if weights is None else weights.repeat_interleave(truth.shape[1] // len(targets))
-            terms["errors"] = ((truth - per_output(self.likelihood.restored(outputs))).square() * shares).sum(
-                1
-            )
+            terms["errors"] = ((truth - per_output(self.likelihood.restored(outputs))).square() * shares).sum(1)
             terms["sums"] = ((truth - self.shift) * shares).sum(1)
             terms["squares"] = ((truth - self.shift).square() * shares).sum(1)
             terms["count"] = torch.full((), truth.shape[1], device=outputs.device)
@@ -142,18 +140,14 @@ class DataFitSums:
         if residual_noise:
             std = likelihood.std()
             residual_std = (errors / count).sqrt().to(std).reshape(std.shape)
-            likelihood = likelihood.with_noise(
-                std=residual_std.clamp(min=torch.finfo(residual_std.dtype).eps)
-            )
+            likelihood = likelihood.with_noise(std=residual_std.clamp(min=torch.finfo(residual_std.dtype).eps))
         std = wide(likelihood.std()).cpu().reshape(-1).expand_as(errors)
         chi_square, constant = (
             float((values / std.square()).sum()) for values in (errors, squares - sums.square() / count)
         )
         if residual_noise:
             # Σ log N(y | f, σ²) = −½ Σ ((y − f)/σ)² − Σ (log σ + ½ log 2π)
-            log_likelihood = -0.5 * chi_square - count * float(
-                (std.log() + 0.5 * math.log(2 * math.pi)).sum()
-            )
+            log_likelihood = -0.5 * chi_square - count * float((std.log() + 0.5 * math.log(2 * math.pi)).sum())
         learned = likelihood.settings.std is None and likelihood.settings.covariance is None
         return DataFit(
             likelihood,

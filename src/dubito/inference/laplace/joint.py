@@ -49,9 +49,7 @@ class Joint:
         """
         generator = generator or seeds.generator(seed, "joint", device=self.mean.device)
         shape, size = tuple(sample_shape), self.mean.numel()
-        noise = torch.randn(
-            *shape, size, generator=generator, dtype=self.covariance.dtype, device=self.mean.device
-        )
+        noise = torch.randn(*shape, size, generator=generator, dtype=self.covariance.dtype, device=self.mean.device)
         return self.mean + (noise @ self.scale_tril().mT).reshape(*shape, *self.mean.shape)
 
     def log_prob(self, values: Tensor) -> Tensor:

@@ -154,10 +154,7 @@ class Linearised:
     def reading(self, *, keep_graph: bool = False) -> Iterator[tuple[Callable[[Inputs], Tensor], Reading]]:
         """The network as a function whose passes are recorded."""
         record = Reading(self.cover.survey.layout_of, keep_graph=keep_graph)
-        with (
-            recorded(self.network, self.cover.parameters, record) as shell,
-            seeded(self.network, 0, "linearised"),
-        ):
+        with recorded(self.network, self.cover.parameters, record) as shell, seeded(self.network, 0, "linearised"):
             yield partial(call, shell), record
 
     def measured(self, inputs: Inputs, class_axis: int | None = None) -> Sizes:
@@ -180,13 +177,9 @@ class Linearised:
                 outputs=outputs.numel(),
                 inputs=sum(matrices),
                 answers=sum(answered.values()),
-                network=max(
-                    sum(answered.values()), math.ceil(sum(use.size for use in self.cover.survey.uses))
-                ),
+                network=max(sum(answered.values()), math.ceil(sum(use.size for use in self.cover.survey.uses))),
                 tail=answered[tail.call] if tail is not None and closed else 0,
-                plain=max(
-                    (b.size for b in blocks.values() if not b.kronecker and b.name not in closed), default=0
-                ),
+                plain=max((b.size for b in blocks.values() if not b.kronecker and b.name not in closed), default=0),
                 closed=len(closed) == len(blocks),
             )
         return self._sizes[key]
@@ -266,9 +259,7 @@ def predictive(
     if isinstance(likelihood, GaussianLikelihood):
         return likelihood.predictive(outputs.unsqueeze(0), covariance.unsqueeze(0))
     if needs_pairs(likelihood):
-        return likelihood.predictive(
-            outputs + normal_draws(covariance, num_samples, seed).reshape(-1, *outputs.shape)
-        )
+        return likelihood.predictive(outputs + normal_draws(covariance, num_samples, seed).reshape(-1, *outputs.shape))
     point = likelihood.predictive(outputs.unsqueeze(0))
     variance = covariance.reshape(outputs.shape)
     # E[Φ(λ f)] = Φ(λ μ / √(1 + λ² v)), with λ² = π/8 for the sigmoid  [MacKay 1992]

@@ -148,8 +148,7 @@ class Laplace(Method):
                 "num_data": float(prepared.num_data),
                 "data_scale": float(prepared.num_data),
                 "noise_factor": 1.0,
-                "prior_precision": precisions
-                or float(self.prior_precision or own_precision(prepared.network, blocks)),
+                "prior_precision": precisions or float(self.prior_precision or own_precision(prepared.network, blocks)),
                 **self._distances(prepared.network, blocks),
                 **data_fit.details(prepared.num_data),
             },
@@ -160,13 +159,7 @@ class Laplace(Method):
 
     @checked
     def around(
-        self,
-        posterior: Posterior,
-        data: Any,
-        *,
-        validation: Any = None,
-        num_data: int | None = None,
-        seed: int = 0,
+        self, posterior: Posterior, data: Any, *, validation: Any = None, num_data: int | None = None, seed: int = 0
     ) -> MixturePosterior:
         """The mixture of Laplace posteriors around every component of a fitted posterior, as of `Rank1` or an ensemble.
 
@@ -296,11 +289,7 @@ class Laplace(Method):
         sizes = self._sizes(covered, network)
         most = max(sum(sizes[name] for name in names) for names in self._together(covered, network))
         logging.getLogger("dubito").info(
-            "%s of %d layers: %d bytes of statistics, %d at once",
-            self.structure,
-            len(sizes),
-            sum(sizes.values()),
-            most,
+            "%s of %d layers: %d bytes of statistics, %d at once", self.structure, len(sizes), sum(sizes.values()), most
         )
 
     def _warn(self, covered: Cover) -> None:
@@ -308,9 +297,7 @@ class Laplace(Method):
         blocks, left_out = covered.blocks.values(), covered.left_out
         if left_out:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
-            warn(
-                f"these parameters stay point estimates: {reasons}; name what to cover with subset= to say so"
-            )
+            warn(f"these parameters stay point estimates: {reasons}; name what to cover with subset= to say so")
         rank = self.structure.rank if isinstance(self.structure, INF) else None
         if rank is None or isinstance(rank, float):
             return
@@ -327,8 +314,6 @@ class Laplace(Method):
 def own_precision(network: nn.Module, blocks: list[Block]) -> float:
     """The precision of the weights themselves, one over their mean square: that of the likeliest prior."""
     weights = dict(network.named_parameters())
-    squares = sum(
-        float(total(weights[name].detach().square())) for block in blocks for name in block.parameters
-    )
+    squares = sum(float(total(weights[name].detach().square())) for block in blocks for name in block.parameters)
     size = sum(block.size for block in blocks)
     return min(max(size / squares, LOWEST), HIGHEST) if squares > 0 else 1.0

@@ -42,13 +42,7 @@ class Reading(Record):
         self.last: Last | None = None
 
     def use(
-        self,
-        form: Form,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None = None,
-        *,
-        active: Tensor | None = None,
+        self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         count = len(self.calls)
         answer = super().use(form, x, weight, bias, active=active)

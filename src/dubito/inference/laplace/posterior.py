@@ -121,9 +121,7 @@ class LaplacePosterior(BlockPosterior):
         """The distributions of one block's matrices at scale 1, built on first use and anew after a move."""
         block = self.blocks[name]
         centre = self.weights() if weights is None else weights
-        state = tuple(
-            (centre[key].dtype, centre[key].device, centre[key].data_ptr()) for key in block.parameters
-        )
+        state = tuple((centre[key].dtype, centre[key].device, centre[key].data_ptr()) for key in block.parameters)
         if name not in self._built or self._built[name][0] != state:  # moved since
             with torch.no_grad():
                 self._built[name] = state, self._normals(block)
@@ -392,9 +390,7 @@ class LaplacePosterior(BlockPosterior):
         """
         posterior = updated(self, data, num_data, seed)
         if not all(tensor.isfinite().all() for tensor in posterior.tensors.parameters()):
-            raise DataError(
-                "the curvature of these data is NaN or infinite; look at the sizes of inputs and targets"
-            )
+            raise DataError("the curvature of these data is NaN or infinite; look at the sizes of inputs and targets")
         return posterior
 
     def replaced(self, tensors: Mapping[str, BlockTensors], **details: Any) -> "LaplacePosterior":
@@ -421,6 +417,4 @@ class LaplacePosterior(BlockPosterior):
 def by_kind(tensors: Mapping[str, BlockTensors]) -> dict[str, dict[str, Tensor]]:
     """Stored tensors of all blocks, from weight and kind to kind and weight."""
     kinds = dict.fromkeys(kind for group in tensors.values() for kind in group)
-    return {
-        kind: {weight: group[kind] for weight, group in tensors.items() if kind in group} for kind in kinds
-    }
+    return {kind: {weight: group[kind] for weight, group in tensors.items() if kind in group} for kind in kinds}

@@ -125,11 +125,7 @@ def described(search: Search) -> str:
 
 
 def spread(
-    centre: ScalePair,
-    ratios: Sequence[float],
-    decades: tuple[float, float],
-    count: int,
-    stream: torch.Generator,
+    centre: ScalePair, ratios: Sequence[float], decades: tuple[float, float], count: int, stream: torch.Generator
 ) -> list[ScalePair]:
     """Pairs around a centre, in turn at every ratio, each in its own part of the decades, at random inside it."""
     (low, high), parts = decades, math.ceil(count / len(ratios))
@@ -181,11 +177,7 @@ def by_linearised(
 
 @torch.no_grad()
 def by_draws(
-    posterior: "LaplacePosterior",
-    batches: Sequence[Batch],
-    num_samples: int,
-    seed: int,
-    pairs: Sequence[ScalePair],
+    posterior: "LaplacePosterior", batches: Sequence[Batch], num_samples: int, seed: int, pairs: Sequence[ScalePair]
 ) -> tuple[list[float], int]:
     """Losses under draws, which all pairs share: after every doubling of their number the worse half is dropped.
 

@@ -49,9 +49,7 @@ class BlockShares:
         normals = (self.posteriors[0](name)[0] for name in self.cover.blocks)
         return any(isinstance(normal, SparseInformationNormal) for normal in normals)
 
-    def of(
-        self, names: Sequence[str], done: OutputGradients, stored: dict[Any, Tensor], classes: int = 0
-    ) -> Tensor:
+    def of(self, names: Sequence[str], done: OutputGradients, stored: dict[Any, Tensor], classes: int = 0) -> Tensor:
         """The share of some blocks for the outputs whose gradients are there; inputs in their bases are `stored`."""
         total: Any = 0.0
         contraction = Contraction(self.pairs, classes)

@@ -71,9 +71,7 @@ class Structure(Checked, ABC):
         """Of what is stored of a block, by kind; where the structure leaves a size open, as the tensors have it."""
 
     @abstractmethod
-    def joined(
-        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
-    ) -> BlockTensors:
+    def joined(self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
         """What is stored after more data: `weight` times the old means and the rest of the new ones.
 
         `statistics` are in the basis that `basis` gave.
@@ -102,9 +100,7 @@ class Diagonal(Structure):
     def shapes(self, block: Block, tensors: BlockTensors) -> dict[str, tuple[int, ...]]:
         return {"diagonal": (block.groups, block.rows, block.columns)}
 
-    def joined(
-        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
-    ) -> BlockTensors:
+    def joined(self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
         return {"diagonal": mixed(tensors["diagonal"], statistics.diagonal, weight)}
 
 
@@ -129,9 +125,7 @@ class KFAC(Structure):
         vectors = {"output_vectors": (groups, m, m), "input_vectors": (groups, n, n)}
         return {**vectors, "output_eigenvalues": (groups, m), "input_eigenvalues": (groups, n)}
 
-    def joined(
-        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
-    ) -> BlockTensors:
+    def joined(self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
         # The factors are means over data and can be had again, U diag(s) Uᵀ: no basis needs to be frozen.
         updated: BlockTensors = {}
         for side, new in (("output", statistics.gradients), ("input", statistics.inputs)):
@@ -163,9 +157,7 @@ class EFB(Structure):
         vectors = {"output_vectors": (groups, m, m), "input_vectors": (groups, n, n)}
         return {**vectors, "eigenvalues": (groups, m, n)}
 
-    def joined(
-        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
-    ) -> BlockTensors:
+    def joined(self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
         return {**tensors, "eigenvalues": mixed(tensors["eigenvalues"], statistics.eigenvalues, weight)}
 
     def basis(self, tensors: BlockTensors) -> Statistics:
@@ -237,9 +229,7 @@ class INF(Structure):
             guard=self.guard,
         )
 
-    def joined(
-        self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics
-    ) -> BlockTensors:
+    def joined(self, block: Block, tensors: BlockTensors, weight: float, statistics: Statistics) -> BlockTensors:
         return {
             **tensors,
             "eigenvalues": mixed(tensors["eigenvalues"], statistics.eigenvalues, weight),

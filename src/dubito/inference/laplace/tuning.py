@@ -140,9 +140,7 @@ def best_precisions(evidence: Evidence, start: Mapping[str, float], *, per_layer
     return precisions
 
 
-def best_noise(
-    squared_errors: float, num_values: int, determined: Callable[[float], float], start: float
-) -> float:
+def best_noise(squared_errors: float, num_values: int, determined: Callable[[float], float], start: float) -> float:
     """The factor κ² of the noise variance that makes the marginal likelihood largest, for given priors.
 
     Args:

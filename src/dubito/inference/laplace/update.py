@@ -67,11 +67,7 @@ def updated(posterior: "LaplacePosterior", data: Any, num_data: int | None, seed
         for key, value in fit_sums.result().details(more.num_data).items()
     }
     return posterior.replaced(
-        tensors,
-        num_data=total,
-        data_scale=posterior.data_scale * total / posterior.num_data,
-        facts=facts,
-        **sums,
+        tensors, num_data=total, data_scale=posterior.data_scale * total / posterior.num_data, facts=facts, **sums
     )
 
 

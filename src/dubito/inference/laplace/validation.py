@@ -98,14 +98,11 @@ def row_losses(
     losses, parts = [], []
     for batch, outputs, covariances in linearised_outputs(posterior, batches, candidates, MAX_ROWS):
         centre = torch.zeros_like(covariances[0])
-        judged: list[Any] = [
-            predictive(posterior.likelihood, outputs, part) for part in (*covariances, centre)
-        ]
+        judged: list[Any] = [predictive(posterior.likelihood, outputs, part) for part in (*covariances, centre)]
         rows = [-batch.weighted(p.log_prob(batch.targets).detach()).cpu().double() for p in judged]
         losses.append(torch.stack([values.reshape(len(values), -1).mean(1) for values in rows]))
         uncertainty = [
-            torch.stack([batch.weighted(part).sum(0) for part in (p.epistemic, p.aleatoric)])
-            for p in judged[:-1]
+            torch.stack([batch.weighted(part).sum(0) for part in (p.epistemic, p.aleatoric)]) for p in judged[:-1]
         ]
         parts.append(torch.stack(uncertainty).detach().cpu().double())
     values = torch.cat(losses, 1)
@@ -120,10 +117,7 @@ def row_losses(
 
 
 def linearised_outputs(
-    posterior: "LaplacePosterior",
-    batches: Iterable[Batch],
-    candidates: Sequence[BlockNormals],
-    max_rows: int,
+    posterior: "LaplacePosterior", batches: Iterable[Batch], candidates: Sequence[BlockNormals], max_rows: int
 ) -> Iterator[tuple[Batch, Tensor, list[Tensor]]]:
     """Each batch, its outputs, and their covariances (of classes: variances) under every candidate, in one pass."""
     read = None
@@ -134,11 +128,7 @@ def linearised_outputs(
 
 
 def best_scale(
-    posterior: "LaplacePosterior",
-    before: "LaplacePosterior",
-    validation: Any,
-    scales: Sequence[float],
-    max_rows: int,
+    posterior: "LaplacePosterior", before: "LaplacePosterior", validation: Any, scales: Sequence[float], max_rows: int
 ) -> float:
     """The data scale whose linearised predictions of the validation rows are likeliest; the rows are read once.
 
@@ -150,9 +140,7 @@ def best_scale(
         max_rows: rows that go through the network at once.
     """
     network, likelihood = posterior.network, posterior.likelihood
-    batches = checked_rows(
-        network, likelihood, validation, seed=0, max_rows=max_rows, whole=False, name="validation"
-    )
+    batches = checked_rows(network, likelihood, validation, seed=0, max_rows=max_rows, whole=False, name="validation")
     candidates = [Rescaled(posterior, data_scale=scale * posterior.num_data) for scale in scales]
     judges = [likelihood] * len(scales) + [before.likelihood]
     nll, rows = [0.0 for _ in judges], 0
@@ -160,9 +148,7 @@ def best_scale(
     for batch, outputs, covariances in linearised_outputs(posterior, batches, posteriors, max_rows):
         rows += batch.total_weight()
         for index, (judge, covariance) in enumerate(zip(judges, covariances, strict=True)):
-            nll[index] -= float(
-                total(batch.weighted(predictive(judge, outputs, covariance).log_prob(batch.targets)))
-            )
+            nll[index] -= float(total(batch.weighted(predictive(judge, outputs, covariance).log_prob(batch.targets))))
     *scores, present = nll
     if present < min(scores):
         warn(
@@ -178,11 +164,7 @@ class Rescaled:
     """A posterior's distributions at another data scale or prior precision; what is costly to build is stored."""
 
     def __init__(
-        self,
-        posterior: "LaplacePosterior",
-        *,
-        data_scale: float | None = None,
-        prior_precision: float | None = None,
+        self, posterior: "LaplacePosterior", *, data_scale: float | None = None, prior_precision: float | None = None
     ) -> None:
         self.posterior, self.prior_precision = posterior, prior_precision
         self.data_scale = data_scale or posterior.data_scale

@@ -181,9 +181,7 @@ class NoisyKFAC(NaturalGradient):
         return [block for block in cover(network, surveyed, names).blocks.values() if block.kronecker]
 
 
-def initial_tensors(
-    named: Mapping[str, Tensor], blocks: Sequence[Block], std: float
-) -> dict[str, dict[str, Tensor]]:
+def initial_tensors(named: Mapping[str, Tensor], blocks: Sequence[Block], std: float) -> dict[str, dict[str, Tensor]]:
     """Tensors for the roots of blocks' factors, and for the standard deviations of all others, which start at `std`."""
     covered = {name for block in blocks for name in block.parameters}
     tensors = {"std": {name: torch.full_like(p, std) for name, p in named.items() if name not in covered}}

@@ -190,26 +190,18 @@ class NaturalStepper(Stepper):
                     conform(was[key], COUNTED[key], f"the optimiser's {key}")
                 elif list(np.ravel(was[key])) != list(np.ravel(group[key])):
                     raise StorageError(f"the optimiser's {key} was {was[key]!r} and is {group[key]!r}")
-        factored, places = (
-            self.objective.draft.biases,
-            {name: n for n, name in enumerate(self.objective.names)},
-        )
+        factored, places = (self.objective.draft.biases, {name: n for n, name in enumerate(self.objective.names)})
         plain: set[frozenset[str]] = set()
         for index, slots in state.items():
             name, where = self.objective.names[index], f"the optimiser's state of parameter {index}"
-            parameter, tensors = (
-                self.parameters[index],
-                {k: v for k, v in slots.items() if isinstance(v, Tensor)},
-            )
+            parameter, tensors = (self.parameters[index], {k: v for k, v in slots.items() if isinstance(v, Tensor)})
             forms = {key: (tuple(self._shape(name, parameter, f"seen_{key}" if key in SIDES else "squares")),
                            parameter.dtype) for key in tensors}  # fmt: skip
             check_forms(tensors, forms, where)
             conform(slots.get("step", 1), Size, f"{where}: the step")
             if name in factored:
                 bias, begun = factored[name], any(was.get("draws") for was in stored)
-                needed = (
-                    {*SIDES, "bias", "turned"} if begun else {"bias"}
-                )  # a run that has made no step has no factors
+                needed = {*SIDES, "bias", "turned"} if begun else {"bias"}  # a run that has made no step has no factors
                 if {*slots} != needed or slots["bias"] != (-1 if bias is None else places[bias]):
                     raise StorageError(f"{where} does not fit its Kronecker factors")
                 conform(slots.get("turned", False), bool, where)

@@ -89,9 +89,7 @@ class Averages:
     def state(self) -> dict[str, Tensor]:
         """All tensors, by kind and name."""
         kinds = {"mean": self.mean, "squares": self.squares, "deviations": self.deviations}
-        return {
-            f"{kind}/{name}": tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()
-        }
+        return {f"{kind}/{name}": tensor for kind, tensors in kinds.items() for name, tensor in tensors.items()}
 
     def restore(self, count: int, tensors: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave."""
@@ -172,12 +170,7 @@ class AveragingStepper(GradientStepper):
     objective: AveragedObjective
 
     def __init__(
-        self,
-        objective: AveragedObjective,
-        training: Training,
-        plan: Plan,
-        processes: Processes,
-        seed: int,
+        self, objective: AveragedObjective, training: Training, plan: Plan, processes: Processes, seed: int
     ) -> None:
         if training.early_stopping is not None:
             raise ConfigError(

@@ -29,10 +29,7 @@ def normalising(network: nn.Module, frozen: Collection[str] = ()) -> dict[str, _
 
 def statistics_of(network: nn.Module, layers: Collection[str]) -> dict[str, Tensor]:
     """The statistics that these layers keep, by the names the network gives them."""
-    buffers, statistics = (
-        dict(network.named_buffers()),
-        ("running_mean", "running_var", "num_batches_tracked"),
-    )
+    buffers, statistics = (dict(network.named_buffers()), ("running_mean", "running_var", "num_batches_tracked"))
     names = [f"{layer}.{name}" if layer else name for layer in layers for name in statistics]
     return {name: buffers[name] for name in names if name in buffers}
 

@@ -42,9 +42,7 @@ class Averaging(TrainedMethod):
         settings, device = training or Training(), TensorOptions.of(posterior.network).device
         layers = normalising(posterior.network, prepared.modes)
         batch_size = settings.batch_size or prepared.source.batch_size or 128
-        refresh(
-            posterior.network, posterior.weights(), layers, prepared.source, batch_size, prepared.run.seed
-        )
+        refresh(posterior.network, posterior.weights(), layers, prepared.source, batch_size, prepared.run.seed)
         processes = prepared.run.processes or current(settings.timeout, device)
         with torch.no_grad():
             processes.broadcast(list(posterior.stored().values()))  # loaders may have orders of their own
@@ -53,9 +51,7 @@ class Averaging(TrainedMethod):
     def objective(self, start: Start) -> AveragedObjective:
         resolve(None, start.network)  # refuses a network whose parameters are all frozen
         draft = PointPosterior(start.network, start.likelihood, method=self)  # the weights of the moment
-        return self.objective_type(
-            draft, self.prior_std, self.gathering(), num_data=start.num_data, modes=start.modes
-        )
+        return self.objective_type(draft, self.prior_std, self.gathering(), num_data=start.num_data, modes=start.modes)
 
     #: The class of the objective.
     objective_type = AveragedObjective

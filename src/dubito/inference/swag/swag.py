@@ -46,9 +46,7 @@ class SWAGPosterior(Posterior):
 
     def shapes(self) -> dict[str, ShapeRule]:
         rules = {"variance": self.stacked_like_weights(), "deviations": self.stacked_like_weights(self.rank)}
-        return rules | (
-            {"statistics": self.stacked_like_weights(self.num_atoms)} if self.num_atoms is not None else {}
-        )
+        return rules | ({"statistics": self.stacked_like_weights(self.num_atoms)} if self.num_atoms is not None else {})
 
     def draw(self, index: int, generator: torch.Generator | None) -> dict[str, Tensor]:
         return self.weights() | dict(self.drawer()(index, generator))
@@ -95,9 +93,7 @@ class SWAGPosterior(Posterior):
 
     @checked
     @torch.no_grad()
-    def refreshed(
-        self, data: Any, *, num_samples: int = 32, seed: int = 0, batch_size: int = 128
-    ) -> "SWAGPosterior":
+    def refreshed(self, data: Any, *, num_samples: int = 32, seed: int = 0, batch_size: int = 128) -> "SWAGPosterior":
         """The posterior cut down to some draws, each with batch norm statistics of its own from data.
 
         Statistics at the mean, which all draws share otherwise, fit other weights only roughly. A network without
@@ -166,9 +162,7 @@ class SWAGObjective(AveragedObjective):
         names = [name for name in draft.weights() if key + name in averages.mean]
         tensors: Mapping[str, Mapping[str, Tensor]] = {
             "variance": {name: averages.squares[key + name] / averages.count for name in names},
-            "deviations": {name: averages.deviations[key + name][:rank].clone() for name in names}
-            if rank
-            else {},
+            "deviations": {name: averages.deviations[key + name][:rank].clone() for name in names} if rank else {},
         }
         return SWAGPosterior(
             draft.network,
