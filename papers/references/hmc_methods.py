@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dubito import BALI, Laplace, MCDropout, methods
+from dubito import BALI, Laplace, MCDropout, NoisyAdam, Vadam, methods
 from dubito.inference.natural_gradient.methods import NaturalGradient
 from dubito.inference.swag import SWA, SWAG
 from dubito.method import Method
@@ -43,4 +43,6 @@ def targeting(name: str, prior_std: float, rows: int, iterations: int) -> tuple[
         changes |= {"batch_size": NOISY_ROWS, "lr": 2e-3, "schedule": explicit(Constant)}
     if isinstance(method, NaturalGradient):
         changes |= {"lr": method.recommended_lr}
+    if isinstance(method, NoisyAdam | Vadam):  # squares of a batch's mean gradient, which vanishes over all rows
+        changes |= {"batch_size": NOISY_ROWS}
     return method, explicit(Training, iterations=iterations, **changes)
