@@ -9,7 +9,18 @@ import torch
 from torch import nn
 from torch.distributions import Normal
 
-from dubito import PBP, Categorical, ConfigError, DataError, Gaussian, NetworkError, Training, load
+from dubito import (
+    PBP,
+    Callback,
+    Categorical,
+    ConfigError,
+    DataError,
+    Gaussian,
+    NetworkError,
+    StorageError,
+    Training,
+    load,
+)
 from dubito.inference.pbp import Filter, Gamma, filtered, matched, propagated, rectified
 
 
@@ -226,6 +237,37 @@ def test_a_fit_repeats_itself_is_stored_and_leaves_the_network_alone(tmp_path) -
     read = load(tmp_path / "pbp.safetensors", network())
     assert torch.equal(read.predict(inputs).std, first.predict(inputs).std)
     assert float(read.kl()) == float(first.kl()) > 0
+
+
+def test_an_interrupted_fit_goes_on_to_the_same_bits_and_callbacks_hear_of_it(tmp_path) -> None:
+    class Stop(Callback):
+        steps, epochs = 0, 0
+
+        def on_step(self, run, step, terms) -> None:
+            self.steps = step
+            if step == 120:  # within the third pass over 50 rows
+                raise KeyboardInterrupt
+
+        def on_epoch(self, run, record) -> None:
+            self.epochs += 1
+
+    path, stop = tmp_path / "pbp", Stop()
+    with pytest.raises(KeyboardInterrupt):
+        PBP(epochs=4).fit(network(), rows(), Gaussian(standardise=True), checkpoint=path, callbacks=[stop])
+    assert (stop.steps, stop.epochs) == (120, 2)
+    seen: list[int] = []
+
+    class Watch(Callback):
+        def on_epoch(self, run, record) -> None:
+            seen.append(record["epoch"])
+
+    resumed = PBP(epochs=4).fit(network(), rows(), Gaussian(standardise=True), checkpoint=path, callbacks=[Watch()])
+    assert seen == [3, 4]
+    whole = fitted().state_dict()
+    assert all(torch.equal(value, whole[name]) for name, value in resumed.state_dict().items())
+    assert resumed.details == fitted().details and resumed.history == fitted().history
+    with pytest.raises(StorageError, match="epochs"):
+        PBP(epochs=5).fit(network(), rows(), Gaussian(standardise=True), checkpoint=path)
 
 
 def test_layers_without_bias_and_the_networks_own_start() -> None:

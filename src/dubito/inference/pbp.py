@@ -1,7 +1,7 @@
 """PBP: probabilistic backpropagation, moments forwards, gradients backwards [Hernández-Lobato & Adams 2015]."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
@@ -24,8 +24,8 @@ from ..method import Method
 from ..networks import require_full, run, trainable
 from ..noise_check import check_noise
 from ..prediction import Prediction, PredictionOptions
-from ..storage.schema import Positive
-from ..training import Training
+from ..storage.schema import Positive, conform
+from ..training import RunFacts, Training, checkpoint, told
 from ..weight_normals import NormalPosterior
 from ..weight_normals.posterior import NormalDetails
 
@@ -95,6 +95,13 @@ class PBPDetails(NormalDetails, total=False):
     layers: list[list[str | None]]
     noise: "GammaFacts"
     prior: "GammaFacts"
+
+
+class FilterContent(TypedDict):
+    """What a checkpoint holds beside the filter's state."""
+
+    fingerprint: dict[str, Any]
+    history: list[dict[str, float]]
 
 
 class GammaFacts(TypedDict):
@@ -168,7 +175,6 @@ class PBP(Method):
     initial_std: float | None = 1.0
 
     posterior_type = PBPPosterior
-    resumable = False
 
     def __post_init__(self) -> None:
         require_count(epochs=self.epochs)
@@ -207,18 +213,44 @@ class PBP(Method):
         variance = float(targets.var(unbiased=False)) or 1.0
         noise = Gamma(self.noise_shape, self.noise_rate * variance)
         filtering = Filter(means, noise, Gamma(self.prior_shape, self.prior_rate))
-        history = []
-        for epoch in range(self.epochs):
-            order = torch.randperm(len(inputs), generator=seeds.generator(prepared.seed, "order", epoch)).tolist()
-            evidence = sum(filtering.take_in(inputs[row : row + 1], targets[row]) for row in order)
-            filtering.refresh()
-            steps = (epoch + 1) * len(order)
-            history.append({"epoch": epoch + 1, "step": steps, "loss": -float(evidence) / len(order)})
-            if not math.isfinite(history[-1]["loss"]):
-                raise TrainingError(
-                    "the evidence of rows is no number; standardise inputs and targets, as Gaussian(standardise=True)"
-                )
+        history = self._filtered(prepared, filtering, inputs, targets)
         return self._posterior(prepared, likelihood, surveyed, names, filtering, history)
+
+    def _filtered(
+        self, prepared: Prepared, filtering: "Filter", inputs: Tensor, targets: Tensor
+    ) -> list[dict[str, float]]:
+        """Take all rows in, pass by pass, each kept in the checkpoint; the record of the passes."""
+        path, count, history = prepared.run.checkpoint, len(inputs), []
+        expected = checkpoint.of_fit(self, prepared)
+        stored = None if path is None else checkpoint.load(path, expected)
+        if stored is not None:
+            tensors, content = stored
+            with checkpoint.altered(path):
+                conform(content, FilterContent, "its content")
+                checkpoint.check_forms(tensors, checkpoint.forms_of(filtering.state()), "the filter")
+            filtering.restore(tensors)
+            history = content["history"]
+        elif path is not None:  # what cannot be written is found before work starts
+            checkpoint.save(path, filtering.state(), {"fingerprint": expected, "history": history})
+        facts = RunFacts(title="PBP", total=self.epochs * count, done=len(history) * count)
+        with told(facts, prepared.run.progress, prepared.run.callbacks) as watching:
+            for epoch in range(len(history), self.epochs):
+                order = torch.randperm(count, generator=seeds.generator(prepared.seed, "order", epoch)).tolist()
+                evidence = torch.zeros((), dtype=torch.float64)
+                for place, row in enumerate(order, epoch * count + 1):
+                    evidence = evidence + filtering.take_in(inputs[row : row + 1], targets[row]).to(evidence)
+                    watching.step(place, {})
+                filtering.refresh()
+                history.append({"epoch": epoch + 1, "step": (epoch + 1) * count, "loss": -float(evidence) / count})
+                if not math.isfinite(history[-1]["loss"]):
+                    raise TrainingError(
+                        "the evidence of rows is no number; standardise inputs and targets, as "
+                        "Gaussian(standardise=True)"
+                    )
+                watching.epoch(history[-1])
+                if path is not None:
+                    checkpoint.save(path, filtering.state(), {"fingerprint": expected, "history": history})
+        return history
 
     def _posterior(
         self,
@@ -274,6 +306,27 @@ class Filter:
         # What each weight's factor of the prior adds: to its precision, and to shape and rate of λ
         self._precisions = [1 / prior.variances()[0]] * count
         self._gammas = [Gamma(0.0, 0.0)] * count
+
+    def state(self) -> dict[str, Tensor]:
+        """All that later rows depend on."""
+        like = self.layers[0][0].detach()
+        return {
+            **{f"mean/{number}": mean.detach() for number, (mean, _) in enumerate(self.layers)},
+            **{f"variance/{number}": variance.detach() for number, (_, variance) in enumerate(self.layers)},
+            "noise": torch.stack(tuple(self.noise)),
+            "prior": like.new_tensor(self.prior),
+            "precisions": like.new_tensor(self._precisions),
+            "gammas": like.new_tensor(self._gammas),
+        }
+
+    def restore(self, state: Mapping[str, Tensor]) -> None:
+        """Go on from a state."""
+        like = self.layers[0][0]
+        state = {name: tensor.to(like.device) for name, tensor in state.items()}
+        self.layers = [(state[f"mean/{number}"], state[f"variance/{number}"]) for number in range(len(self.layers))]
+        self.noise, self.prior = Gamma(*state["noise"].unbind()), Gamma(*state["prior"].tolist())
+        self._precisions = state["precisions"].tolist()
+        self._gammas = [Gamma(*pair) for pair in state["gammas"].tolist()]
 
     def take_in(self, inputs: Tensor, target: Tensor) -> Tensor:
         """Take in a row [1, n]; the logarithm of its evidence."""

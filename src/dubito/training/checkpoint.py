@@ -55,6 +55,19 @@ def fingerprint(
     }
 
 
+def of_fit(method: Any, prepared: Any) -> dict[str, Any]:
+    """The same of a fit that descends no gradient: chains, or a filter."""
+    return {
+        "revision": REVISION,
+        "method": storage.encode(method),
+        "likelihood": storage.encode(prepared.likelihood.settings),
+        "seed": int(prepared.run.seed),
+        "data": prepared.source.digest(),
+        "network": modules_of(prepared.network, {}),
+        "first weights": weights_of(prepared.network),
+    }
+
+
 def _form(tensor: Tensor) -> str:
     return f"{tuple(tensor.shape)} {tensor.dtype}{' trained' if tensor.requires_grad else ''}"
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 from torch import Tensor
 
-from ... import seeds, storage
+from ... import seeds
 from ...errors import StorageError, require_extra
-from ...fingerprints import modules_of, weights_of
 from ...fitting import Prepared
 from ...storage.schema import Count, conform
 from ...training import RunFacts, checkpoint, told
@@ -35,15 +34,7 @@ def finished_chains(method: "HMC", target: Target, prepared: Prepared) -> tuple[
     Chains do not depend on each other, so those a checkpoint holds are not run again.
     """
     path, seed = prepared.run.checkpoint, prepared.run.seed
-    expected = {
-        "revision": checkpoint.REVISION,
-        "method": storage.encode(method),
-        "likelihood": storage.encode(prepared.likelihood.settings),
-        "seed": int(seed),
-        "data": prepared.source.digest(),
-        "network": modules_of(prepared.network, {}),
-        "first weights": weights_of(prepared.network),
-    }
+    expected = checkpoint.of_fit(method, prepared)
     draws, divergent = [], []
 
     def keep() -> None:
