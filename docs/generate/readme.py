@@ -77,12 +77,11 @@ def sentence(runs: list[Reproduction]) -> str:
     """What was reproduced, in one sentence."""
     claims = sum((run.claims for run in runs), Counter[str]())
     near, judgeable = sum(run.near for run in runs), sum(run.judgeable for run in runs)
-    by_pair = sum(count for verdict, count in claims.items() if "pair" in verdict)
     return (
         f"**Reproduced**: {len(runs)} tables and figures of the papers, {sum(run.numbers for run in runs)} numbers; "
         f"{near} of the {judgeable} that a paper gives with an error lie within two standard errors of it; of its claims "
-        f"{claims['holds']} hold, {claims['contradicted']} are contradicted, {claims['open']} are open and {by_pair} "
-        "rest on one pair of runs ([all of them](docs/reproduced.md), with what is smaller than in the paper)."
+        f"{claims['holds']} hold, {claims['contradicted']} are contradicted and {claims['open']} are open "
+        "([all of them](docs/reproduced.md), with what is smaller than in the paper)."
     )
 
 

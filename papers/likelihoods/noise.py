@@ -22,12 +22,11 @@ from dubito.prediction import RealPrediction
 from dubito.training import AutoTraining
 
 from ..runner import provenance
+from ..runner.intervals import half_width
 from ..settings import explicit
 
 RESULTS = Path(__file__).with_suffix(".json")
 METHODS, SPLITS, ROWS, TEST_ROWS = ("map", "swag", "laplace-kfac"), (0, 1, 2), 3000, 1000
-#: The 97.5 % quantile of Student's t with two degrees of freedom, those of three splits.
-STUDENT = 4.303
 
 
 def made_up(path: Path) -> None:
@@ -101,7 +100,7 @@ def run() -> dict[str, Any]:
 def less(splits: list[dict[str, dict[str, float]]], metric: str) -> str:
     """The difference to the Gaussian's, its mean over splits with Student's 95 % interval."""
     values = [entry["chosen"][metric] - entry["gaussian"][metric] for entry in splits]
-    reach = STUDENT * float(np.std(values, ddof=1)) / len(values) ** 0.5
+    reach = half_width(values)
     return f"{np.mean(values):+.3f} ± {reach:.3f}"
 
 

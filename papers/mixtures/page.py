@@ -7,13 +7,12 @@ from pathlib import Path
 import numpy as np
 
 from ..runner.experiment import Cell, Outcome
+from ..runner.intervals import quantile
 from ..runner.store import Results
 from .tables import DATA, EXPERIMENT, MODES, SIZES, settings_of
 
 PAGE = Path(__file__).parents[2] / "docs" / "mixtures.md"
 MIXTURES = ("inf-4", "inf-4-shared", "kfac-4", "swag-4", "rank1-4")
-#: 97.5 % quantiles of Student's t by degrees of freedom.
-QUANTILES = {2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 #: Splits that a data set must have finished to be shown.
 FEWEST = 3
 #: The columns of the table.
@@ -131,7 +130,7 @@ def difference(rows: Rows, name: str, rival: str) -> tuple[float, float]:
     """The mean paired difference in NLL, and half of its 95 % interval."""
     values = column(rows[name], "nll") - column(rows[rival], "nll")
     error = values.std(ddof=1) / math.sqrt(len(values))
-    return float(values.mean()), float(QUANTILES[len(values) - 1] * error)
+    return float(values.mean()), float(quantile(len(values)) * error)
 
 
 def verdict(tables: Mapping[str, Rows]) -> str:

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from statistics import mean, variance
 from typing import Literal
 
-from scipy.stats import t as student
-
 from dubito.compare.words import duration, readable, size, times
 
 from ..runner import tables
+from ..runner.intervals import quantile
 from ..runner.store import Results
 from .bdl_fits import REFERENCE, SHIPPED
 
@@ -160,7 +159,7 @@ def spanned(values: Mapping[Key, float]) -> Span:
     if fewest < 2:
         return Span(value=centre, half=None)
     error = math.sqrt(sum(variance(runs) / len(runs) for runs in groups.values())) / len(groups)
-    return Span(value=centre, half=float(student.ppf(0.975, fewest - 1)) * error)
+    return Span(value=centre, half=quantile(fewest) * error)
 
 
 def ranked(source: Source, rows: Mapping[str, Row]) -> Board:

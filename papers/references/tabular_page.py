@@ -1,14 +1,12 @@
 """docs/tabular.md: dubito's estimators beside other tools, from stored results."""
 
-import math
 from collections.abc import Mapping
-from statistics import mean, variance
-
-from scipy.stats import t as student
+from statistics import mean
 
 from dubito.compare.words import listed, readable, size
 
 from ..runner.experiment import Cell, Experiment, Outcome
+from ..runner.intervals import half_width
 from ..runner.store import Results
 from .tabular import CLASSES, MOST_ROWS_OF_A_PROCESS, OURS, PEERS, REALS, SPLITS, TABLES, TEST_ROWS, TRAIN_ROWS
 
@@ -110,8 +108,7 @@ def difference(rows: Rows, name: str, rival: str, metric: str) -> tuple[float, f
     values = [first.metrics[metric] - second.metrics[metric] for first, second in pairs]
     details = pairs[0][0].details
     share = 1 / len(values) + details["test_rows"] / details["train_rows"]
-    half = float(student.ppf(0.975, len(values) - 1)) * math.sqrt(share * variance(values))
-    return mean(values), half
+    return mean(values), half_width(values, share=share)
 
 
 def place(pair: tuple[float, float]) -> int:

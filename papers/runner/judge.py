@@ -2,14 +2,18 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from statistics import mean
 from typing import Literal
 
-from dubito.metrics import Estimate, Over, PairedDifference, paired_bootstrap, standard_error_over_runs
+from dubito.metrics import Estimate, Over, PairedDifference, standard_error_over_runs
 
 from .experiment import Cell, Claim, Metric, Outcome, Table
+from .intervals import LEVEL, half_width, quantile
 from .store import Results
 
 Verdict = Literal["within 2", "better", "worse"]
+#: Pairs of runs below which nothing is claimed.
+FEWEST = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +52,8 @@ class Judged:
         data: where it was looked at.
         n: pairs of runs.
         mean: difference of the metric, first method less second, over pairs; None without pairs.
-        difference: the same with its interval; None for fewer than two pairs.
-        verdict: "holds" or "contradicted" where the interval leaves 0 on one side, else "open"; one pair speaks
-            "for" or "against" and proves nothing; "not run" without any.
+        difference: the same with Student's interval; None for fewer pairs than make a claim.
+        verdict: "holds" or "contradicted" where the interval leaves 0 on one side, else "open"; "not run" without any.
     """
 
     claim: Claim
@@ -58,7 +61,7 @@ class Judged:
     n: int
     mean: float | None
     difference: PairedDifference | None
-    verdict: Literal["holds", "contradicted", "open", "for by one pair", "against by one pair", "not run"]
+    verdict: Literal["holds", "contradicted", "open", "not run"]
 
 
 def rows(table: Table, scale: str, results: Results, cells: Collection[Cell] | None = None) -> list[Row]:
@@ -154,15 +157,20 @@ def _judged(claim: Claim, data: str, found: dict[Cell, Outcome], lower_is_better
     ]
     if not pairs:
         return Judged(claim=claim, data=data, n=0, mean=None, difference=None, verdict="not run")
-    if len(pairs) == 1:
-        mean = pairs[0][0] - pairs[0][1]
-        side = "for by one pair" if mean != 0 and (mean < 0) == lower_is_better else "against by one pair"
-        return Judged(claim=claim, data=data, n=1, mean=mean, difference=None, verdict=side)
-    first, second = zip(*pairs, strict=True)
-    difference = paired_bootstrap(first, second, over=Over.RUNS)
+    differences = [first - second for first, second in pairs]
+    centre = mean(differences)
+    if len(pairs) < FEWEST:
+        return Judged(claim=claim, data=data, n=len(pairs), mean=centre, difference=None, verdict="open")
+    half = half_width(differences)
+    difference = PairedDifference(
+        difference=centre,
+        standard_error=half / quantile(len(pairs)),
+        lower=centre - half,
+        upper=centre + half,
+        level=LEVEL,
+        over=Over.RUNS,
+    )
     below, above = difference.upper < 0, difference.lower > 0
     holds, contradicted = (below, above) if lower_is_better else (above, below)
     verdict = "holds" if holds else "contradicted" if contradicted else "open"
-    return Judged(
-        claim=claim, data=data, n=len(pairs), mean=difference.difference, difference=difference, verdict=verdict
-    )
+    return Judged(claim=claim, data=data, n=len(pairs), mean=centre, difference=difference, verdict=verdict)

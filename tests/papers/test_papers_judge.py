@@ -107,9 +107,9 @@ def test_data_of_another_name_get_no_number_of_the_paper(tmp_path):
         ([1.0, 2.0, 3.0, 4.0], [1.5, 2.6, 3.4, 4.5], "holds"),
         ([1.5, 2.6, 3.4, 4.5], [1.0, 2.0, 3.0, 4.0], "contradicted"),
         ([1.0, 2.0, 3.0, 4.0], [1.5, 1.5, 3.5, 3.5], "open"),
-        ([1.0], [2.0], "for by one pair"),
-        ([2.0], [1.0], "against by one pair"),
-        ([1.0], [1.0], "against by one pair"),
+        ([1.0, 2.0, 3.0], [1.1, 2.5, 3.9], "open"),  # all three agree, and Student's interval holds 0
+        ([1.0, 2.0], [2.0, 3.0], "open"),
+        ([1.0], [2.0], "open"),
         ([1.0, 2.0], [], "not run"),
     ],
 )
