@@ -21,7 +21,8 @@ from dubito import (
     Training,
     load,
 )
-from dubito.inference.pbp import Filter, Gamma, filtered, matched, propagated, rectified
+from dubito.inference.pbp.filter import Filter, filtered
+from dubito.inference.pbp.moments import Gamma, matched, propagated, rectified
 
 
 def network(hidden: int = 8, inputs: int = 2, outputs: int = 1) -> nn.Sequential:

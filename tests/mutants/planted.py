@@ -1192,14 +1192,14 @@ MUTANTS = (
         "draws of a pair are as much narrower as its variances should be",
     ),
     mutant(
-        "inference/pbp.py",
+        "inference/pbp/moments.py",
         "mean.square() @ spread.mT + variance @ (weight.square() + spread).mT",
         "mean.square() @ spread.mT + variance @ weight.square().mT",
         "inference/test_inference_pbp.py::test_moments_of_a_network_are_those_of_its_draws_where_layers_stay_normal",
         "the variance of a product leaves out that of both factors together",
     ),
     mutant(
-        "inference/pbp.py",
+        "inference/pbp/filter.py",
         "(by_mean.square() - 2 * by_variance)",
         "(by_mean.square() - by_variance)",
         "inference/test_inference_pbp.py::test_one_weight_is_updated_to_the_moments_of_the_exact_posterior",

@@ -1,0 +1,4 @@
+"""Probabilistic backpropagation."""
+
+from .method import PBP as PBP
+from .posterior import PBPPosterior as PBPPosterior
