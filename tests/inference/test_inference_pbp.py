@@ -174,7 +174,7 @@ def test_a_refresh_of_the_prior_without_data_leaves_only_the_prior() -> None:
     assert float(variance[0, 0]) * 3 == pytest.approx(1 / (1 / spread + 5 / 6))
     rest_mean = 2 * 0.3 * 3**0.5
     assert float(mean[0, 0]) * 3**0.5 == pytest.approx(rest_mean / spread / (1 / spread + 5 / 6))
-    assert state.prior != before
+    assert float(state.prior.shape) != float(before.shape)
     # Its λ is what moments of Z(shape) = N(rest mean; 0, spread + rate/(shape − 1)) give, weight after weight.
     gamma = Gamma(6.0, 6.0)
     densities = [
@@ -196,6 +196,27 @@ def test_a_refresh_of_the_prior_without_data_leaves_only_the_prior() -> None:
     single.refresh()  # once more: the factor leaves before it comes back
     assert [*single.prior] == pytest.approx([*expected], rel=1e-5)
     assert single._precisions[0] == pytest.approx(precision)
+
+
+def test_networks_side_by_side_are_filtered_as_alone() -> None:
+    stream = torch.Generator().manual_seed(0)
+    means = [torch.randn(3, *size, generator=stream).double() / 3 for size in ((4, 3), (1, 5))]
+    rows_of = torch.randn(20, 3, 1, 2, generator=stream).double()
+    targets_of = torch.randn(20, 3, 1, generator=stream).double()
+    noise, prior = Gamma(6.0, torch.tensor([4.0, 5.0, 6.0])), Gamma(6.0, 6.0)
+    together = Filter(means, noise, prior)
+    alone = [Filter([mean[place] for mean in means], Gamma(6.0, 4.0 + place), prior) for place in range(3)]
+    for _ in range(2):
+        for row, target in zip(rows_of, targets_of, strict=True):
+            values = together.take_in(row, target)
+            singles = [state.take_in(row[place], target[place]) for place, state in enumerate(alone)]
+            assert torch.allclose(values, torch.stack(singles), rtol=1e-9)
+        together.refresh()
+        for state in alone:
+            state.refresh()
+    for name, tensor in together.state().items():
+        axis = {"precisions": 1, "gammas": 2, "noise": 1, "prior": 1}.get(name, 0)
+        assert torch.allclose(tensor, torch.stack([state.state()[name] for state in alone], axis), rtol=1e-9), name
 
 
 # -- the method -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-#: Mean and variance of a layer's weight, the bias as its last column where it has one, [m, n].
+#: Mean and variance of a layer's weight, the bias as its last column where it has one, [..., m, n].
 LayerMoments = tuple[Tensor, Tensor]
 
 
@@ -49,17 +49,17 @@ def rectified(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def propagated(inputs: Tensor, layers: Sequence[LayerMoments]) -> tuple[Tensor, Tensor]:
-    """Mean and variance [B, m] of a network of dense layers with ReLU between them, moments matched layer by layer.
+    """Mean and variance [..., B, m] of dense layers with ReLU between them, moments matched layer by layer.
 
     Args:
-        inputs: [B, n].
+        inputs: [..., B, n].
         layers: moments of the weights.
     """
     mean, variance = inputs, torch.zeros_like(inputs)
     for number, (weight, spread) in enumerate(layers):
         if number:
             mean, variance = rectified(mean, variance)
-        if weight.shape[1] > mean.shape[1]:  # the bias
+        if weight.shape[-1] > mean.shape[-1]:  # the bias
             mean, variance = F.pad(mean, (0, 1), value=1.0), F.pad(variance, (0, 1))
         squared = mean.square() @ spread.mT + variance @ (weight.square() + spread).mT
         mean, variance = mean @ weight.mT, squared
