@@ -59,9 +59,9 @@ class Filter:
 
     def take_in(self, inputs: Tensor, target: Tensor) -> Tensor:
         """Take in a row [..., 1, n] with its target [..., 1]; the logarithm of its evidence [...]."""
-        layers = [tuple(moment.requires_grad_() for moment in layer) for layer in self.layers]
+        layers = [(mean.requires_grad_(), variance.requires_grad_()) for mean, variance in self.layers]
         with torch.enable_grad():
-            mean, variance = propagated(inputs, layers)  # pyright: ignore[reportArgumentType]
+            mean, variance = propagated(inputs, layers)
             totals = variance[..., 0, 0] + torch.stack(self.noise.variances())
             logs = -0.5 * ((2 * math.pi * totals).log() + (target[..., 0] - mean[..., 0, 0]).square() / totals)
             gradients = torch.autograd.grad(logs[0].sum(), [moment for layer in layers for moment in layer])
