@@ -48,8 +48,9 @@ def test_runs_go_on_to_the_same_end(path: Path, tmp_path: Path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         posterior = fit(method, kind, tmp_path / f"{name}.checkpoint")
-    # A few steps of rounding apart on another machine.
-    torch.testing.assert_close(torch.tensor(predicted(posterior)), expected(path), rtol=1e-3, atol=1e-4)
+    # The bias in front of batch norm has a gradient of rounding alone, of which Adam makes steps of the rate, 1e-3: on
+    # other processors (AVX2 and AVX-512 differ by 4e-4) the few steps that are left end so far apart.
+    torch.testing.assert_close(torch.tensor(predicted(posterior)), expected(path), rtol=1e-3, atol=2e-3)
 
 
 def test_checkpoints_that_cannot_tell_their_run_are_refused_as_such(tmp_path: Path):
