@@ -9,6 +9,8 @@ from .objective import check_arrangement as check_arrangement
 from .objective import halved as halved
 from .posterior import NodePosterior as NodePosterior
 from .posterior import Stds as Stds
+from .start import check_beside as check_beside
 from .start import chosen_weights as chosen_weights
+from .start import started_beside as started_beside
 from .start import surveyed as surveyed
 from .start import tensors_of as tensors_of

@@ -16,7 +16,7 @@ from ..layers.declared import bias_names
 from ..layers.factors import NodeFactors
 from .objective import Drawn, NodeObjective, halved
 from .posterior import NodePosterior, Noise, Stds
-from .start import chosen_weights, surveyed, tensors_of
+from .start import chosen_weights, started_beside, surveyed, tensors_of
 
 #: No standard Normal number that a generator makes lies further out.
 NORMAL_REACH = 9.0
@@ -146,8 +146,8 @@ def component_objective(method: Any, start: Start, *, initial_std: float, summed
         initial_std: where standard deviations of factors start.
         summed: add the components' divergences up instead of averaging them.
     """
-    facts = surveyed(start)
-    uses = chosen_weights(start.network, method.subset, facts)
+    beside, facts = started_beside(method, start), surveyed(start)
+    uses = chosen_weights(start.network, method.subset, facts, without=beside.names)
     tensors = tensors_of(
         start.network,
         uses,
@@ -156,11 +156,11 @@ def component_objective(method: Any, start: Start, *, initial_std: float, summed
         initial=method.initial,
         initial_std=initial_std,
         additive=method.additive,
-        biases=bias_names(start.network, uses, facts),
+        biases=[name for name in bias_names(start.network, uses, facts) if name not in beside.names],
         seed=start.seed,
     )
     return ComponentObjective(
-        NodePosterior.draft(method, start.network, start.likelihood, uses, tensors, facts),
+        NodePosterior.draft(method, start.network, start.likelihood, uses, tensors, facts, beside),
         arrangement=method.arrangement,
         log_mixture=method.log_mixture,
         summed=summed,

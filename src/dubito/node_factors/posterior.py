@@ -1,9 +1,11 @@
 """Posteriors with distributions on the nodes: shared weights, and K components of factors on their sides."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from itertools import chain
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,25 +17,43 @@ from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
-from ..posterior import FactorDetails, Posterior, ShapeRule, Streams
+from ..posterior import FactorDetails, ShapeRule, Streams
+from ..weight_normals import NormalMethod, Normals, NormalWeights
 from . import members, rows
 from .laws import Family
 
 #: The sides of a weight, in the order in which their noise is drawn.
 SIDES = ("input", "output")
+#: Numbers of Normal weights that are drawn ahead of their passes.
+MOST_DRAWN = 1 << 22
 #: Noise of the sides of a weight; None where factors are points or the side has none.
 Noise = tuple[Tensor | None, Tensor | None]
 #: Standard deviations of the sides of a weight by (side, parameter name).
 Stds = dict[tuple[str, str], Tensor]
 
 
-class NodePosterior(Posterior):
+class Beside(NamedTuple):
+    """The Normals that a method has beside its factors.
+
+    Attributes:
+        method: with its parameters by name; None where there are none.
+        names: of these parameters.
+        tensors: the scales that they start with.
+    """
+
+    method: NormalMethod | None = None
+    names: frozenset[str] = frozenset()
+    tensors: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+
+
+class NodePosterior(NormalWeights):
     """W ∘ r sᵀ (or W + r sᵀ) with factors s on the input and r on the output nodes, and biases per component.
 
     `tensors` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
     `output_raw_std`) and the biases of the components after the first (`biases`, [K − 1, nodes]); the first
     component's are the network's own. The method tells `components`, the `families` of both sides (None where a
-    side has no factors), the `bound` of random factors, and whether they are `additive`.
+    side has no factors), the `bound` of random factors, and whether they are `additive`; where it has another method
+    `beside`, the weights that this one picks are independent Normals, the same for all components.
     """
 
     method: Any
@@ -47,7 +67,8 @@ class NodePosterior(Posterior):
         #: The law of each side.
         self.families: dict[str, Family | None] = dict(zip(SIDES, self.method.families, strict=True))
         self._latest: tuple[Any, Stds] | None = None
-        self.scalable = any(family is not None and family.random for family in self.families.values())
+        factors = any(family is not None and family.random for family in self.families.values())
+        self.scalable = factors or bool(self.random)
         if not self.scalable:
             self.num_atoms = self.num_components
 
@@ -60,14 +81,17 @@ class NodePosterior(Posterior):
         uses: Mapping[str, Use],
         tensors: dict[str, dict[str, Tensor]],
         facts: Survey | None = None,
+        beside: Beside = Beside(),
     ) -> Self:
-        """A posterior to be trained, of a method that from now on knows its weights by name."""
+        """A posterior to be trained, of a method that from now on knows its weights, and those beside, by name."""
         known = {} if facts is None else {"survey": facts.to_json()}
+        named = {} if method.subset is None else {"subset": tuple(uses)}
+        named |= {} if beside.method is None else {"beside": beside.method}
         return cls(
             network,
             likelihood,
-            method=method if method.subset is None else replace(method, subset=tuple(uses)),
-            tensors=tensors,
+            method=replace(method, **named) if named else method,
+            tensors={**tensors, **beside.tensors},
             details={"uses": [use.to_json() for use in uses.values()], **known},
         )
 
@@ -77,10 +101,16 @@ class NodePosterior(Posterior):
             rule = partial(self._nodes_of, f"{side}_shape")
             rules |= {f"{side}_mean": rule} if family is not None else {}
             rules |= {f"{side}_raw_std": rule} if family is not None and family.random else {}
-        return rules | ({"biases": self.stacked_like_weights(count - 1)} if count > 1 else {})
+        rules |= {"biases": self.stacked_like_weights(count - 1)} if count > 1 else {}
+        return rules if self.normal_method is None else rules | self.normal_shapes()
 
     def _nodes_of(self, side: str, name: str, tensor: Tensor) -> tuple[int, ...]:
         return (self.num_components, *getattr(self.uses[name], side))
+
+    @property
+    def normal_method(self) -> Any:
+        """The settings of the Normals beside the factors; None where there are none."""
+        return getattr(self.method, "beside", None)
 
     @property
     def shared(self) -> set[str]:
@@ -110,7 +140,7 @@ class NodePosterior(Posterior):
         return stds
 
     def standard_deviations(self) -> list[Tensor]:
-        return list(self.stds().values())
+        return [*self.stds().values(), *super().standard_deviations()]
 
     def noise(self, name: str, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Noise:
         """Noise for the random factors of a weight, [*shape, *nodes] per side."""
@@ -174,6 +204,9 @@ class NodePosterior(Posterior):
             for side, factor in zip(SIDES, factors, strict=True):
                 if factor is not None:
                     groups[f"{side}_factors"][name] = factor.tensor().squeeze(1)
+        if self.random:
+            drawn = list(map(self.normal_draws(), streams))
+            groups["draws"] = {name: torch.stack([draw[name] for draw in drawn]) for name in self.random}
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=self.method.additive)
         draws = FactorDraws(self.network, {key: group for key, group in groups.items() if group}, **facts)
         draws.uses = self.uses
@@ -187,17 +220,27 @@ class NodePosterior(Posterior):
             for name, others in self.other_biases.items()
         }
 
+    def normal_draws(self) -> Callable[[torch.Generator | None], dict[str, Tensor]]:
+        """From the stream of a draw, after its factors, to its Normal weights by name."""
+        normals = Normals(self)
+        return lambda stream: normals.draw(self.random, stream)
+
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterable[Tensor]:
-        return self.draws(range(num_samples), seed).once(inputs, max_rows, keep_graph)
+        size = sum(self.weights()[name].numel() for name in self.random)
+        block = max(1, MOST_DRAWN // size) if size else num_samples
+        if block >= num_samples:
+            return self.draws(range(num_samples), seed).once(inputs, max_rows, keep_graph)
+        parts = (range(first, min(first + block, num_samples)) for first in range(0, num_samples, block))
+        return chain.from_iterable(self.draws(part, seed).once(inputs, max_rows, keep_graph) for part in parts)
 
     def folded(self, name: str, weight: Tensor, factors: NodeFactors) -> Tensor:
         """The weight with the factors of one pass in it, whose rows share them."""
         return fold(self.uses[name], weight, factors, additive=self.method.additive)
 
     def kl(self, stds: Stds | None = None) -> Tensor:
-        """KL(q(r) ‖ p(r)) + KL(q(s) ‖ p(s)) in nats, summed over all components   [rank-1, Eq. 2]."""
+        """KL(q(r) ‖ p(r)) + KL(q(s) ‖ p(s)) of the factors in nats, summed over all components   [rank-1, Eq. 2]."""
         stds = self.stds() if stds is None else stds
         total = next(iter(self.weights().values())).new_zeros(())
         for side, family in self.families.items():

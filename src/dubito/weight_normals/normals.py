@@ -12,7 +12,7 @@ from .scales import TrainedScale, WeightScale
 from .terms import summed
 
 if TYPE_CHECKING:
-    from .posterior import NormalPosterior
+    from .weights import NormalWeights
 
 
 class Normals:
@@ -27,7 +27,7 @@ class Normals:
         means: all of the network's weights, by name.
     """
 
-    def __init__(self, posterior: "NormalPosterior") -> None:
+    def __init__(self, posterior: "NormalWeights") -> None:
         self._posterior, self._prior = posterior, posterior.prior
         self.means = posterior.weights()
         self.device = next(iter(self.means.values())).device
@@ -79,7 +79,7 @@ class Normals:
 
     def _prior_std(self, name: str) -> float:
         prior, mean = self._prior, self.means[name]
-        return prior_std_of(self._posterior.method.prior_std if prior is None else prior.group(name), mean)
+        return prior_std_of(self._posterior.normal_method.prior_std if prior is None else prior.group(name), mean)
 
     def _from_prior(self, name: str) -> Tensor:
         """The mean as seen from the prior's."""

@@ -11,7 +11,7 @@ from ..errors import ConfigError, require_positive
 from ..inputs import Batch, Inputs, rows_of
 from ..layers.passes import asked
 from ..likelihoods import inverse_softplus
-from ..objective import Loss, Objective
+from ..objective import Loss, Objective, with_rate
 from ..posterior import Posterior
 from .estimators import Estimator, LocalReparameterised, Reparameterised
 from .noise import FlippedNoise, LocalNoise
@@ -19,7 +19,7 @@ from .normals import Normals
 from .placement import Placement, assign_noise
 from .posterior import NormalPosterior
 from .streams import RowStreams
-from .ties import limit_std
+from .weights import NormalWeights
 
 WORDS = {"LocalReparameterised": "local reparameterisation", "Flipout": "flipout"}
 
@@ -95,7 +95,7 @@ class NormalObjective(Objective):
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
     ) -> Loss:
-        self._limit()
+        self.draft.limit(self.max_std)
         normals = Normals(self.draft)
         outputs = self._outputs(batch, generator, normals)
         return self.joined(outputs, normals.kl, batch, kl_weight, checked=checked)
@@ -104,33 +104,18 @@ class NormalObjective(Objective):
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
     ) -> list[dict[str, Any]]:
         groups = super().parameter_groups(lr, variational_lr=variational_lr, weight_decay=weight_decay)
-        tensors = self.draft.tensors
-        factors = {id(t) for key in ("log_u", "log_v") if key in tensors for t in tensors[key].parameters()}
-        if self.factor_rate == 1.0 or not factors:
-            return groups
-        *others, beside = groups
-        slow = [parameter for parameter in beside["params"] if id(parameter) in factors]
-        rest = [parameter for parameter in beside["params"] if id(parameter) not in factors]
-        # All of these are "variational": they follow the same schedule.
-        slower = {**beside, "params": slow, "lr": self.factor_rate * beside["lr"]}
-        return [*others, *([{**beside, "params": rest}] if rest else []), slower]
+        return with_rate(groups, tied_factors(self.draft), self.factor_rate)
 
     def posterior(self) -> Posterior:
-        self._limit()
+        self.draft.limit(self.max_std)
         return super().posterior()
 
-    @torch.no_grad()
-    def _limit(self) -> None:
-        """Set standard deviations back to the largest allowed."""
-        if self.max_std is None:
-            return
-        draft = self.draft
-        if "raw_std" in draft.tensors:
-            for _, raw_std in draft.group("raw_std").items():
-                raw_std.clamp_(max=float(inverse_softplus(torch.tensor(self.max_std, dtype=torch.float64))))
-        if "log_u" in draft.tensors:
-            for name, log_u in draft.group("log_u").items():
-                limit_std(log_u, draft.group("log_v")[name], self.max_std)
+
+def tied_factors(posterior: NormalWeights) -> list[Tensor]:
+    """The factors of tied standard deviations."""
+    return [
+        tensor for key in ("log_u", "log_v") if key in posterior.tensors for _, tensor in posterior.group(key).items()
+    ]
 
 
 def check_stds(initial_std: float, initial_spread: float, max_std: float | None) -> None:
