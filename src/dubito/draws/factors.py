@@ -62,9 +62,9 @@ class FactorDraws(Draws):
 
     def traceable(self, inputs: Inputs = None) -> nn.Module | None:
         traced = super().traceable(inputs)
-        components = isinstance(traced, Tile) and isinstance(traced.context, Factors) and traced.context.stack is None
-        if components:  # their biases once
-            traced.context.biases = {name: _period(values) for name, values in traced.context.biases.items()}
+        context = traced.context if isinstance(traced, Tile) else None
+        if isinstance(context, Factors) and context.stack is None:  # biases of components once
+            context.biases = {name: _period(values) for name, values in context.biases.items()}
         return traced
 
     def _sides(self, name: str) -> tuple[Tensor | None, Tensor | None]:
