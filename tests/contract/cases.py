@@ -8,19 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import dubito
-from dubito import (
-    EFB,
-    INF,
-    KFAC,
-    Categorical,
-    Diagonal,
-    DubitoWarning,
-    Laplace,
-    MCDropout,
-    MeanField,
-    Rank1,
-    Training,
-)
+from dubito import EFB, INF, KFAC, Categorical, Diagonal, DubitoWarning, Laplace, MCDropout, MeanField, Rank1, Training
 from dubito.posterior import Posterior
 
 
