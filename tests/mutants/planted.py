@@ -129,6 +129,27 @@ MUTANTS = (
         "every seed starts its factors alike",
     ),
     mutant(
+        "node_factors/objective.py",
+        "kl = kl if beside_kl is None else kl + beside_kl",
+        "kl = kl if beside_kl is None else kl + beside_kl / self.draft.num_components",
+        "inference/test_inference_beside.py::test_the_divergence_is_the_sum_of_both",
+        "Normal weights beside factors pay a K-th of their divergence",
+    ),
+    mutant(
+        "node_factors/loop.py",
+        "roots = [*drawn.stds.values(), *drawn.beside.values()]",
+        "roots = [*drawn.stds.values(), *(draw.detach() for draw in drawn.beside.values())]",
+        "inference/test_inference_beside.py::test_tile_and_loop_have_the_same_loss_and_gradients",
+        "in a loop the likelihood moves no Normal weight beside factors",
+    ),
+    mutant(
+        "node_factors/posterior.py",
+        "drawn = list(map(self.normal_draws(), streams))",
+        "drawn = [self.normal_draws()(streams[0])] * len(streams)",
+        "inference/test_inference_beside.py::test_all_forms_of_draws_are_one_function",
+        "all draws of a prediction have the Normal weights of the first",
+    ),
+    mutant(
         "inference/hmc/target.py",
         "return 0.5 * (weights / self.prior_std).square().sum() - fit",
         "return (weights / self.prior_std).square().sum() - fit",
