@@ -180,7 +180,7 @@ def test_the_likelihood_is_that_of_one_draw_of_the_normal_weights_in_every_compo
     built = bound(METHODS[label])
     draft, generator = built.draft, torch.Generator().manual_seed(3)
     noise = built.drawn(Batch(IDS, LABELS), generator)
-    drawn = {name: draft.weight_scale(name).draw(draft.weights()[name], generator) for name in draft.random}
+    drawn = {name: draft.normals.scale(name).draw(draft.weights()[name], generator) for name in draft.random}
     assert set(drawn) == set(INPUTS) and not torch.equal(drawn["head.bias"], draft.weights()["head.bias"])
     fixed = bound(replace(METHODS[label], beside=None, subset=tuple(draft.uses)), network())
     with torch.no_grad():
@@ -245,9 +245,9 @@ def test_the_largest_standard_deviation_is_heeded():
     beside = replace(NORMALS["mean-field"], initial_spread=0.0, max_std=0.1)
     training = replace(QUICK, epochs=10, kl=KL(weight=200.0), variational_lr=0.1)
     wide = fit(replace(METHODS["rank1"], beside=replace(beside, max_std=None)), training=training)
-    assert wide.weight_scale("embedding.weight").std.max() > 0.15
+    assert wide.normals.scale("embedding.weight").std.max() > 0.15
     posterior = fit(replace(METHODS["rank1"], beside=beside), training=training)
-    assert posterior.weight_scale("embedding.weight").std.max() <= 0.1 * (1 + 1e-9)
+    assert posterior.normals.scale("embedding.weight").std.max() <= 0.1 * (1 + 1e-9)
 
 
 # -- one posterior -----------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def test_all_forms_of_draws_are_one_function(label: str):
 def test_large_normal_weights_are_drawn_some_at_a_time(monkeypatch):
     posterior = fit(METHODS["rank1"])
     whole = posterior.sample_outputs(IDS, 7, seed=1)
-    monkeypatch.setattr(dubito.node_factors.posterior, "MOST_DRAWN", 300)  # 111 numbers: two draws
+    monkeypatch.setattr(dubito.node_factors.beside, "MOST", 300)  # 111 numbers: two draws
     torch.testing.assert_close(posterior.sample_outputs(IDS, 7, seed=1), whole, rtol=1e-10, atol=1e-12)
 
 
@@ -282,8 +282,8 @@ def test_a_component_keeps_the_normal_weights_that_all_share(label: str):
     posterior = fit(METHODS[label])
     for index, component in enumerate(posterior.components):
         for name in INPUTS:
-            assert torch.equal(component.weight_scale(name).std, posterior.weight_scale(name).std)
-            mean, std = posterior.weights()[name], posterior.weight_scale(name).std
+            assert torch.equal(component.normals.scale(name).std, posterior.normals.scale(name).std)
+            mean, std = posterior.weights()[name], posterior.normals.scale(name).std
             drawn = component.draw(0, component.generator(1, 0))[name]
             assert ((drawn - mean).abs() <= 6 * std).all() and not torch.equal(drawn, mean)
         centre, all_centres = component.scaled(0).draw(0, None), posterior.scaled(0).draw(index, None)
@@ -344,9 +344,8 @@ def test_a_prior_around_pretrained_weights(tmp_path):
     posterior = fit(Rank1(components=2, beside=beside))
     posterior.save(tmp_path / "around.safetensors")
     loaded = dubito.load(tmp_path / "around.safetensors", network())
-    assert loaded.prior is not None and torch.equal(
-        loaded.prior.centre("head.bias", net.head.bias), net.head.bias.detach()
-    )
+    prior = loaded.normals.prior
+    assert prior is not None and torch.equal(prior.centre("head.bias", net.head.bias), net.head.bias.detach())
 
 
 @pytest.mark.parametrize("sampling", ["fixed", "fresh"])

@@ -53,7 +53,8 @@ class BatchEnsemble(TrainedMethod):
         require_count(components=self.components)
         require_positive(factor_rate=self.factor_rate)
         check_arrangement(self.arrangement)
-        check_beside(self.beside)
+        if self.beside is not None:
+            check_beside(self.beside)
 
     def objective(self, start: Start) -> ComponentObjective:
         return component_objective(self, start, initial_std=0.0)

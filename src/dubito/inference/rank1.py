@@ -74,7 +74,8 @@ class Rank1(TrainedMethod):
         if self.kl not in ("mean", "sum"):
             raise ConfigError(f'kl must be "mean" or "sum", got {self.kl!r}')
         check_arrangement(self.arrangement)
-        check_beside(self.beside)
+        if self.beside is not None:
+            check_beside(self.beside)
 
     @property
     def families(self) -> tuple[Family, Family]:

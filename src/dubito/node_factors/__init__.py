@@ -1,5 +1,7 @@
 """What methods with uncertainty on the nodes share: factors on the sides of weights, in K components."""
 
+from .beside import check_beside as check_beside
+from .beside import normal_start as normal_start
 from .components import ComponentObjective as ComponentObjective
 from .components import component_objective as component_objective
 from .objective import Arrangement as Arrangement
@@ -9,8 +11,6 @@ from .objective import check_arrangement as check_arrangement
 from .objective import halved as halved
 from .posterior import NodePosterior as NodePosterior
 from .posterior import Stds as Stds
-from .start import check_beside as check_beside
 from .start import chosen_weights as chosen_weights
-from .start import started_beside as started_beside
 from .start import surveyed as surveyed
 from .start import tensors_of as tensors_of

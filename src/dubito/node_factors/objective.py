@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -17,9 +17,9 @@ from ..layers.loop_kernels import Patches
 from ..layers.passes import asked
 from ..layers.shell import seeded
 from ..likelihoods import at_least_float
-from ..objective import Loss, Objective, with_rate
+from ..objective import Loss, Objective
 from ..posterior import Posterior
-from ..weight_normals import GROUPS, Normals, tied_factors
+from .beside import with_draw, with_rates
 from .loop import accumulated, free_bytes, half_precision, one_pass
 from .posterior import NodePosterior, Stds
 
@@ -74,8 +74,8 @@ class NodeObjective(Objective):
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
-        if draft.prior is not None:
-            draft.prior.check({name: draft.weights()[name] for name in draft.random})
+        if draft.normals is not None:
+            draft.normals.check_prior()
         self.arrangement: Arrangement = arrangement
         self.log_mixture, self.factor_rate = log_mixture, factor_rate
         self.noisy = draft.num_atoms is None
@@ -160,12 +160,8 @@ class NodeObjective(Objective):
 
     def all_drawn(self, batch: Batch, generator: torch.Generator | None) -> tuple[Drawn, Tensor | None]:
         """Noise for a batch with a draw of the Normal weights, if there are any, and their divergence."""
-        drawn = self.drawn(batch, generator)
-        if not self.draft.random:
-            return drawn, None
-        self.draft.limit(self.draft.normal_method.max_std)
-        normals = Normals(self.draft)
-        return replace(drawn, beside=normals.drawn(self.draft.random, generator)), normals.kl()
+        drawn, normals = self.drawn(batch, generator), self.draft.normals
+        return (drawn, None) if normals is None else with_draw(drawn, normals, generator)
 
     def weights(self, drawn: Drawn) -> dict[str, Tensor]:
         """The network's weights, as all passes have them before factors come."""
@@ -231,37 +227,32 @@ class NodeObjective(Objective):
         return -(stacked if weights is None else stacked * weights).mean()
 
     def kl(self) -> Tensor:
-        kl = self.divergence(self.draft.stds())
-        return kl + Normals(self.draft).kl() if self.draft.random else kl
+        kl, normals = self.divergence(self.draft.stds()), self.draft.normals
+        return kl if normals is None else kl + normals.kl()
 
     def parameter_groups(
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
     ) -> list[dict[str, Any]]:
         groups = super().parameter_groups(lr, variational_lr=variational_lr, weight_decay=weight_decay)
-        draft, weights = self.draft, dict(self.draft.network.named_parameters())
-        biases = [values for _, values in draft.other_biases.items()]
-        scales = [tensor for key in GROUPS if key in draft.tensors for _, tensor in draft.group(key).items()]
-        others = {id(tensor) for tensor in (*biases, *scales)}
-        variational = [group for group in groups if group["name"] == "variational"]
-        factors = [p for group in variational for p in group["params"] if id(p) not in others]
-        for group in variational:
-            group["params"] = [*factors, *scales]
+        biases = [values for _, values in self.draft.other_biases.items()]
+        known = {id(values) for values in biases}
+        for group in groups:
+            if group["name"] == "variational":
+                group["params"] = [p for p in group["params"] if id(p) not in known]
+                group["lr"] *= self.factor_rate
         # The biases of the other components are weights like those of the first.
         groups[0]["params"] = [*groups[0]["params"], *biases]
-        groups = with_rate([group for group in groups if group["params"]], factors, self.factor_rate)
-        if not draft.random:
-            return groups
-        groups = with_rate(groups, tied_factors(draft), draft.normal_method.factor_rate)
-        # Normal weights have their prior in the divergence.
-        return with_rate(groups, [weights[name] for name in draft.random], 1.0, weight_decay=0.0)
+        groups = [group for group in groups if group["params"]]
+        normals = self.draft.normals
+        return groups if normals is None else with_rates(groups, normals, self.draft.network, self.factor_rate)
 
     def posterior(self) -> Posterior:
         if "shared" not in self.draft.details:
             raise NetworkError(
                 "where rows can have their own factors is learned from a batch: call loss(...) once first"
             )
-        if self.draft.random:
-            self.draft.limit(self.draft.normal_method.max_std)
+        if self.draft.normals is not None:
+            self.draft.normals.limit()
         return super().posterior()
 
 

@@ -1,11 +1,9 @@
 """Posteriors with distributions on the nodes: shared weights, and K components of factors on their sides."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,47 +15,31 @@ from ..layers import Survey, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
-from ..posterior import FactorDetails, ShapeRule, Streams
-from ..weight_normals import NormalMethod, Normals, NormalWeights
-from . import members, rows
+from ..posterior import FactorDetails, Posterior, ShapeRule, Streams
+from ..weight_normals import GROUPS, Normals
+from . import beside, members, rows
 from .laws import Family
 
 #: The sides of a weight, in the order in which their noise is drawn.
 SIDES = ("input", "output")
-#: Numbers of Normal weights that are drawn ahead of their passes.
-MOST_DRAWN = 1 << 22
 #: Noise of the sides of a weight; None where factors are points or the side has none.
 Noise = tuple[Tensor | None, Tensor | None]
 #: Standard deviations of the sides of a weight by (side, parameter name).
 Stds = dict[tuple[str, str], Tensor]
 
 
-class Beside(NamedTuple):
-    """The Normals that a method has beside its factors.
-
-    Attributes:
-        method: with its parameters by name; None where there are none.
-        names: of these parameters.
-        tensors: the scales that they start with.
-    """
-
-    method: NormalMethod | None = None
-    names: frozenset[str] = frozenset()
-    tensors: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
-
-
-class NodePosterior(NormalWeights):
+class NodePosterior(Posterior):
     """W ∘ r sᵀ (or W + r sᵀ) with factors s on the input and r on the output nodes, and biases per component.
 
     `tensors` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
     `output_raw_std`) and the biases of the components after the first (`biases`, [K − 1, nodes]); the first
     component's are the network's own. The method tells `components`, the `families` of both sides (None where a
-    side has no factors), the `bound` of random factors, and whether they are `additive`; where it has another method
-    `beside`, the weights that this one picks are independent Normals, the same for all components.
+    side has no factors), the `bound` of random factors, and whether they are `additive`; the weights that its method
+    `beside` picks, if there is one, are independent Normals, the same for all components: `random` names them.
     """
 
     method: Any
-    details_type = FactorDetails
+    details_type, optional_groups = FactorDetails, GROUPS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -67,8 +49,9 @@ class NodePosterior(NormalWeights):
         #: The law of each side.
         self.families: dict[str, Family | None] = dict(zip(SIDES, self.method.families, strict=True))
         self._latest: tuple[Any, Stds] | None = None
-        factors = any(family is not None and family.random for family in self.families.values())
-        self.scalable = factors or bool(self.random)
+        self.random = () if self.normals is None else self.normals.random
+        random = any(family is not None and family.random for family in self.families.values())
+        self.scalable = random or bool(self.random)
         if not self.scalable:
             self.num_atoms = self.num_components
 
@@ -81,17 +64,17 @@ class NodePosterior(NormalWeights):
         uses: Mapping[str, Use],
         tensors: dict[str, dict[str, Tensor]],
         facts: Survey | None = None,
-        beside: Beside = Beside(),
+        normal: beside.NormalStart = beside.NONE,
     ) -> Self:
         """A posterior to be trained, of a method that from now on knows its weights, and those beside, by name."""
         known = {} if facts is None else {"survey": facts.to_json()}
         named = {} if method.subset is None else {"subset": tuple(uses)}
-        named |= {} if beside.method is None else {"beside": beside.method}
+        named |= {} if normal.method is None else {"beside": normal.method}
         return cls(
             network,
             likelihood,
             method=replace(method, **named) if named else method,
-            tensors={**tensors, **beside.tensors},
+            tensors={**tensors, **normal.tensors},
             details={"uses": [use.to_json() for use in uses.values()], **known},
         )
 
@@ -102,15 +85,15 @@ class NodePosterior(NormalWeights):
             rules |= {f"{side}_mean": rule} if family is not None else {}
             rules |= {f"{side}_raw_std": rule} if family is not None and family.random else {}
         rules |= {"biases": self.stacked_like_weights(count - 1)} if count > 1 else {}
-        return rules if self.normal_method is None else rules | self.normal_shapes()
+        return rules if self.normals is None else rules | self.normals.shapes()
 
     def _nodes_of(self, side: str, name: str, tensor: Tensor) -> tuple[int, ...]:
         return (self.num_components, *getattr(self.uses[name], side))
 
     @property
-    def normal_method(self) -> Any:
-        """The settings of the Normals beside the factors; None where there are none."""
-        return getattr(self.method, "beside", None)
+    def normals(self) -> Normals | None:
+        """The Normal weights beside the factors."""
+        return None if self.method.beside is None else Normals(self, self.method.beside)
 
     @property
     def shared(self) -> set[str]:
@@ -140,7 +123,7 @@ class NodePosterior(NormalWeights):
         return stds
 
     def standard_deviations(self) -> list[Tensor]:
-        return [*self.stds().values(), *super().standard_deviations()]
+        return [*self.stds().values(), *(() if self.normals is None else self.normals.stds())]
 
     def noise(self, name: str, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Noise:
         """Noise for the random factors of a weight, [*shape, *nodes] per side."""
@@ -204,9 +187,8 @@ class NodePosterior(NormalWeights):
             for side, factor in zip(SIDES, factors, strict=True):
                 if factor is not None:
                     groups[f"{side}_factors"][name] = factor.tensor().squeeze(1)
-        if self.random:
-            drawn = list(map(self.normal_draws(), streams))
-            groups["draws"] = {name: torch.stack([draw[name] for draw in drawn]) for name in self.random}
+        if self.normals is not None:
+            groups["draws"] = beside.draws(self.normals, streams)
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=self.method.additive)
         draws = FactorDraws(self.network, {key: group for key, group in groups.items() if group}, **facts)
         draws.uses = self.uses
@@ -220,20 +202,12 @@ class NodePosterior(NormalWeights):
             for name, others in self.other_biases.items()
         }
 
-    def normal_draws(self) -> Callable[[torch.Generator | None], dict[str, Tensor]]:
-        """From the stream of a draw, after its factors, to its Normal weights by name."""
-        normals = Normals(self)
-        return lambda stream: normals.draw(self.random, stream)
-
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterable[Tensor]:
-        size = sum(self.weights()[name].numel() for name in self.random)
-        block = max(1, MOST_DRAWN // size) if size else num_samples
-        if block >= num_samples:
-            return self.draws(range(num_samples), seed).once(inputs, max_rows, keep_graph)
-        parts = (range(first, min(first + block, num_samples)) for first in range(0, num_samples, block))
-        return chain.from_iterable(self.draws(part, seed).once(inputs, max_rows, keep_graph) for part in parts)
+        if self.random:
+            return beside.outputs(self, inputs, num_samples, seed, max_rows, keep_graph)
+        return self.draws(range(num_samples), seed).once(inputs, max_rows, keep_graph)
 
     def folded(self, name: str, weight: Tensor, factors: NodeFactors) -> Tensor:
         """The weight with the factors of one pass in it, whose rows share them."""
@@ -254,6 +228,8 @@ class NodePosterior(NormalWeights):
     def holds(self, name: str) -> str:
         if name in self._names("biases"):
             return f"{self.num_components} points"
+        if self.normals is not None and name in self.random:
+            return self.normals.holds(name)
         use = self.uses.get(name)
         if use is None:
             return super().holds(name)

@@ -1,58 +1,24 @@
 """What a posterior on the nodes starts from: which weights carry factors, and where those begin."""
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import seeds
-from ..errors import ConfigError, NetworkError
+from ..errors import NetworkError
 from ..fitting import Prepared, Start
 from ..layers import Survey, Use, survey
 from ..layers.declared import weights_with_nodes
 from ..likelihoods import inverse_softplus
 from ..networks import Subset, resolve
-from ..weight_normals import NormalMethod, Reparameterised
 from .laws import Family, NearOne, Signs
-from .posterior import SIDES, Beside
+from .posterior import SIDES
 
 
 def surveyed(start: Start) -> Survey | None:
     """The survey of the network on the first rows of a fit; None where no rows have come yet."""
     return survey(start.network, start.example.inputs) if isinstance(start, Prepared) else None
-
-
-def check_beside(beside: NormalMethod | None) -> None:
-    """Refuse Normals beside factors that take every weight, or whose noise is not in the weights."""
-    if beside is None:
-        return
-    kind = type(beside).__name__
-    if beside.subset is None:
-        raise ConfigError(
-            f"beside must say which parameters are Normal, got {kind}(subset=None), which is all of them; give "
-            f"{kind}(subset=[...])"
-        )
-    if not isinstance(beside.estimator, Reparameterised):
-        raise ConfigError(
-            f"beside factors weights are drawn once per batch, got {kind}(estimator={beside.estimator!r}); take "
-            "Reparameterised()"
-        )
-
-
-def started_beside(method: Any, start: Start) -> Beside:
-    """What a method of factors has beside them."""
-    if method.beside is None:
-        return Beside()
-    beside, tensors = method.beside.started(start)
-    names = frozenset(beside.subset)
-    both = names.intersection(() if method.subset is None else resolve(method.subset, start.network))
-    if both:
-        raise ConfigError(
-            f"a weight has factors or is Normal, not both, but subset and beside pick {sorted(both)}; take them out of "
-            "one"
-        )
-    return Beside(beside, names, tensors)
 
 
 def chosen_weights(

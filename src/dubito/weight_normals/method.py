@@ -39,7 +39,6 @@ class NormalMethod(TrainedMethod):
         return NormalObjective(
             NormalPosterior(start.network, start.likelihood, method=method, tensors=tensors),
             estimator=self.estimator,
-            max_std=self.max_std,
             factor_rate=self.factor_rate,
             num_data=start.num_data,
             modes=start.modes,

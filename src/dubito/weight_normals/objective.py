@@ -19,7 +19,6 @@ from .normals import Normals
 from .placement import Placement, assign_noise
 from .posterior import NormalPosterior
 from .streams import RowStreams
-from .weights import NormalWeights
 
 WORDS = {"LocalReparameterised": "local reparameterisation", "Flipout": "flipout"}
 
@@ -30,7 +29,6 @@ class NormalObjective(Objective):
     Args:
         draft: the posterior under training.
         estimator: where the noise is put.
-        max_std: no standard deviation may exceed it; they are set back to it before every step.
         factor_rate: multiplies the learning rate of tied factors.
         num_data: the number of training rows.
         modes: modules by name that stay in evaluation mode while training.
@@ -43,15 +41,13 @@ class NormalObjective(Objective):
         draft: NormalPosterior,
         *,
         estimator: Estimator,
-        max_std: float | None,
         factor_rate: float = 1.0,
         num_data: float,
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
-        if draft.prior is not None:
-            draft.prior.check({name: draft.weights()[name] for name in draft.random})
-        self.estimator, self.max_std, self.factor_rate = estimator, max_std, factor_rate
+        Normals(draft).check_prior()
+        self.estimator, self.factor_rate = estimator, factor_rate
         self.asks = not isinstance(estimator, Reparameterised)
         self.placement: Placement | None = None
 
@@ -95,8 +91,8 @@ class NormalObjective(Objective):
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
     ) -> Loss:
-        self.draft.limit(self.max_std)
         normals = Normals(self.draft)
+        normals.limit()
         outputs = self._outputs(batch, generator, normals)
         return self.joined(outputs, normals.kl, batch, kl_weight, checked=checked)
 
@@ -104,18 +100,11 @@ class NormalObjective(Objective):
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
     ) -> list[dict[str, Any]]:
         groups = super().parameter_groups(lr, variational_lr=variational_lr, weight_decay=weight_decay)
-        return with_rate(groups, tied_factors(self.draft), self.factor_rate)
+        return with_rate(groups, Normals(self.draft).trained("log_u", "log_v"), self.factor_rate)
 
     def posterior(self) -> Posterior:
-        self.draft.limit(self.max_std)
+        Normals(self.draft).limit()
         return super().posterior()
-
-
-def tied_factors(posterior: NormalWeights) -> list[Tensor]:
-    """The factors of tied standard deviations."""
-    return [
-        tensor for key in ("log_u", "log_v") if key in posterior.tensors for _, tensor in posterior.group(key).items()
-    ]
 
 
 def check_stds(initial_std: float, initial_spread: float, max_std: float | None) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +22,11 @@ from ..prediction import Prediction, PredictionOptions
 from ..seeds import derived
 from ..storage.schema import Names, Positive
 from .noise import LocalNoise, Moments
-from .normals import Normals
+from .normals import GROUPS, Normals
 from .placement import Placement, assign_noise
+from .scales import WeightScale
 from .streams import RowStreams
 from .ties import matrix_shape, tied_ranks
-from .weights import NormalWeights
 
 #: The least standard deviation a truncation leaves: truncated matrices go below 0, where no logarithm is.
 FLOOR = 1e-6
@@ -38,16 +39,34 @@ class NormalDetails(Details, total=False):
     in_training: Names
 
 
-class NormalPosterior(NormalWeights, BlockPosterior):
-    """w ~ N(mean, σ²) for each weight, the means being the network's own; other parameters are points."""
+class NormalPosterior(BlockPosterior):
+    """w ~ N(mean, σ²) for each weight in one of the forms of `Normals`; other parameters are points.
+
+    Attributes:
+        random: the names of the Normal weights.
+    """
 
     scalable = True
-    details_type = NormalDetails
+    details_type, optional_groups = NormalDetails, GROUPS
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.random = Normals(self).random
 
     def shapes(self) -> dict[str, ShapeRule]:
-        return self.normal_shapes()
+        return Normals(self).shapes()
 
     # -- the distribution ----------------------------------------------------------------------------------
+
+    def weight_scale(self, name: str) -> WeightScale:
+        """The standard deviations of one parameter: in the form they are kept in, or times the posterior's scale."""
+        return Normals(self).scale(name)
+
+    def standard_deviations(self) -> list[Tensor]:
+        return Normals(self).stds()
+
+    def holds(self, name: str) -> str:
+        return Normals(self).holds(name) if name in self.random else super().holds(name)
 
     def drawn_blocks(self) -> list[Block]:
         weights = self.weights()
@@ -83,7 +102,7 @@ class NormalPosterior(NormalWeights, BlockPosterior):
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         moments: Moments = {}
         means, rows = {name: normals.means[name] for name in placement.names}, rows_of(inputs)
-        seed, scales = options.seed, {name: self.stored_scale(name) for name in placement.names}
+        seed, scales = options.seed, {name: normals.stored(name) for name in placement.names}
         for index in range(options.num_samples):
             weights = normals.draw(tuple(placement.drawn), self.generator(seed, index))
             streams = RowStreams(derived(seed, "marginal", index), first, rows, total, self.scale)
@@ -104,9 +123,9 @@ class NormalPosterior(NormalWeights, BlockPosterior):
 
         For all matrices with a distribution; kernels are read as outputs × (inputs · positions).
         """
-        weights = self.weights()
-        names = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
-        return {name: Spectrum.of(weights[name].flatten(1), self.stored_scale(name).std.flatten(1)) for name in names}
+        normals = Normals(self)
+        weights, names = normals.means, [name for name in self.random if min(matrix_shape(normals.means[name])) > 1]
+        return {name: Spectrum.of(weights[name].flatten(1), normals.stored(name).std.flatten(1)) for name in names}
 
     @checked
     @torch.no_grad()
@@ -120,10 +139,10 @@ class NormalPosterior(NormalWeights, BlockPosterior):
         """
         require_count(rank=rank)
         require_positive(floor=floor)
-        weights = self.weights()
-        random_weights = {name: weights[name] for name in self.random}
+        normals = Normals(self)
+        random_weights = {name: normals.means[name] for name in self.random}
         ranks = tied_ranks(random_weights, subset, rank, self.network)
-        factors = {name: truncate(self.stored_scale(name).std.flatten(1), k) for name, k in ranks.items()}
+        factors = {name: truncate(normals.stored(name).std.flatten(1), k) for name, k in ranks.items()}
         tensors = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
             for key in self.tensors

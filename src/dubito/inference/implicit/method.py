@@ -18,7 +18,7 @@ from ...node_factors import (
     check_arrangement,
     check_beside,
     chosen_weights,
-    started_beside,
+    normal_start,
     surveyed,
     tensors_of,
 )
@@ -77,7 +77,8 @@ class Implicit(TrainedMethod):
         if self.kl not in ("mixture-mean", "components"):
             raise ConfigError(f'kl must be "mixture-mean" or "components", got {self.kl!r}')
         check_arrangement(self.arrangement)
-        check_beside(self.beside)
+        if self.beside is not None:
+            check_beside(self.beside)
 
     @property
     def families(self) -> tuple[Normal, None]:
@@ -86,8 +87,9 @@ class Implicit(TrainedMethod):
 
     def objective(self, start: Start) -> ImplicitObjective:
         network, seed = start.network, start.seed
-        beside, facts = started_beside(self, start), surveyed(start)
-        uses = chosen_weights(network, self.subset, facts, embeddings=False, without=beside.names)
+        normal = normal_start(self, start)
+        facts = surveyed(start)
+        uses = chosen_weights(network, self.subset, facts, embeddings=False, without=normal.names)
         tensors = tensors_of(
             network,
             uses,
@@ -104,13 +106,13 @@ class Implicit(TrainedMethod):
             means = {
                 name: 1 + self.mean_std * noise(weights[name].new_empty(self.components), seed, "bias", name)
                 for name in bias_names(network, uses, facts)
-                if name not in beside.names
+                if name not in normal.names
             }
             tensors["bias_mean"] = means
             tensors["bias_raw_std"] = {name: self._raw_std(mean, seed, name) for name, mean in means.items()}
         tensors["statistics"] = {ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)}
         return ImplicitObjective(
-            ImplicitPosterior.draft(self, network, start.likelihood, uses, tensors, facts, beside),
+            ImplicitPosterior.draft(self, network, start.likelihood, uses, tensors, facts, normal),
             noise_samples=self.noise_samples,
             mixture_mean=self.kl == "mixture-mean",
             arrangement=self.arrangement,
