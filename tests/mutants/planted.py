@@ -1192,8 +1192,8 @@ MUTANTS = (
     ),
     mutant(
         "weight_normals/normals.py",
-        "mean - self._prior.centre(name, mean)",
-        "mean + self._prior.centre(name, mean)",
+        "mean - self.prior.centre(name, mean)",
+        "mean + self.prior.centre(name, mean)",
         "inference/test_inference_around.py::test_the_divergence_is_that_of_two_normals",
         "the divergence is from a prior around minus the centre",
     ),

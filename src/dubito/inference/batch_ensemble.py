@@ -7,14 +7,8 @@ from ..errors import require_count, require_positive
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
-from ..node_factors import (
-    Arrangement,
-    ComponentObjective,
-    NodePosterior,
-    check_arrangement,
-    check_beside,
-    component_objective,
-)
+from ..node_factors import Arrangement, ComponentObjective, NodePosterior, check_arrangement, component_objective
+from ..node_factors.beside import check_beside
 from ..node_factors.laws import NearOne, Point, Signs
 from ..storage import LATER
 from ..weight_normals import NormalMethod

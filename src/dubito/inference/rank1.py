@@ -10,14 +10,8 @@ from ..errors import ConfigError, require_count, require_fraction, require_posit
 from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
-from ..node_factors import (
-    Arrangement,
-    ComponentObjective,
-    NodePosterior,
-    check_arrangement,
-    check_beside,
-    component_objective,
-)
+from ..node_factors import Arrangement, ComponentObjective, NodePosterior, check_arrangement, component_objective
+from ..node_factors.beside import check_beside
 from ..node_factors.laws import Family, NearOne, Normal, Point, Signs
 from ..storage import LATER
 from ..weight_normals import NormalMethod

@@ -1,7 +1,5 @@
 """What methods with uncertainty on the nodes share: factors on the sides of weights, in K components."""
 
-from .beside import check_beside as check_beside
-from .beside import normal_start as normal_start
 from .components import ComponentObjective as ComponentObjective
 from .components import component_objective as component_objective
 from .objective import Arrangement as Arrangement

@@ -61,8 +61,6 @@ def check_beside(beside: NormalMethod) -> None:
 
 def normal_start(method: Any, start: Start) -> NormalStart:
     """What a method of factors has beside them; a weight that both pick is refused."""
-    if method.beside is None:
-        return NONE
     beside, tensors = method.beside.started(start)
     names = frozenset(beside.subset)
     both = names.intersection(() if method.subset is None else resolve(method.subset, start.network))

@@ -14,7 +14,7 @@ from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
 from ..layers.declared import bias_names
 from ..layers.factors import NodeFactors
-from .beside import normal_start
+from .beside import NONE, normal_start
 from .objective import Drawn, NodeObjective, halved
 from .posterior import NodePosterior, Noise, Stds
 from .start import chosen_weights, surveyed, tensors_of
@@ -147,7 +147,7 @@ def component_objective(method: Any, start: Start, *, initial_std: float, summed
         initial_std: where standard deviations of factors start.
         summed: add the components' divergences up instead of averaging them.
     """
-    normal = normal_start(method, start)
+    normal = NONE if method.beside is None else normal_start(method, start)
     facts = surveyed(start)
     uses = chosen_weights(start.network, method.subset, facts, without=normal.names)
     tensors = tensors_of(

@@ -13,15 +13,8 @@ from ...layers.declared import bias_names
 from ...likelihoods import inverse_softplus
 from ...method import TrainedMethod
 from ...networks import Subset
-from ...node_factors import (
-    Arrangement,
-    check_arrangement,
-    check_beside,
-    chosen_weights,
-    normal_start,
-    surveyed,
-    tensors_of,
-)
+from ...node_factors import Arrangement, check_arrangement, chosen_weights, surveyed, tensors_of
+from ...node_factors.beside import NONE, check_beside, normal_start
 from ...node_factors.laws import NearOne, Normal
 from ...storage import LATER
 from ...weight_normals import NormalMethod
@@ -87,7 +80,7 @@ class Implicit(TrainedMethod):
 
     def objective(self, start: Start) -> ImplicitObjective:
         network, seed = start.network, start.seed
-        normal = normal_start(self, start)
+        normal = NONE if self.beside is None else normal_start(self, start)
         facts = surveyed(start)
         uses = chosen_weights(network, self.subset, facts, embeddings=False, without=normal.names)
         tensors = tensors_of(
