@@ -108,6 +108,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "factor_rate": 0.5,
         "arrangement": "auto",
         "subset": None,
+        "beside": None,
     },
     Rank1: {
         "components": 4,
@@ -122,6 +123,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "factor_rate": 1.0,
         "arrangement": "auto",
         "subset": None,
+        "beside": None,
     },
     Implicit: {
         "components": 4,
@@ -134,6 +136,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
         "bias_factors": False,
         "arrangement": "auto",
         "subset": None,
+        "beside": None,
     },
     BALI: {
         "step_size": 0.3,
@@ -272,7 +275,10 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "BALI": {"refactor_every": 1},
     "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},
     "Categorical": {"class_weights": None, "ignore_index": None, "shift": False},
+    "BatchEnsemble": {"beside": None},
     "DeepEnsemble": {"of": None, "weights": "equal"},
+    "Implicit": {"beside": None},
+    "Rank1": {"beside": None},
     "Laplace": {"precision": "full"},
     "NoisyAdam": {"count_rows": False},
     "Vadam": {"kl_weight": 1.0, "count_rows": False, "correct_start": True},

@@ -78,6 +78,8 @@ def methods_reference() -> str:
 def patient_differences() -> str:
     """What papers/rank1/derive.py wrote."""
     found = json.loads((ROOT / "papers" / "rank1" / "derived" / "patients.json").read_text())
+    if not found["differences"]:
+        return "No two methods have all their runs yet."
     lines = ["| first | second | metric | first − second | 95 % interval |", "|---|---|---|---:|---:|"]
     for one in found["differences"]:
         interval = f"{one['lower']:+.4f} to {one['upper']:+.4f}"

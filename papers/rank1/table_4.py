@@ -1,21 +1,27 @@
 """Rank-1's Table 4 on records that everybody may have: PhysioNet 2012 in place of MIMIC-III.
 
-An LSTM reads 48 hours of intensive care and predicts death in hospital. Set a trains, b ends training, c tests.
+An LSTM reads 48 hours of intensive care and predicts death in hospital. Every variable has a vector, its embedding;
+the LSTM reads their sum, weighted by what was measured. As in the paper the rank-1 networks have factors in the LSTM
+and the last layer, and keep mean-field embeddings. Set a trains, b ends training, c tests.
 The paper's numbers are of other patients and stand beside nothing here; what is judged is how the methods compare
 among themselves. Each patient's probability is kept with the results, for differences paired by patient
 (`patients.py`).
 """
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dubito import MAP, BatchEnsemble, Bernoulli, DeepEnsemble, MeanField, Rank1, factors, metrics, seeds
 from dubito.data import Part, load
+from dubito.errors import ConfigError
 from dubito.method import Method
 from dubito.models import clinical_lstm
+from dubito.models.initial import seeded
+from dubito.posterior import Posterior
 from dubito.prediction import BernoulliPrediction
 from dubito.training import KL, EarlyStopping, Training
 
@@ -34,23 +40,32 @@ class Clinic:
 
     Args:
         method: with its settings.
+        hours: that are averaged to a step of the LSTM.
+        embedding: width of a variable's vector.
         hidden: width of the LSTM's state.
         lr: learning rate of Adam.
         epochs: the most there are.
-        patience: epochs without a lower validation loss before training ends.
+        patience: epochs without a lower validation loss before training ends; no fewer than `kl_warmup`, so that none
+            ends before the divergence has its whole weight.
         kl_warmup: epochs over which the divergence's weight rises to 1.
         num_samples: draws at test time.
         batch_size: patients per step.
     """
 
     method: Method
+    hours: int = 4
+    embedding: int = 32
     hidden: int = 64
-    lr: float = 2e-3
-    epochs: int = 15
-    patience: int = 3
-    kl_warmup: float = 5.0
+    lr: float = 1e-3
+    epochs: int = 30
+    patience: int = 5
+    kl_warmup: float = 3.0
     num_samples: int = 25
     batch_size: int = 128
+
+    def __post_init__(self) -> None:
+        if self.patience < self.kl_warmup:
+            raise ConfigError(f"patience must be at least kl_warmup, got {self.patience} and {self.kl_warmup:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +87,26 @@ def load_cell(cell: Cell) -> Stays:
 def generate_cell(cell: Cell) -> Stays:
     """Made-up stays."""
     stream = seeds.generator(cell.seed, "made-up stays")
-    parts = [Part(torch.randn(24, 6, 86, generator=stream), torch.arange(24) % 3 // 2) for _ in range(3)]
+    parts = [Part(torch.randn(24, 8, 86, generator=stream), torch.arange(24) % 3 // 2) for _ in range(3)]
     return Stays(train=parts[0], validation=parts[1], test=parts[2])
 
 
 def run_cells(cells: Sequence[Cell], data: Sequence[Stays], settings: Clinic, steps: int | None) -> list[Outcome]:
     """Train with early stopping on set b, and judge set c."""
     return [run_cell(cell, stays, settings, steps) for cell, stays in zip(cells, data, strict=True)]
+
+
+def network(features: int, settings: Clinic, seed: int) -> nn.Module:
+    """The embedding of a step's variables, and the paper's LSTM."""
+    with seeded(seed, "embedding"):
+        embedding = nn.Linear(features, settings.embedding, bias=False)
+    body = clinical_lstm(settings.embedding, settings.hidden, seed=seed)
+    return nn.Sequential(OrderedDict(embedding=embedding, body=body))
+
+
+def binned(part: Part, hours: int) -> Part:
+    """Means over some hours at a time."""
+    return Part(part.inputs.unflatten(1, (-1, hours)).mean(2), part.targets)
 
 
 def run_cell(cell: Cell, stays: Stays, settings: Clinic, steps: int | None) -> Outcome:
@@ -92,32 +120,47 @@ def run_cell(cell: Cell, stays: Stays, settings: Clinic, steps: int | None) -> O
         kl=explicit(KL, warmup=settings.kl_warmup),
         early_stopping=explicit(EarlyStopping, patience=settings.patience, num_samples=4),
     )
+    train, validation, test = (binned(part, settings.hours) for part in (stays.train, stays.validation, stays.test))
     posterior = provenance.fit(
         settings.method,
-        clinical_lstm(stays.train.inputs.shape[-1], settings.hidden, seed=cell.seed),
-        stays.train,
+        network(train.inputs.shape[-1], settings, cell.seed),
+        train,
         Bernoulli(),
         training=training,
-        validation=stays.validation,
+        validation=validation,
         seed=cell.seed,
         progress=False,
     )
     count = settings.num_samples if steps is None else steps
-    prediction = posterior.predict(stays.test.inputs, count, seed=cell.seed)
-    assert isinstance(prediction, BernoulliPrediction)
-    probs, died = prediction.probs[:, 0].double(), stays.test.targets
+    probs = {
+        name: predicted(posterior, part, count, cell.seed) for name, part in (("", test), ("validation_", validation))
+    }
+    judged = {"": test.targets, "validation_": validation.targets}
     return Outcome(
-        metrics={
-            "nll": metrics.nll(probs, died),
-            "auc_pr": metrics.average_precision(probs, died == 1),
-            "ece": metrics.ece(probs, died),
-        },
+        metrics={name + key: value for name in probs for key, value in scores(probs[name], judged[name]).items()},
         details={
             "epochs": len(posterior.history),
             "parameters": posterior.num_parameters,
-            "probs": [round(value, DIGITS) for value in probs.tolist()],
+            "probs": [round(value, DIGITS) for value in probs[""].tolist()],
         },
     )
+
+
+def predicted(posterior: Posterior, part: Part, count: int, seed: int) -> Tensor:
+    """The probabilities of death, [N]."""
+    prediction = posterior.predict(part.inputs, count, seed=seed)
+    assert isinstance(prediction, BernoulliPrediction)
+    return prediction.probs[:, 0].double()
+
+
+def scores(probs: Tensor, died: Tensor) -> dict[str, float]:
+    """How well probabilities of death tell who died."""
+    return {
+        "nll": metrics.nll(probs, died),
+        "auc_pr": metrics.average_precision(probs, died == 1),
+        "auroc": metrics.auroc(probs, died == 1),
+        "ece": metrics.ece(probs, died),
+    }
 
 
 def kept_probs(outcomes: Sequence[Outcome]) -> Tensor:
@@ -127,24 +170,25 @@ def kept_probs(outcomes: Sequence[Outcome]) -> Tensor:
     return each.clamp(least, 1 - least)
 
 
+EMBEDDINGS = explicit(MeanField, prior_std=0.1, subset=("embedding.weight",))
 METHODS: Mapping[str, Method] = {
     "deterministic": explicit(MAP),
     "batch-ensemble": explicit(BatchEnsemble),
-    "bayesian-inputs": explicit(MeanField, prior_std=0.1, subset=("lstm.weight_ih_l0",)),
+    "bayesian-embeddings": EMBEDDINGS,
     "fully-bayesian": explicit(MeanField, prior_std=0.1),
-    "rank1-normal": explicit(Rank1),
-    "rank1-cauchy": explicit(Rank1, family=explicit(factors.Cauchy)),
+    "rank1-normal": explicit(Rank1, beside=EMBEDDINGS),
+    "rank1-cauchy": explicit(Rank1, family=explicit(factors.Cauchy), beside=EMBEDDINGS),
     "deep-ensemble": explicit(DeepEnsemble),
 }
 #: CPU-seconds of one seed, measured.
 SECONDS = {
-    "deterministic": 10,
-    "batch-ensemble": 40,
-    "bayesian-inputs": 15,
-    "fully-bayesian": 15,
-    "rank1-normal": 80,
-    "rank1-cauchy": 80,
-    "deep-ensemble": 40,
+    "deterministic": 5,
+    "batch-ensemble": 20,
+    "bayesian-embeddings": 9,
+    "fully-bayesian": 9,
+    "rank1-normal": 27,
+    "rank1-cauchy": 27,
+    "deep-ensemble": 20,
 }
 
 
@@ -160,8 +204,8 @@ EXPERIMENT = Experiment(
     paper="rank1",
     name="rank1-physionet",
     scales={
-        "small": Scale(variants=variants(), seeds=10, smaller="10 seeds for 25, at most 15 epochs"),
-        "paper": Scale(variants=variants(epochs=100, patience=10, kl_warmup=20.0), seeds=25),
+        "small": Scale(variants=variants(), seeds=10, smaller="10 seeds for 25, steps of 4 hours"),
+        "paper": Scale(variants=variants(hours=1, epochs=100, patience=20, kl_warmup=20.0), seeds=25),
     },
     load=load_cell,
     generate=generate_cell,
@@ -177,14 +221,19 @@ def claim(text: str, metric: str, better: str, than: str) -> Claim:
 TABLES = (
     Table(
         name="rank1-table-4-physionet",
-        title="death in hospital from 48 hours of intensive care, LSTM of 64 units",
+        title="death in hospital from 48 hours of intensive care, embeddings of 32 and an LSTM of 64 units",
         paper="rank-1 BNN, Table 4",
         plus_minus="the paper gives none",
         experiment=EXPERIMENT,
         metrics=(
             Metric(name="nll", title="NLL", lower_is_better=True),
             Metric(name="auc_pr", title="AUC-PR", lower_is_better=False),
+            Metric(name="auroc", title="AUROC", lower_is_better=False),
             Metric(name="ece", title="ECE", lower_is_better=True),
+            Metric(name="validation_nll", title="NLL, set b", lower_is_better=True),
+            Metric(name="validation_auc_pr", title="AUC-PR, set b", lower_is_better=False),
+            Metric(name="validation_auroc", title="AUROC, set b", lower_is_better=False),
+            Metric(name="validation_ece", title="ECE, set b", lower_is_better=True),
         ),
         published={},
         claims=(
@@ -192,6 +241,9 @@ TABLES = (
                 "rank-1 Normal has a lower NLL than the deterministic network", "nll", "rank1-normal", "deterministic"
             ),
             claim("rank-1 Normal has a lower NLL than BatchEnsemble", "nll", "rank1-normal", "batch-ensemble"),
+            claim(
+                "rank-1 Normal has a lower NLL than Bayesian embeddings", "nll", "rank1-normal", "bayesian-embeddings"
+            ),
             claim(
                 "rank-1 Normal has a lower NLL than the fully Bayesian network", "nll", "rank1-normal", "fully-bayesian"
             ),
@@ -203,7 +255,11 @@ TABLES = (
                 "rank-1 Normal has a lower ECE than the deterministic network", "ece", "rank1-normal", "deterministic"
             ),
         ),
-        differs="PhysioNet 2012 in place of MIMIC-III: other patients, hourly bins with masks in place of embedded "
-        "events, a Bayesian input kernel in place of Bayesian embeddings",
+        differs="PhysioNet 2012 in place of MIMIC-III: other patients, and 86 channels of hourly values and masks in "
+        "place of coded events, so that embeddings are added up with the values as weights; widths, Adam's rate of "
+        "1e-3, the priors N(0, 0.1²) of mean-field weights and the KL's warm-up of 3 epochs (20 at the paper's scale) "
+        "are ours. Set b ends a run after 5 (20) epochs without gain and gives the best state back. A rate of 1e-2 for "
+        "standard deviations lost on set b with a seed outside of the table (Bayesian embeddings: NLL 0.305 against "
+        "0.296), so that they stay near their start (0.010 becomes 0.015)",
     ),
 )

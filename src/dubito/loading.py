@@ -158,7 +158,7 @@ def _restored(
         settings.append(storage.decode(content[key], known))
         conform(settings[-1], kind, f"the {key}")
     method, chosen = settings
-    prior = getattr(method, "prior", None)
+    prior = getattr(getattr(method, "beside", None) or method, "prior", None)
     if isinstance(prior, Around):
         names = {name for name, p in network.named_parameters() if not is_shared(p)}
         prior.known(network, flagged(network) or names)

@@ -1,7 +1,7 @@
 """A posterior under training: its differentiable loss, its parameters, and the posterior so far."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -158,6 +158,26 @@ class Objective(nn.Module, ABC):
             if isinstance(tensor, nn.UninitializedParameter):
                 raise NetworkError(f"{name} takes its shape from the outputs: call loss(...) once first")
         return detached(self.draft)
+
+
+def with_rate(groups: list[dict[str, Any]], parameters: Iterable[Tensor], rate: float, **changes: Any) -> list[Any]:
+    """Groups of parameters in which some have another rate, and what else changes, in groups of their own.
+
+    Args:
+        groups: as `parameter_groups` gives them.
+        parameters: those that differ.
+        rate: multiplies their learning rate.
+        changes: other settings of their groups.
+    """
+    chosen, parted = {id(parameter) for parameter in parameters}, []
+    if rate == 1 and not changes:
+        return groups
+    for group in groups:
+        some = [parameter for parameter in group["params"] if id(parameter) in chosen]
+        rest = [parameter for parameter in group["params"] if id(parameter) not in chosen]
+        # Both keep the group's name: they follow the same schedule.
+        parted += [{**group, "params": rest}, {**group, "lr": rate * group["lr"], **changes, "params": some}]
+    return [group for group in parted if group["params"]]
 
 
 class PlainObjective(Objective):

@@ -8,11 +8,18 @@ import torch
 from torch import Tensor, nn
 
 import dubito
-from dubito import EFB, INF, KFAC, Categorical, Diagonal, DubitoWarning, Laplace, MCDropout, Training
+from dubito import EFB, INF, KFAC, Categorical, Diagonal, DubitoWarning, Laplace, MCDropout, MeanField, Rank1, Training
 from dubito.posterior import Posterior
+
+
+def is_beside(name: str, parameter: Tensor) -> bool:
+    """Weights of first layers, and all vectors: those that are Normal beside factors on the others."""
+    return parameter.ndim == 1 or name.split(".")[0] in ("0", "stem", "first", "embedding", "embed", "body", "left")
+
 
 METHODS = {
     **dubito.methods(),
+    "rank1-beside": Rank1(components=2, beside=MeanField(subset=is_beside)),
     # At the default rate most masks of so few nodes drop nothing, and draws would rightly coincide.
     "mc-dropout": MCDropout(rate=0.5),
     # The contract is about draws; linearised predictions, the default, are compared with dense Jacobians elsewhere.

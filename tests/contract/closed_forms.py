@@ -181,6 +181,27 @@ def rank1() -> Moments:
     return rank1_moments(best)[0]
 
 
+def rank1_beside() -> Moments:
+    """As `rank1`, with biases N(m, v) of the prior N(0, τ²) beside the factors: the law of all is their product."""
+
+    def moments(unknown: Tensor) -> tuple[Moments, Tensor]:
+        *others, logs = unknown.split([len(unknown) - OUTPUTS, OUTPUTS])
+        product, divergence = rank1_moments(others[0])
+        variance, ratio = (2 * logs).exp(), (2 * logs).exp() / PROBLEM.prior_std**2
+        bias = product.mean[-OUTPUTS:]
+        beside = 0.5 * (ratio - ratio.log() - 1 + (bias / PROBLEM.prior_std) ** 2).sum()
+        both = product.covariance + torch.diag(nn.functional.pad(variance, (OUTPUTS * FEATURES, 0)))
+        return Moments(product.mean, both), divergence + beside
+
+    def loss(unknown: Tensor) -> Tensor:
+        product, divergence = moments(unknown)
+        return squared_errors(product.mean, product.covariance) + divergence
+
+    ones = torch.ones(OUTPUTS + FEATURES, dtype=torch.float64)
+    best = least(loss, torch.cat([PROBLEM.least_squares, ones, -3 * ones, -2 * ones[:OUTPUTS]]))
+    return moments(best)[0]
+
+
 IMPLICIT_COMPONENTS = 2
 
 

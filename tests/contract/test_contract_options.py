@@ -23,7 +23,7 @@ every_form = pytest.mark.parametrize("form", FORMS)
 HAVE = {
     "linearised": {"laplace-diag", "laplace-kfac", "laplace-efb", "laplace-inf"},
     "marginal": {"mean-field", "k-tied"},
-    "per_example": {"batch-ensemble", "rank1", "implicit"},
+    "per_example": {"batch-ensemble", "rank1", "rank1-beside", "implicit"},
 }
 
 

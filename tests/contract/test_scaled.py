@@ -40,7 +40,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the network is no better than a 
 SEED = 3
 POINTS = ("map", "swa", "deep-ensemble", "batch-ensemble")
 SCALED = [method for method in METHODS if method not in POINTS]
-NODES = ("mc-dropout", "rank1", "implicit")
+NODES = ("mc-dropout", "rank1", "rank1-beside", "implicit")
 LAPLACE = [method for method in SCALED if method.startswith("laplace")]
 every_method = pytest.mark.parametrize("method", SCALED)
 QUICK = Training(epochs=2, batch_size=8)
@@ -106,8 +106,11 @@ def test_factors_move_around_the_means_of_their_components(method: str, scale: f
             truth = means + scale * (values - means)
             torch.testing.assert_close(after[f"{side}_factors"][name], truth, rtol=1e-5, atol=1e-6)
     for name, biases in before.get("biases", {}).items():
-        if method == "rank1":  # points, one for each component
+        if method in ("rank1", "rank1-beside"):  # points, one for each component
             assert torch.equal(after["biases"][name], biases)
+    for name, weights in before.get("draws", {}).items():
+        truth = torch.lerp(posterior.weights()[name], weights, scale)
+        torch.testing.assert_close(after["draws"][name], truth, rtol=1e-5, atol=1e-6)
 
 
 FAMILIES = [factors.Normal(), factors.Cauchy(), factors.LogNormal(), factors.HalfCauchy(), factors.InverseGamma()]
@@ -223,7 +226,7 @@ def test_zero_is_the_centre(method: str):
     posterior, case = fitted(method)
     centre = posterior.scaled(0)
     outputs = [posterior.network(case.inputs).detach()]
-    if method in ("rank1", "implicit"):  # W ∘ r sᵀ with the mean factors of every component
+    if method in ("rank1", "rank1-beside", "implicit"):  # W ∘ r sᵀ with the mean factors of every component
         outputs = []
         for index in range(posterior.num_components):
             weights = posterior.weights()

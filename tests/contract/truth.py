@@ -184,6 +184,19 @@ DECLARED: Mapping[str, Declared] = {
         bias=0.15,
         spread=0.15,
     ),
+    "rank1-beside": Declared(
+        method=Rank1(
+            components=2,
+            family=Normal(prior_mean=1.0, prior_std=forms.FACTOR_STD),
+            initial_rate=0.01,
+            beside=MeanField(prior_std=STD, initial_std=0.05, subset=("bias",)),
+        ),
+        expected=forms.rank1_beside,
+        why="the optimum of the evidence bound over points W, Normal factors on both sides and Normal biases",
+        training=steps(2000, 0.02),
+        bias=0.15,
+        spread=0.15,
+    ),
     "implicit": Declared(
         method=Implicit(
             components=forms.IMPLICIT_COMPONENTS, prior_std=forms.FACTOR_STD, mean_std=0.1, noise_samples=2

@@ -11,6 +11,7 @@ from ..layers import Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, Factors, NodeFactors
 from ..layers.kernels import fold_values
+from ..layers.stack import Stack
 from .base import Draws, JointPass
 from .tile import Tile, tile
 
@@ -18,8 +19,9 @@ from .tile import Tile, tile
 class FactorDraws(Draws):
     """W ∘ r sᵀ, or W + r sᵀ, with factors [S, nodes] by the weight's name, and biases [S, C] by their own.
 
-    The groups are `input_factors`, `output_factors` and `biases`; `facts` also holds the `uses` of the weights and
-    whether factors are `additive`. One pass sends the rows of all draws through the shared weights.
+    The groups are `input_factors`, `output_factors` and `biases`, and `draws`, the stacks of parameters that are drawn
+    themselves; `facts` also holds the `uses` of the weights and whether factors are `additive`. One pass sends the rows
+    of all draws through the shared weights.
     """
 
     kind = "factors"
@@ -31,38 +33,39 @@ class FactorDraws(Draws):
 
     def weights(self, index: int) -> dict[str, Tensor]:
         centre = dict(self.network.named_parameters())
-        folded = {name: values[index] for name, values in self.tensors.get("biases", {}).items()}
+        folded = {name: values[index] for name, values in self._stacks.items()}
         for name, use in self.uses.items():
             s, r = (None if side is None else side[index] for side in self._sides(name))
             folded[name] = fold_values(use.views, centre[name], s, r, additive=self.facts["additive"])
         return folded
 
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
-        yield self._tile
+        yield lambda: tile(self.network, self.context(inputs), self.count, passing=self.passing)
 
-    def context(self) -> Factors:
-        """What answers for all draws."""
+    @property
+    def _stacks(self) -> dict[str, Tensor]:
+        """Parameters of every draw's own, [S, ...] by name."""
+        return {**self.tensors.get("biases", {}), **self.tensors.get("draws", {})}
+
+    def context(self, inputs: Inputs = None) -> Factors:
+        """What answers for all draws; rows serve where no survey is stored."""
         factors = {
             name: NodeFactors(*(None if side is None else Factor(side) for side in self._sides(name)))
             for name in self.uses
         }
+        stacks, stack = self._stacks, None
+        if "draws" in self.tensors:
+            stack = Stack(stacks, self.survey(inputs), draws=self.count, rows=1, repeated=True)
         return Factors(
-            factors,
-            self.tensors.get("biases"),
-            passes=self.count,
-            rows=1,
-            additive=self.facts["additive"],
-            repeated=True,
+            factors, stacks, passes=self.count, rows=1, additive=self.facts["additive"], repeated=True, stack=stack
         )
 
     def traceable(self, inputs: Inputs = None) -> nn.Module | None:
         traced = super().traceable(inputs)
-        if isinstance(traced, Tile) and isinstance(traced.context, Factors):  # biases of components once
-            traced.context.biases = {name: _period(values) for name, values in traced.context.biases.items()}
+        context = traced.context if isinstance(traced, Tile) else None
+        if isinstance(context, Factors) and context.stack is None:  # biases of components once
+            context.biases = {name: _period(values) for name, values in context.biases.items()}
         return traced
-
-    def _tile(self) -> JointPass:
-        return tile(self.network, self.context(), self.count, passing=self.passing)
 
     def _sides(self, name: str) -> tuple[Tensor | None, Tensor | None]:
         inputs, outputs = (self.tensors.get(f"{side}_factors", {}).get(name) for side in ("input", "output"))

@@ -72,6 +72,7 @@ class FreshModule(nn.Module):
         else:
             self.tile.context.factors = context.factors  # pyright: ignore[reportAttributeAccessIssue]
             self.tile.context.biases = context.biases  # pyright: ignore[reportAttributeAccessIssue]
+            self.tile.context.stack = context.stack  # pyright: ignore[reportAttributeAccessIssue]
         return self.posterior.likelihood.predictive(call(self.tile, inputs))
 
 

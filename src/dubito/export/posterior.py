@@ -10,7 +10,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from ..draws import FactorDraws, MaskDraws, MixtureModule, PredictiveModule
+from ..draws import MixtureModule, PredictiveModule
 from ..errors import ConfigError, NetworkError, require_count
 from ..inputs import Inputs, TensorOptions, checked_inputs, map_tensors, named_tensors, rows_of, take
 from ..posterior import MixturePosterior, Posterior
@@ -20,6 +20,8 @@ from .fresh import FreshModule
 
 #: Rows of a trace: no size that networks often have, since tracers take equal sizes for the same.
 ROWS = 13
+#: Groups of draws that hold weights written out.
+WHOLE = ("draws", "deviations", "statistics")
 
 
 def export(
@@ -122,9 +124,9 @@ def served(
         return closed
     count = posterior.num_atoms or components_times(posterior, num_samples)
     few = posterior._made(range(min(2, count)), seed, pushes)  # the first of several may be the network itself
-    if not isinstance(few, FactorDraws | MaskDraws):
-        size = sum(tensor[0].nbytes for group in few.tensors.values() for tensor in group.values())
-        told(count, size, max_bytes)
+    groups = [few.tensors[key] for key in WHOLE if key in few.tensors]
+    if groups:
+        told(count, sum(tensor[0].nbytes for group in groups for tensor in group.values()), max_bytes)
     fixed = posterior.sampled(num_samples, seed=seed, linearised=linearised)
     return PredictiveModule(fixed.together, fixed.likelihood, inputs)
 

@@ -4,16 +4,18 @@
 """
 
 from dataclasses import dataclass, field, replace
+from typing import Self
+
+from torch import Tensor
 
 from ..errors import require_count
 from ..fitting import Start
-from ..method import TrainedMethod
 from ..networks import Subset, resolve
 from ..priors import Around, PriorStd, check_prior_std, require_one_prior
 from ..storage import LATER
 from ..weight_normals import (
     Estimator,
-    NormalObjective,
+    NormalMethod,
     NormalPosterior,
     Reparameterised,
     check_estimator,
@@ -25,7 +27,7 @@ from ..weight_normals import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class KTied(TrainedMethod):
+class KTied(NormalMethod):
     """Variational inference with w ~ N(mean, σ²) and σ = U Vᵀ of rank k per weight matrix   [k-tied Normal, Eq. 8].
 
     Kernels are read as outputs × (inputs · positions). Weights that are not tied are mean field.
@@ -66,7 +68,12 @@ class KTied(TrainedMethod):
         check_stds(self.initial_std, self.initial_spread, self.max_std)
         check_estimator(self.estimator)
 
-    def objective(self, start: Start) -> NormalObjective:
+    @property
+    def factor_rate(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Multiplies the learning rate of tied factors."""
+        return 0.5 if self.match_rates else 1.0
+
+    def started(self, start: Start) -> tuple[Self, dict[str, dict[str, Tensor]]]:
         network = start.network
         names = resolve(self.subset, network)
         parameters = dict(network.named_parameters())
@@ -74,23 +81,9 @@ class KTied(TrainedMethod):
         ranks = tied_ranks(weights, self.tied, self.rank, network)
         law = (self.initial_std, self.initial_spread, start.seed)
         factors = {name: initial_factors(weights[name], rank, *law, name) for name, rank in ranks.items()}
-        draft = NormalPosterior(
-            network,
-            start.likelihood,
-            method=replace(
-                self, subset=None if self.subset is None else names, tied=None if self.tied is None else tuple(ranks)
-            ),
-            tensors={
-                "raw_std": {n: initial_raw_std(w, *law, n) for n, w in weights.items() if n not in ranks},
-                "log_u": {name: log_u for name, (log_u, _) in factors.items()},
-                "log_v": {name: log_v for name, (_, log_v) in factors.items()},
-            },
-        )
-        return NormalObjective(
-            draft,
-            estimator=self.estimator,
-            max_std=self.max_std,
-            factor_rate=0.5 if self.match_rates else 1.0,
-            num_data=start.num_data,
-            modes=start.modes,
-        )
+        tied = None if self.tied is None else tuple(ranks)
+        return replace(self, subset=None if self.subset is None else names, tied=tied), {
+            "raw_std": {n: initial_raw_std(w, *law, n) for n, w in weights.items() if n not in ranks},
+            "log_u": {name: log_u for name, (log_u, _) in factors.items()},
+            "log_v": {name: log_v for name, (_, log_v) in factors.items()},
+        }

@@ -1,15 +1,17 @@
 """Mean field: an independent Normal for every weight."""
 
 from dataclasses import dataclass, field, replace
+from typing import Self
+
+from torch import Tensor
 
 from ..fitting import Start
-from ..method import TrainedMethod
 from ..networks import Subset, resolve
 from ..priors import Around, PriorStd, check_prior_std, require_one_prior
 from ..storage import LATER
 from ..weight_normals import (
     Estimator,
-    NormalObjective,
+    NormalMethod,
     NormalPosterior,
     Reparameterised,
     check_estimator,
@@ -19,7 +21,7 @@ from ..weight_normals import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanField(TrainedMethod):
+class MeanField(NormalMethod):
     """Mean-field variational inference for any module: w ~ N(mean, softplus(raw_std)²).
 
     Args:
@@ -49,15 +51,9 @@ class MeanField(TrainedMethod):
         check_stds(self.initial_std, self.initial_spread, self.max_std)
         check_estimator(self.estimator)
 
-    def objective(self, start: Start) -> NormalObjective:
+    def started(self, start: Start) -> tuple[Self, dict[str, dict[str, Tensor]]]:
         names = resolve(self.subset, start.network)
         weights = dict(start.network.named_parameters())
-        raw_std = {
-            name: initial_raw_std(weights[name], self.initial_std, self.initial_spread, start.seed, name)
-            for name in names
-        }
+        law = (self.initial_std, self.initial_spread, start.seed)
         method = self if self.subset is None else replace(self, subset=names)
-        draft = NormalPosterior(start.network, start.likelihood, method=method, tensors={"raw_std": raw_std})
-        return NormalObjective(
-            draft, estimator=self.estimator, max_std=self.max_std, num_data=start.num_data, modes=start.modes
-        )
+        return method, {"raw_std": {name: initial_raw_std(weights[name], *law, name) for name in names}}

@@ -3,7 +3,7 @@
 [Dusenberry et al. 2020]
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import ConfigError, require_count, require_fraction, require_positive
@@ -11,7 +11,10 @@ from ..fitting import Start
 from ..method import TrainedMethod
 from ..networks import Subset
 from ..node_factors import Arrangement, ComponentObjective, NodePosterior, check_arrangement, component_objective
+from ..node_factors.beside import check_beside
 from ..node_factors.laws import Family, NearOne, Normal, Point, Signs
+from ..storage import LATER
+from ..weight_normals import NormalMethod
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,8 @@ class Rank1(TrainedMethod):
         arrangement: "tile" sends the components through the network at once, "loop" one after the other; "auto"
             takes the tile where it fits into memory, and where batch norm learns.
         subset: the weights that carry factors, by names or by a predicate of (name, tensor); None takes all.
+        beside: `MeanField(subset=...)` or `KTied(subset=...)` for weights that are Normal themselves in place of having
+            factors, such as embeddings; all components draw them from the same Normals. Their prior is that method's.
     """
 
     components: int = 4
@@ -46,6 +51,7 @@ class Rank1(TrainedMethod):
     factor_rate: float = 1.0
     arrangement: Arrangement = "auto"
     subset: Subset = None
+    beside: NormalMethod | None = field(default=None, metadata=LATER)
 
     posterior_type = NodePosterior
 
@@ -62,6 +68,8 @@ class Rank1(TrainedMethod):
         if self.kl not in ("mean", "sum"):
             raise ConfigError(f'kl must be "mean" or "sum", got {self.kl!r}')
         check_arrangement(self.arrangement)
+        if self.beside is not None:
+            check_beside(self.beside)
 
     @property
     def families(self) -> tuple[Family, Family]:

@@ -16,6 +16,7 @@ from .kernels import Bounds, Scaled, ScaledDraw, as_blocks, fold_values, folding
 from .kinds import NoRule, Standin, plain
 from .loop_kernels import Patches, first_convolution, is_first
 from .special_factors import looked_up, recurrent_step, summed
+from .stack import Stack
 from .uses import Use
 
 
@@ -156,6 +157,7 @@ class Factors(Context):
         additive: answer W x + r (sᵀ x) + b instead; for dense layers.
         patches: kept from one pass over a batch to the next, by convolutions that read the inputs.
         repeated: whether the network's inputs are repeated before a pass, to P·n rows.
+        stack: answers where a weight without factors differs between passes; its parameters ask too.
     """
 
     def __init__(
@@ -168,24 +170,31 @@ class Factors(Context):
         additive: bool = False,
         patches: Patches | None = None,
         repeated: bool = False,
+        stack: Stack | None = None,
     ) -> None:
         self.factors, self.biases, self.repeated = factors, {} if biases is None else biases, repeated
+        self.stack = stack
         self.passes, self.rows, self.additive = passes, rows, additive
         self.patches: Patches = {} if patches is None else patches
 
     @property
     def names(self) -> list[str]:
         """The parameters that must ask this context."""
-        return [*self.factors, *self.biases]
+        return list(dict.fromkeys([*self.factors, *self.biases, *(self.stack.names if self.stack else ())]))
 
     def begin(self, rows: int) -> None:
         """Inputs are those of one pass, or of all."""
         self.rows = rows // self.passes if self.repeated else rows
+        if self.stack is not None:
+            self.stack.begin(rows)
 
     def use(
         self, form: Form, x: Tensor, weight: Tensor | None, bias: Tensor | None = None, *, active: Tensor | None = None
     ) -> Tensor:
         factors, biases = self._factors(weight), self._biases(bias)
+        if factors is None and self.stack is not None:
+            self.stack.number, self.stack.function = self.number, self.function
+            return self.stack.use(form, x, weight, bias, active=active)
         if factors is None and biases is None:
             return super().use(form, x, weight, bias, active=active)
         if isinstance(x, Standin):
@@ -225,7 +234,7 @@ class Factors(Context):
     def bound(self, form: Form, weight: Tensor, bias: Tensor | None = None) -> Applied:
         """The recurrent side of one direction of one layer: its factors are the same at every step."""
         factors, biases = self._factors(weight), self._biases(bias)
-        if factors is None and biases is None:
+        if factors is None and (biases is None or self.stack is not None):
             return super().bound(form, weight, bias)
         added = plain(bias) if biases is None else biases
         return recurrent_step(plain(weight), factors or NodeFactors(), added, self.rows)

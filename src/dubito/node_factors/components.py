@@ -14,6 +14,7 @@ from ..fitting import Start
 from ..inputs import Batch, Inputs, rows_of
 from ..layers.declared import bias_names
 from ..layers.factors import NodeFactors
+from .beside import NONE, normal_start
 from .objective import Drawn, NodeObjective, halved
 from .posterior import NodePosterior, Noise, Stds
 from .start import chosen_weights, surveyed, tensors_of
@@ -146,8 +147,9 @@ def component_objective(method: Any, start: Start, *, initial_std: float, summed
         initial_std: where standard deviations of factors start.
         summed: add the components' divergences up instead of averaging them.
     """
+    normal = NONE if method.beside is None else normal_start(method, start)
     facts = surveyed(start)
-    uses = chosen_weights(start.network, method.subset, facts)
+    uses = chosen_weights(start.network, method.subset, facts, without=normal.names)
     tensors = tensors_of(
         start.network,
         uses,
@@ -156,11 +158,11 @@ def component_objective(method: Any, start: Start, *, initial_std: float, summed
         initial=method.initial,
         initial_std=initial_std,
         additive=method.additive,
-        biases=bias_names(start.network, uses, facts),
+        biases=[name for name in bias_names(start.network, uses, facts) if name not in normal.names],
         seed=start.seed,
     )
     return ComponentObjective(
-        NodePosterior.draft(method, start.network, start.likelihood, uses, tensors, facts),
+        NodePosterior.draft(method, start.network, start.likelihood, uses, tensors, facts, normal),
         arrangement=method.arrangement,
         log_mixture=method.log_mixture,
         summed=summed,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def one_pass(objective: "NodeObjective", index: int, batch: Batch, drawn: "Drawn") -> Tensor:
     """Outputs of one pass, [n, ...]."""
     draft, chosen = objective.draft, slice(index, index + 1)
-    weights, shared = draft.weights(), draft.shared
+    weights, shared = objective.weights(drawn), draft.shared
     per_row: dict[str, NodeFactors] = {}
     biases = objective.biases(chosen, drawn)
     tensors = weights | {name: values[0] for name, values in biases.items() if values.ndim == 2}
@@ -42,8 +42,11 @@ def one_pass(objective: "NodeObjective", index: int, batch: Batch, drawn: "Drawn
 
 def accumulated(objective: "NodeObjective", batch: Batch, drawn: "Drawn", checked: bool) -> Tensor:
     """Negative log-likelihood, mean over passes and rows, with the gradient of each pass taken by itself."""
-    leaves = {key: std.detach().requires_grad_() for key, std in drawn.stds.items()}
-    apart = replace(drawn, stds=leaves)
+    roots = [*drawn.stds.values(), *drawn.beside.values()]
+    leaves = [tensor.detach().requires_grad_() for tensor in roots]
+    stds = dict(zip(drawn.stds, leaves, strict=False))
+    beside = dict(zip(drawn.beside, leaves[len(stds) :], strict=True))
+    apart = replace(drawn, stds=stds, beside=beside)
     learned: list[Tensor] = []
     parts: list[Tensor] = []
     sums: list[Tensor | None] = []
@@ -54,9 +57,9 @@ def accumulated(objective: "NodeObjective", batch: Batch, drawn: "Drawn", checke
             learned = [p for p in objective.draft.parameters() if p.requires_grad]
             sums = [None] * (len(learned) + len(leaves))
         part = -log_prob.mean() / objective.passes
-        sums = gradients(part, [*learned, *leaves.values()], sums)
+        sums = gradients(part, [*learned, *leaves], sums)
         parts.append(part.detach())
-    nll = Collected.apply(torch.stack(parts).sum(), sums, *learned, *drawn.stds.values())
+    nll = Collected.apply(torch.stack(parts).sum(), sums, *learned, *roots)
     assert isinstance(nll, Tensor)
     return nll
 

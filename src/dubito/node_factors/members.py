@@ -14,6 +14,7 @@ from ..metrics import Disagreement, disagreement
 from ..networks import duplicate
 from ..posterior import MAX_ROWS
 from ..prediction import BernoulliPrediction, CategoricalPrediction
+from ..weight_normals import GROUPS
 
 if TYPE_CHECKING:
     from .posterior import NodePosterior
@@ -46,7 +47,7 @@ def component(posterior: P, index: int) -> P:
             parameters[name].copy_(others[index - 1] if index else parameters[name])
     tensors = {
         key: {
-            name: (tensor if key == "statistics" else tensor[index : index + 1]).clone()
+            name: (tensor if key in ("statistics", *GROUPS) else tensor[index : index + 1]).clone()
             for name, tensor in posterior.group(key).items()
         }
         for key in posterior.tensors

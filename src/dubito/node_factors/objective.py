@@ -19,6 +19,7 @@ from ..layers.shell import seeded
 from ..likelihoods import at_least_float
 from ..objective import Loss, Objective
 from ..posterior import Posterior
+from .beside import with_draw, with_rates
 from .loop import accumulated, free_bytes, half_precision, one_pass
 from .posterior import NodePosterior, Stds
 
@@ -36,10 +37,12 @@ class Drawn:
 
     Attributes:
         stds: standard deviations of the factors by side and name.
+        beside: a draw of the Normal weights by name, the same in all passes.
         patches: what convolutions keep from pass to pass.
     """
 
     stds: Stds
+    beside: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     patches: Patches = field(default_factory=dict, kw_only=True)
 
 
@@ -71,6 +74,8 @@ class NodeObjective(Objective):
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
+        if draft.normals is not None:
+            draft.normals.check_prior()
         self.arrangement: Arrangement = arrangement
         self.log_mixture, self.factor_rate = log_mixture, factor_rate
         self.noisy = draft.num_atoms is None
@@ -84,7 +89,7 @@ class NodeObjective(Objective):
 
     @abstractmethod
     def drawn(self, batch: Batch, generator: torch.Generator | None) -> Drawn:
-        """Noise for a batch: for all rows that processes share, of which these take theirs."""
+        """Noise of the factors for a batch: for all rows that processes share, of which these take theirs."""
 
     @abstractmethod
     def factors(self, name: str, chosen: slice, drawn: Any) -> NodeFactors:
@@ -96,7 +101,7 @@ class NodeObjective(Objective):
 
     @abstractmethod
     def divergence(self, stds: Stds) -> Tensor:
-        """The divergence that the loss counts, from the factors' standard deviations."""
+        """The divergence of the factors that the loss counts, from their standard deviations."""
 
     # -- where factors can stand ---------------------------------------------------------------------------
 
@@ -111,9 +116,8 @@ class NodeObjective(Objective):
             raise ConfigError(
                 f"a tile needs factors per row, which these weights cannot have: {shared}; take arrangement='loop'"
             )
-        points = points_of(
-            draft.network, facts, {*draft.uses, *draft.varied_biases}, draft.method.subset, embeddings=self.embeddings
-        )
+        treated = {*draft.uses, *draft.varied_biases, *draft.random}
+        points = points_of(draft.network, facts, treated, draft.method.subset, embeddings=self.embeddings)
         draft.details |= {"shared": shared, "points": points, "survey": facts.to_json()}
         reasons.warn_points(draft.method, points, draft.network)
         sizes = [use.size for use in facts.uses if use.weight in draft.uses]
@@ -154,9 +158,18 @@ class NodeObjective(Objective):
 
     # -- passes --------------------------------------------------------------------------------------------
 
+    def all_drawn(self, batch: Batch, generator: torch.Generator | None) -> tuple[Drawn, Tensor | None]:
+        """Noise for a batch with a draw of the Normal weights, if there are any, and their divergence."""
+        drawn, normals = self.drawn(batch, generator), self.draft.normals
+        return (drawn, None) if normals is None else with_draw(drawn, normals, generator)
+
+    def weights(self, drawn: Drawn) -> dict[str, Tensor]:
+        """The network's weights, as all passes have them before factors come."""
+        return {**self.draft.weights(), **drawn.beside}
+
     def outputs(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
         """Outputs of all passes, one after the other, [P·n, ...]."""
-        drawn = self.drawn(batch, generator)
+        drawn, _ = self.all_drawn(batch, generator)
         if self.tiles(batch):
             return self._tiled(batch, drawn, late=self.parts_late, training=self.modes)
         return torch.cat([self.one_pass(index, batch, drawn) for index in range(self.passes)])
@@ -174,7 +187,7 @@ class NodeObjective(Objective):
             rows=rows_of(batch.inputs),
             additive=draft.method.additive,
         )
-        lease = asked(draft.network, context, context.names, draft.weights(), training=training)
+        lease = asked(draft.network, context, context.names, self.weights(drawn), training=training)
         return lease.outputs(inputs)
 
     def one_pass(self, index: int, batch: Batch, drawn: Drawn) -> Tensor:
@@ -186,7 +199,7 @@ class NodeObjective(Objective):
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
     ) -> Loss:
-        drawn = self.drawn(batch, generator)
+        drawn, beside_kl = self.all_drawn(batch, generator)
         if self.tiles(batch):
             outputs = self._tiled(batch, drawn, late=self.parts_late, training=self.modes)
             nll = self._nll(outputs.view(self.passes, -1, *outputs.shape[1:]), batch, checked)
@@ -195,6 +208,7 @@ class NodeObjective(Objective):
         else:
             nll = self._nll((self.one_pass(p, batch, drawn) for p in range(self.passes)), batch, checked)
         kl = self.divergence(drawn.stds)
+        kl = kl if beside_kl is None else kl + beside_kl
         # L / N of [rank-1, Eq. 2], whose −log p(W) is the weight decay
         return Loss(nll + (kl_weight / self.num_data) * kl, nll, kl)
 
@@ -213,7 +227,8 @@ class NodeObjective(Objective):
         return -(stacked if weights is None else stacked * weights).mean()
 
     def kl(self) -> Tensor:
-        return self.divergence(self.draft.stds())
+        kl, normals = self.divergence(self.draft.stds()), self.draft.normals
+        return kl if normals is None else kl + normals.kl()
 
     def parameter_groups(
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
@@ -227,13 +242,17 @@ class NodeObjective(Objective):
                 group["lr"] *= self.factor_rate
         # The biases of the other components are weights like those of the first.
         groups[0]["params"] = [*groups[0]["params"], *biases]
-        return [group for group in groups if group["params"]]
+        groups = [group for group in groups if group["params"]]
+        normals = self.draft.normals
+        return groups if normals is None else with_rates(groups, normals, self.draft.network, self.factor_rate)
 
     def posterior(self) -> Posterior:
         if "shared" not in self.draft.details:
             raise NetworkError(
                 "where rows can have their own factors is learned from a batch: call loss(...) once first"
             )
+        if self.draft.normals is not None:
+            self.draft.normals.limit()
         return super().posterior()
 
 

@@ -16,7 +16,8 @@ from ..layers.declared import stored_uses
 from ..layers.factors import Factor, NodeFactors, fold
 from ..likelihoods import BuiltLikelihood
 from ..posterior import FactorDetails, Posterior, ShapeRule, Streams
-from . import members, rows
+from ..weight_normals import GROUPS, Normals
+from . import beside, members, rows
 from .laws import Family
 
 #: The sides of a weight, in the order in which their noise is drawn.
@@ -33,11 +34,12 @@ class NodePosterior(Posterior):
     `tensors` holds locations (`input_mean`, `output_mean`, [K, nodes]), raw scales (`input_raw_std`,
     `output_raw_std`) and the biases of the components after the first (`biases`, [K − 1, nodes]); the first
     component's are the network's own. The method tells `components`, the `families` of both sides (None where a
-    side has no factors), the `bound` of random factors, and whether they are `additive`.
+    side has no factors), the `bound` of random factors, and whether they are `additive`; the weights that its method
+    `beside` picks, if there is one, are independent Normals, the same for all components: `random` names them.
     """
 
     method: Any
-    details_type = FactorDetails
+    details_type, optional_groups = FactorDetails, GROUPS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -47,7 +49,9 @@ class NodePosterior(Posterior):
         #: The law of each side.
         self.families: dict[str, Family | None] = dict(zip(SIDES, self.method.families, strict=True))
         self._latest: tuple[Any, Stds] | None = None
-        self.scalable = any(family is not None and family.random for family in self.families.values())
+        self.random = () if self.normals is None else self.normals.random
+        random = any(family is not None and family.random for family in self.families.values())
+        self.scalable = random or bool(self.random)
         if not self.scalable:
             self.num_atoms = self.num_components
 
@@ -60,14 +64,17 @@ class NodePosterior(Posterior):
         uses: Mapping[str, Use],
         tensors: dict[str, dict[str, Tensor]],
         facts: Survey | None = None,
+        normal: beside.NormalStart = beside.NONE,
     ) -> Self:
-        """A posterior to be trained, of a method that from now on knows its weights by name."""
+        """A posterior to be trained, of a method that from now on knows its weights, and those beside, by name."""
         known = {} if facts is None else {"survey": facts.to_json()}
+        named = {} if method.subset is None else {"subset": tuple(uses)}
+        named |= {} if normal.method is None else {"beside": normal.method}
         return cls(
             network,
             likelihood,
-            method=method if method.subset is None else replace(method, subset=tuple(uses)),
-            tensors=tensors,
+            method=replace(method, **named) if named else method,
+            tensors={**tensors, **normal.tensors},
             details={"uses": [use.to_json() for use in uses.values()], **known},
         )
 
@@ -77,10 +84,16 @@ class NodePosterior(Posterior):
             rule = partial(self._nodes_of, f"{side}_shape")
             rules |= {f"{side}_mean": rule} if family is not None else {}
             rules |= {f"{side}_raw_std": rule} if family is not None and family.random else {}
-        return rules | ({"biases": self.stacked_like_weights(count - 1)} if count > 1 else {})
+        rules |= {"biases": self.stacked_like_weights(count - 1)} if count > 1 else {}
+        return rules if self.normals is None else rules | self.normals.shapes()
 
     def _nodes_of(self, side: str, name: str, tensor: Tensor) -> tuple[int, ...]:
         return (self.num_components, *getattr(self.uses[name], side))
+
+    @property
+    def normals(self) -> Normals | None:
+        """The Normal weights beside the factors."""
+        return None if self.method.beside is None else Normals(self, self.method.beside)
 
     @property
     def shared(self) -> set[str]:
@@ -110,7 +123,7 @@ class NodePosterior(Posterior):
         return stds
 
     def standard_deviations(self) -> list[Tensor]:
-        return list(self.stds().values())
+        return [*self.stds().values(), *(() if self.normals is None else self.normals.stds())]
 
     def noise(self, name: str, shape: tuple[int, ...], generator: torch.Generator | None, like: Tensor) -> Noise:
         """Noise for the random factors of a weight, [*shape, *nodes] per side."""
@@ -174,6 +187,8 @@ class NodePosterior(Posterior):
             for side, factor in zip(SIDES, factors, strict=True):
                 if factor is not None:
                     groups[f"{side}_factors"][name] = factor.tensor().squeeze(1)
+        if self.normals is not None:
+            groups["draws"] = beside.draws(self.normals, streams)
         facts = self._facts(indices, seed, uses=self.details["uses"], additive=self.method.additive)
         draws = FactorDraws(self.network, {key: group for key, group in groups.items() if group}, **facts)
         draws.uses = self.uses
@@ -190,6 +205,8 @@ class NodePosterior(Posterior):
     def _outputs(
         self, inputs: Inputs, num_samples: int, seed: int, max_rows: int, keep_graph: bool = False
     ) -> Iterable[Tensor]:
+        if self.random:
+            return beside.outputs(self, inputs, num_samples, seed, max_rows, keep_graph)
         return self.draws(range(num_samples), seed).once(inputs, max_rows, keep_graph)
 
     def folded(self, name: str, weight: Tensor, factors: NodeFactors) -> Tensor:
@@ -197,7 +214,7 @@ class NodePosterior(Posterior):
         return fold(self.uses[name], weight, factors, additive=self.method.additive)
 
     def kl(self, stds: Stds | None = None) -> Tensor:
-        """KL(q(r) ‖ p(r)) + KL(q(s) ‖ p(s)) in nats, summed over all components   [rank-1, Eq. 2]."""
+        """KL(q(r) ‖ p(r)) + KL(q(s) ‖ p(s)) of the factors in nats, summed over all components   [rank-1, Eq. 2]."""
         stds = self.stds() if stds is None else stds
         total = next(iter(self.weights().values())).new_zeros(())
         for side, family in self.families.items():
@@ -211,6 +228,8 @@ class NodePosterior(Posterior):
     def holds(self, name: str) -> str:
         if name in self._names("biases"):
             return f"{self.num_components} points"
+        if self.normals is not None and name in self.random:
+            return self.normals.holds(name)
         use = self.uses.get(name)
         if use is None:
             return super().holds(name)

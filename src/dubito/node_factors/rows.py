@@ -38,9 +38,9 @@ def per_example_prediction(posterior: "NodePosterior", inputs: Inputs, options: 
 
 @torch.no_grad()
 def row_draws(posterior: "NodePosterior", inputs: Inputs, num_samples: int, seed: int, first: int) -> Iterator[Tensor]:
-    """Outputs of rows from number `first` on, draw by draw; weights that rows share have one draw for all."""
+    """Outputs of rows from number `first` on, draw by draw; weights that rows share, or Normal, have one for all."""
     stds, bound, rows = posterior.stds(), posterior.method.bound, rows_of(inputs)
-    additive, shared = posterior.method.additive, posterior.shared
+    additive, shared, normals = posterior.method.additive, posterior.shared, posterior.normals
     for index in range(num_samples):
         component = index % posterior.num_components
         chosen = slice(component, component + 1)
@@ -59,6 +59,7 @@ def row_draws(posterior: "NodePosterior", inputs: Inputs, num_samples: int, seed
                 labels = ("per example", index, name)
                 noise = row_noise(posterior, name, seed, labels, first, rows, weight)
                 per_row[name] = posterior.factors(name, chosen, noise, stds, bound)
+        weights |= {} if normals is None else normals.draw(normals.random, generator)
         context = Factors(per_row, passes=1, rows=rows, additive=additive)
         with (
             torch.no_grad(),

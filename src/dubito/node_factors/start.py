@@ -1,6 +1,6 @@
 """What a posterior on the nodes starts from: which weights carry factors, and where those begin."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,10 @@ def surveyed(start: Start) -> Survey | None:
 
 
 def chosen_weights(
-    network: nn.Module, subset: Subset, facts: Survey | None, *, embeddings: bool = True
+    network: nn.Module, subset: Subset, facts: Survey | None, *, embeddings: bool = True, without: Collection[str] = ()
 ) -> dict[str, Use]:
-    """The trainable weights that can carry factors, of those `subset` picks, by name."""
-    names = set(resolve(subset, network))
+    """The trainable weights that can carry factors, of those `subset` picks, by name, but for those `without`."""
+    names = {*resolve(subset, network)} - {*without}
     uses = weights_with_nodes(network, facts, embeddings=embeddings)
     chosen = {name: use for name, use in uses.items() if name in names}
     if not chosen:
@@ -34,6 +34,7 @@ def chosen_weights(
             "factors act on the nodes of dense, convolutional, recurrent, attention and embedding layers whose weight "
             f"is a trainable parameter of its own, but this network has none among {kinds}"
             + ("" if subset is None else f" that subset picks of {list(uses)}")
+            + (f" beside {sorted(without)}" if without else "")
         )
     return chosen
 

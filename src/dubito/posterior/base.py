@@ -478,7 +478,7 @@ class Posterior(nn.Module, ABC):
         if not self.scalable or draws.kind != FactorDraws.kind:
             return {}
         means = self._view(0).draws(range(self.num_components), 0).tensors
-        return {CENTRAL + key: group for key, group in means.items()}
+        return {CENTRAL + key: group for key, group in means.items() if key != "draws"}
 
     @checked
     def function(self, index: int = 0, seed: int = 0, *, linearised: bool | None = None) -> Callable[[Inputs], Tensor]:

@@ -5,8 +5,11 @@ from .estimators import Flipout as Flipout
 from .estimators import LocalReparameterised as LocalReparameterised
 from .estimators import Reparameterised as Reparameterised
 from .estimators import check_estimator as check_estimator
+from .method import NormalMethod as NormalMethod
 from .noise import FlippedNoise as FlippedNoise
 from .noise import LocalNoise as LocalNoise
+from .normals import GROUPS as GROUPS
+from .normals import Normals as Normals
 from .objective import NormalObjective as NormalObjective
 from .objective import check_stds as check_stds
 from .objective import initial_raw_std as initial_raw_std

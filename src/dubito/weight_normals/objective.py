@@ -11,7 +11,7 @@ from ..errors import ConfigError, require_positive
 from ..inputs import Batch, Inputs, rows_of
 from ..layers.passes import asked
 from ..likelihoods import inverse_softplus
-from ..objective import Loss, Objective
+from ..objective import Loss, Objective, with_rate
 from ..posterior import Posterior
 from .estimators import Estimator, LocalReparameterised, Reparameterised
 from .noise import FlippedNoise, LocalNoise
@@ -19,7 +19,6 @@ from .normals import Normals
 from .placement import Placement, assign_noise
 from .posterior import NormalPosterior
 from .streams import RowStreams
-from .ties import limit_std
 
 WORDS = {"LocalReparameterised": "local reparameterisation", "Flipout": "flipout"}
 
@@ -30,7 +29,6 @@ class NormalObjective(Objective):
     Args:
         draft: the posterior under training.
         estimator: where the noise is put.
-        max_std: no standard deviation may exceed it; they are set back to it before every step.
         factor_rate: multiplies the learning rate of tied factors.
         num_data: the number of training rows.
         modes: modules by name that stay in evaluation mode while training.
@@ -43,15 +41,13 @@ class NormalObjective(Objective):
         draft: NormalPosterior,
         *,
         estimator: Estimator,
-        max_std: float | None,
         factor_rate: float = 1.0,
         num_data: float,
         modes: Mapping[str, bool] | None = None,
     ) -> None:
         super().__init__(draft, num_data=num_data, modes=modes)
-        if draft.prior is not None:
-            draft.prior.check({name: draft.weights()[name] for name in draft.random})
-        self.estimator, self.max_std, self.factor_rate = estimator, max_std, factor_rate
+        Normals(draft).check_prior()
+        self.estimator, self.factor_rate = estimator, factor_rate
         self.asks = not isinstance(estimator, Reparameterised)
         self.placement: Placement | None = None
 
@@ -95,8 +91,8 @@ class NormalObjective(Objective):
     def batch_loss(
         self, batch: Batch, kl_weight: float, generator: torch.Generator | None, *, checked: bool = True
     ) -> Loss:
-        self._limit()
         normals = Normals(self.draft)
+        normals.limit()
         outputs = self._outputs(batch, generator, normals)
         return self.joined(outputs, normals.kl, batch, kl_weight, checked=checked)
 
@@ -104,33 +100,11 @@ class NormalObjective(Objective):
         self, lr: float, *, variational_lr: float | None = None, weight_decay: float = 0.0
     ) -> list[dict[str, Any]]:
         groups = super().parameter_groups(lr, variational_lr=variational_lr, weight_decay=weight_decay)
-        tensors = self.draft.tensors
-        factors = {id(t) for key in ("log_u", "log_v") if key in tensors for t in tensors[key].parameters()}
-        if self.factor_rate == 1.0 or not factors:
-            return groups
-        *others, beside = groups
-        slow = [parameter for parameter in beside["params"] if id(parameter) in factors]
-        rest = [parameter for parameter in beside["params"] if id(parameter) not in factors]
-        # All of these are "variational": they follow the same schedule.
-        slower = {**beside, "params": slow, "lr": self.factor_rate * beside["lr"]}
-        return [*others, *([{**beside, "params": rest}] if rest else []), slower]
+        return with_rate(groups, Normals(self.draft).trained("log_u", "log_v"), self.factor_rate)
 
     def posterior(self) -> Posterior:
-        self._limit()
+        Normals(self.draft).limit()
         return super().posterior()
-
-    @torch.no_grad()
-    def _limit(self) -> None:
-        """Set standard deviations back to the largest allowed."""
-        if self.max_std is None:
-            return
-        draft = self.draft
-        if "raw_std" in draft.tensors:
-            for _, raw_std in draft.group("raw_std").items():
-                raw_std.clamp_(max=float(inverse_softplus(torch.tensor(self.max_std, dtype=torch.float64))))
-        if "log_u" in draft.tensors:
-            for name, log_u in draft.group("log_u").items():
-                limit_std(log_u, draft.group("log_v")[name], self.max_std)
 
 
 def check_stds(initial_std: float, initial_spread: float, max_std: float | None) -> None:

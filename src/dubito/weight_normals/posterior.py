@@ -1,4 +1,4 @@
-"""Posteriors of independent Normals: a mean for every weight, standard deviations in one of several forms."""
+"""Posteriors of independent Normals: their draws, predictions by marginals, and spectra."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -19,13 +19,12 @@ from ..matrices import BlockDrawer, BlockPosterior
 from ..networks import Subset, duplicate
 from ..posterior import Details, ShapeRule
 from ..prediction import Prediction, PredictionOptions
-from ..priors import Around
 from ..seeds import derived
 from ..storage.schema import Names, Positive
 from .noise import LocalNoise, Moments
-from .normals import Normals
+from .normals import GROUPS, Normals
 from .placement import Placement, assign_noise
-from .scales import FormedScale, OwnScale, TiedScale, TruncatedScale, WeightScale
+from .scales import WeightScale
 from .streams import RowStreams
 from .ties import matrix_shape, tied_ranks
 
@@ -41,62 +40,33 @@ class NormalDetails(Details, total=False):
 
 
 class NormalPosterior(BlockPosterior):
-    """w ~ N(mean, σ²) for each weight, the means being the network's own.
+    """w ~ N(mean, σ²) for each weight in one of the forms of `Normals`; other parameters are points.
 
-    σ is softplus(raw_std), one per weight; U Vᵀ with U = exp(log_u) over the outputs and V = exp(log_v) over
-    the inputs; or max(U Vᵀ, floor) with `u` and `v` of any sign, the floors being in `details`. Parameters in
-    none of these groups are points.
+    Attributes:
+        random: the names of the Normal weights.
     """
 
     scalable = True
-    details_type, optional_groups = NormalDetails, ("raw_std", "log_u", "log_v", "u", "v")
+    details_type, optional_groups = NormalDetails, GROUPS
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        keys = [key for key in ("raw_std", "log_u", "u") if key in self.tensors]
-        self._forms = {name: key for key in keys for name in self.group(key).names}
-        self.random = tuple(name for name in self.weights() if name in self._forms)
+        self.random = Normals(self).random
 
     def shapes(self) -> dict[str, ShapeRule]:
-        weights = self.weights()
-
-        def side(first: str, axis: int) -> ShapeRule:
-            return lambda name, _: (len(self.group(first)[name]), matrix_shape(weights[name])[axis])
-
-        if not self.random:
-            raise KeyError("none of the weights has a standard deviation")
-        tied = {"log_u": side("log_u", 0), "log_v": side("log_u", 1), "u": side("u", 0), "v": side("u", 1)}
-        return {"raw_std": self.stacked_like_weights(), **tied}
+        return Normals(self).shapes()
 
     # -- the distribution ----------------------------------------------------------------------------------
 
-    def weight_scale(self, name: str, shape: torch.Size | None = None) -> WeightScale:
-        """The standard deviations of one parameter: in the form they are kept in, or times the posterior's scale.
-
-        Args:
-            name: the parameter's.
-            shape: the parameter's, where it is known.
-        """
-        stored = self._stored(name, shape)
-        return stored if self.scale == 1 else FormedScale(stored.std * self.scale)
-
-    def _stored(self, name: str, shape: torch.Size | None = None) -> WeightScale:
-        form = self._forms[name]
-        if form == "raw_std":
-            return OwnScale(self.group("raw_std")[name])
-        shape = shape or self.weights()[name].shape
-        if form == "log_u":
-            return TiedScale(self.group("log_u")[name], self.group("log_v")[name], shape)
-        u, v, floor = self.group("u")[name], self.group("v")[name], self.details["floors"][name]
-        return TruncatedScale(u, v, floor, shape)
-
-    @property
-    def prior(self) -> Around | None:
-        """The prior, where it is centred on a network's weights."""
-        return getattr(self.method, "prior", None)
+    def weight_scale(self, name: str) -> WeightScale:
+        """The standard deviations of one parameter: in the form they are kept in, or times the posterior's scale."""
+        return Normals(self).scale(name)
 
     def standard_deviations(self) -> list[Tensor]:
-        return [self.weight_scale(name).std for name in self.random]
+        return Normals(self).stds()
+
+    def holds(self, name: str) -> str:
+        return Normals(self).holds(name) if name in self.random else super().holds(name)
 
     def drawn_blocks(self) -> list[Block]:
         weights = self.weights()
@@ -110,16 +80,6 @@ class NormalPosterior(BlockPosterior):
     def kl(self) -> Tensor:
         """Divergence from the prior in nats."""
         return Normals(self).kl()
-
-    def holds(self, name: str) -> str:
-        if name not in self.random:
-            return super().holds(name)
-        key, form = self._forms[name], "own std"
-        if key != "raw_std":
-            words = "std of rank" if key == "log_u" else "std truncated to rank"
-            form = f"{words} {len(self.group(key)[name])}"
-        how = self.details.get("in_training", {}).get(name)
-        return f"Normal, {form}" + (f", {how}" if how else "")
 
     # -- predictions ---------------------------------------------------------------------------------------
 
@@ -142,7 +102,7 @@ class NormalPosterior(BlockPosterior):
         """Outputs of some of `total` rows, the first of which is number `first`, draw by draw."""
         moments: Moments = {}
         means, rows = {name: normals.means[name] for name in placement.names}, rows_of(inputs)
-        seed, scales = options.seed, {name: self._stored(name) for name in placement.names}
+        seed, scales = options.seed, {name: normals.stored(name) for name in placement.names}
         for index in range(options.num_samples):
             weights = normals.draw(tuple(placement.drawn), self.generator(seed, index))
             streams = RowStreams(derived(seed, "marginal", index), first, rows, total, self.scale)
@@ -163,9 +123,9 @@ class NormalPosterior(BlockPosterior):
 
         For all matrices with a distribution; kernels are read as outputs × (inputs · positions).
         """
-        weights = self.weights()
-        names = [name for name in self.random if min(matrix_shape(weights[name])) > 1]
-        return {name: Spectrum.of(weights[name].flatten(1), self._stored(name).std.flatten(1)) for name in names}
+        normals = Normals(self)
+        weights, names = normals.means, [name for name in self.random if min(matrix_shape(normals.means[name])) > 1]
+        return {name: Spectrum.of(weights[name].flatten(1), normals.stored(name).std.flatten(1)) for name in names}
 
     @checked
     @torch.no_grad()
@@ -179,10 +139,10 @@ class NormalPosterior(BlockPosterior):
         """
         require_count(rank=rank)
         require_positive(floor=floor)
-        weights = self.weights()
-        random_weights = {name: weights[name] for name in self.random}
+        normals = Normals(self)
+        random_weights = {name: normals.means[name] for name in self.random}
         ranks = tied_ranks(random_weights, subset, rank, self.network)
-        factors = {name: truncate(self._stored(name).std.flatten(1), k) for name, k in ranks.items()}
+        factors = {name: truncate(normals.stored(name).std.flatten(1), k) for name, k in ranks.items()}
         tensors = {
             key: {name: tensor.clone() for name, tensor in self.group(key).items() if name not in ranks}
             for key in self.tensors

@@ -1,6 +1,6 @@
 """The implicit Bayesian network's settings and start."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
@@ -14,7 +14,10 @@ from ...likelihoods import inverse_softplus
 from ...method import TrainedMethod
 from ...networks import Subset
 from ...node_factors import Arrangement, check_arrangement, chosen_weights, surveyed, tensors_of
+from ...node_factors.beside import NONE, check_beside, normal_start
 from ...node_factors.laws import NearOne, Normal
+from ...storage import LATER
+from ...weight_normals import NormalMethod
 from .objective import ROWS, ImplicitObjective
 from .posterior import ImplicitPosterior
 
@@ -40,6 +43,8 @@ class Implicit(TrainedMethod):
             takes the tile where it fits into memory.
         subset: the weights whose inputs carry factors, by names or by a predicate of (name, tensor); None takes
             all.
+        beside: `MeanField(subset=...)` or `KTied(subset=...)` for weights that are Normal themselves in place of having
+            factors, such as embeddings; all components draw them from the same Normals. Their prior is that method's.
     """
 
     components: int = 4
@@ -52,6 +57,7 @@ class Implicit(TrainedMethod):
     bias_factors: bool = False
     arrangement: Arrangement = "auto"
     subset: Subset = None
+    beside: NormalMethod | None = field(default=None, metadata=LATER)
 
     posterior_type = ImplicitPosterior
     bound: ClassVar[None] = None
@@ -64,6 +70,8 @@ class Implicit(TrainedMethod):
         if self.kl not in ("mixture-mean", "components"):
             raise ConfigError(f'kl must be "mixture-mean" or "components", got {self.kl!r}')
         check_arrangement(self.arrangement)
+        if self.beside is not None:
+            check_beside(self.beside)
 
     @property
     def families(self) -> tuple[Normal, None]:
@@ -72,8 +80,9 @@ class Implicit(TrainedMethod):
 
     def objective(self, start: Start) -> ImplicitObjective:
         network, seed = start.network, start.seed
+        normal = NONE if self.beside is None else normal_start(self, start)
         facts = surveyed(start)
-        uses = chosen_weights(network, self.subset, facts, embeddings=False)
+        uses = chosen_weights(network, self.subset, facts, embeddings=False, without=normal.names)
         tensors = tensors_of(
             network,
             uses,
@@ -90,12 +99,13 @@ class Implicit(TrainedMethod):
             means = {
                 name: 1 + self.mean_std * noise(weights[name].new_empty(self.components), seed, "bias", name)
                 for name in bias_names(network, uses, facts)
+                if name not in normal.names
             }
             tensors["bias_mean"] = means
             tensors["bias_raw_std"] = {name: self._raw_std(mean, seed, name) for name, mean in means.items()}
         tensors["statistics"] = {ROWS: torch.zeros((), dtype=torch.int64, device=next(network.parameters()).device)}
         return ImplicitObjective(
-            ImplicitPosterior.draft(self, network, start.likelihood, uses, tensors, facts),
+            ImplicitPosterior.draft(self, network, start.likelihood, uses, tensors, facts, normal),
             noise_samples=self.noise_samples,
             mixture_mean=self.kl == "mixture-mean",
             arrangement=self.arrangement,

@@ -167,7 +167,7 @@ class ImplicitObjective(NodeObjective):
 
     def _component_pass(self, index: int, component: int, rows: Tensor, batch: Batch, drawn: DividedNoise) -> Tensor:
         """Outputs of some rows, which belong to one component."""
-        draft, weights = self.draft, self.draft.weights()
+        draft, weights = self.draft, self.weights(drawn)
         per_row: dict[str, NodeFactors] = {}
         for name in draft.uses:
             mean, std = draft.group("input_mean")[name][component], drawn.stds["input", name][component]
