@@ -31,7 +31,7 @@ from dubito import (
     Training,
 )
 from dubito.likelihoods import BuiltLikelihood, Likelihood
-from dubito.prediction import CountPrediction, StudentTPrediction
+from dubito.prediction import CountPrediction, StudentTPrediction, special
 
 SETTINGS = {
     "heteroscedastic": HeteroscedasticGaussian(),
@@ -193,6 +193,35 @@ def test_crps_of_large_counts_is_summed_in_strides():
     truth = dubito.metrics.crps_gaussian(torch.tensor([4e7 + 3e3]).double(), rates[0], rates[0].sqrt())
     score = CountPrediction(rates, rates).crps(torch.tensor([4e7 + 3e3]).double())
     assert float(score) == pytest.approx(truth, rel=1e-3)  # a Poisson of this rate is Normal
+
+
+@pytest.mark.parametrize("rates", [(2.0, 5.0, 9.0), (1.0, 1.0, 20_000.0)], ids=["small", "some large"])
+@pytest.mark.parametrize("weights", [None, (0.2, 0.5, 0.3)])
+def test_crps_of_counts_heeds_weights_and_components_of_other_sizes(rates: tuple[float, ...], weights):
+    means, count = torch.tensor(rates, dtype=torch.float64)[:, None], 3.0
+    prediction = CountPrediction(
+        means, means + means.square() / count, total_count=torch.full((1, 1), count).double(), weights=weights
+    )
+    values = np.arange(1_000_000 if max(rates) > 100 else 3000)
+    laws = [scipy.stats.nbinom(count, count / (count + rate)) for rate in rates]
+    below = np.average([law.cdf(values) for law in laws], axis=0, weights=weights)
+    for target in (0.0, 4.0, 2500.0):
+        truth = np.square(below - (values >= target)).sum()
+        assert float(prediction.crps(torch.tensor([target]).double())) == pytest.approx(truth, rel=1e-3)
+
+
+def test_tails_of_counts_end_when_only_rounding_is_left(monkeypatch: pytest.MonkeyPatch):
+    calls = []
+    monkeypatch.setattr(special, "_away", lambda value, away=special._away: calls.append(1) or away(value))
+    generator = torch.Generator().manual_seed(0)
+    for size, count in ((10, 1000.0), (1e4, 2.0), (1e6, 2.0)):
+        rates = size * torch.rand(4000, generator=generator, dtype=torch.float64)
+        values, total = (1.1 * rates[0]).floor(), torch.tensor(count).double()
+        below, above = special.count_tails(values, rates, total)
+        law = scipy.stats.nbinom(count, (count / (count + rates)).numpy())
+        np.testing.assert_allclose(below, law.cdf(values), rtol=1e-8, atol=1e-9)
+        np.testing.assert_allclose(above, law.sf(values), rtol=1e-8, atol=1e-9)
+    assert len(calls) < 3 * 4 * 100
 
 
 def test_rows_of_a_prediction_are_rows():

@@ -22,7 +22,7 @@ from .ranking import Board, Standing, boards, command, measured, missing, senten
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, CHARTS, TABLES = DOCS / "references.md", DOCS / "assets" / "references.html", DOCS / "tabular.md"
 
-TITLE = "How near to the true posterior?"
+TITLE = "How close to the true posterior?"
 LEAD = """Methods are sold by accuracy; here they are ranked by how far they are from what they approximate: predictions
 of long chains of Hamiltonian Monte Carlo for the same network, prior and rows."""
 HEAD = f"""# {TITLE}
@@ -33,8 +33,8 @@ pointer: [distance against bytes and CPU time](assets/references.html). How the 
 
 "As the reference's posterior" is the reference's prior at temperature 1, without a search of the precision, a scale
 or early stopping; "as shipped" are the library's defaults. Intervals are of 95 %, Student's t over runs, one pair of
-methods at a time: the nearest is the best of many, so that a narrow lead may be luck. A method *ties* where the
-interval of the difference lies within a margin nobody would act on, and *cannot be told* from the nearest where it
+methods at a time: the closest is the best of many, so that a narrow lead may be luck. A method *ties* where the
+interval of the difference lies within a margin nobody would act on; *no difference shown* means that the interval
 holds 0. CPU time is that of a run, on one thread. "By the means" compares means alone."""
 NOTHING = "No table has results yet."
 COSTS = {"nbytes": "bytes of the posterior", "seconds": "CPU seconds of a run"}
@@ -58,9 +58,9 @@ def section(board: Board) -> str:
     lines = [
         f"## {_title(board)}",
         "",
-        f"{_over(board)} {'Lower' if board.source.lower_is_better else 'Higher'} is nearer.",
+        f"{_over(board)} {'Lower' if board.source.lower_is_better else 'Higher'} is closer.",
         "",
-        f"| | {board.source.metric.replace('_', ' ')} | less the nearest's | bytes | CPU-seconds | |",
+        f"| | {board.source.metric.replace('_', ' ')} | minus the closest's | bytes | CPU-seconds | |",
         "|---|---|---|---:|---:|---|",
     ]
     floor = [board.floor] if board.floor else []
@@ -80,9 +80,9 @@ def section(board: Board) -> str:
 
 
 VERDICTS = {
-    "nearest": "nearest",
+    "nearest": "closest",
     "ties": "ties",
-    "open": "cannot be told",
+    "open": "no difference shown",
     "farther": "farther",
     "one run": "too few runs",
 }
@@ -197,7 +197,7 @@ def scatter(board: Board, places: dict[str, int], cost: str) -> str:
 
 
 def forest(board: Board, places: dict[str, int]) -> str:
-    """Every method with its interval, the nearest on top."""
+    """Every method with its interval, the closest on top."""
     count, x = len(board.standings), _quality(board)
     width = 12 + 6.4 * max(len(standing.method) for standing in board.standings)
     y = Axis(title="", low=0.4, high=count + 0.6, ticks=())
@@ -217,7 +217,7 @@ def forest(board: Board, places: dict[str, int]) -> str:
         left, up = chart.at(x.low, height)
         spot = f'text-anchor="end" x="{left - 8:.1f}" y="{up + 4:.1f}"'
         chart.group(place, standing.method, f'<text class="name" {spot}>{escape(standing.method)}</text>')
-    return figure(chart.render(), f"<b>{escape(_title(board))}</b>, the nearest on top.", "", "together")
+    return figure(chart.render(), f"<b>{escape(_title(board))}</b>, the closest on top.", "", "together")
 
 
 def write(results: Results | None = None) -> None:

@@ -1,9 +1,9 @@
-"""How near to the true posterior each method is: stored results of several tables as ranks, and a sentence for each.
+"""How close to the true posterior each method is: stored results of several tables as ranks, and a sentence for each.
 
 `SOURCES` names the tables and their metrics, at this one place. A table without results, or that is not there at all,
 is said to be missing. Sentences say what intervals allow: the nearest is that of the least mean; a method ties with it
-where the 95 % interval of their paired difference lies within a margin that nobody would act on, cannot be told from it
-where the interval holds 0, and is farther where it does not.
+where the 95 % interval of their paired difference lies within a margin that nobody would act on, no difference is shown
+where the interval holds 0, and it is farther where it does not.
 """
 
 import math
@@ -273,19 +273,19 @@ def measured(span: Span, runs: int) -> str:
 def _place(standing: Standing, board: Board) -> str:
     told = measured(standing.span, len(standing.row.values))
     if standing.status == "nearest":
-        return f"Nearest of {len(board.standings)}: {told}."
+        return f"Closest of {len(board.standings)}: {told}."
     nearest = board.standings[0].method
     if standing.gap is None:
-        return f"{told}; it shares no runs with {nearest}, the nearest."
+        return f"{told}; it shares no runs with {nearest}, the closest."
     gap = readable(abs(standing.gap.value), 3)
-    way = "farther" if standing.gap.value >= 0 else "nearer on the runs that both have"
+    way = "farther" if standing.gap.value >= 0 else "closer on the runs that both have"
     if standing.gap.half is None:
-        return f"{told}, by {gap} {way} than {nearest}: too few runs to tell them apart."
+        return f"{told}, by {gap} {way} than {nearest}: too few runs to show a difference."
     low, high = (readable(end, 3) for end in standing.gap.ends)
     if standing.status == "ties":
         return f"{told}; ties with {nearest}: a difference of {low} to {high} is within {board.source.margin:g}."
     if standing.status == "open":
-        return f"{told}; cannot be told from {nearest}: farther by {low} to {high}, which holds 0."
+        return f"{told}; no difference from {nearest} shown: farther by {low} to {high}, which holds 0."
     return f"{told}, place {standing.rank}; farther than {nearest} by {gap} ({low} to {high})."
 
 
@@ -320,7 +320,7 @@ def _room(standing: Standing, board: Board) -> str:
             and (paid := getattr(other.row, name)) is not None
             and paid <= price
         ]
-        told.append(f"at no more {words} {better[0]} is nearer" if better else f"nothing of no more {words} is nearer")
+        told.append(f"at no more {words} {better[0]} is closer" if better else f"nothing of no more {words} is closer")
     return f"By the means, {' and '.join(told)}." if told else ""
 
 

@@ -52,8 +52,8 @@ CRPS, RMSE and widths are in standard deviations of the training targets, NLL is
 exact where there is a distribution. Of ten quantiles it is that of ten points of equal weight, a little larger (0.7 %
 for a Normal that is right), so that tools are *compared* by this rule alone, taken of all of them. The mean of
 quantiles is the point that RMSE judges. Coverage and width are of 90 % intervals; of classes, of the fewest classes
-that have 90 % together. AUROC tells test rows whose columns were shuffled apart from test rows, by the width of the
-90 % interval or by entropy. CPU-seconds are of the fit, on one thread. Bytes are of the posterior's tensors
+that have 90 % together. AUROC is of test rows with columns shuffled independently against test rows, by the width of
+the 90 % interval or by entropy. CPU-seconds are of the fit, on one thread. Bytes are of the posterior's tensors
 (float64), and of what pickle writes of others.
 
 Targets of wine-red and pol take few values, and rows of wine-red repeat: a tool that meets single values with little

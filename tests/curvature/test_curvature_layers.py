@@ -462,7 +462,7 @@ def test_layers_where_rows_touch_each_other_are_left_out() -> None:
         find_blocks(network, normal(3, 5, 4), [name for name, _ in network.named_parameters()])
     assert "lstm.weight_ih_l0: its layers do not tell its whole gradient" in str(caught.value)
     assert "norm.weight: its batch norm normalises by the batch" in str(caught.value)
-    assert "head.weight: which axis of its layer's inputs holds the rows cannot be told" in str(caught.value)
+    assert "head.weight: which axis of its layer's inputs holds the rows cannot be determined" in str(caught.value)
 
 
 class Centred(nn.Module):

@@ -47,3 +47,8 @@ def test_pages_run(name, tmp_path, monkeypatch):
 def test_every_page_of_a_method_runs_but_the_references():
     pages = {path.stem for path in (DOCS / "methods").glob("*.md")}
     assert {Path(name).stem for name in ALONE} >= pages - {"hmc"}
+
+
+def test_guides_with_python_run_but_that_of_other_devices():
+    guides = {name for name, path in PAGES.items() if path.parent == DOCS and snippets(path)} - ELSEWHERE
+    assert guides - set(ALONE) == {"docs/devices.md"}

@@ -48,6 +48,13 @@ def mutant(file: str, old: str, new: str, test: str, sentence: str) -> Mutant:
 
 
 MUTANTS = (
+    mutant(
+        "prediction/mixtures.py",
+        "averaged(rows.component_log_prob(value).exp(), rows.weights)",
+        "rows.component_log_prob(value).exp().mean(0)",
+        "test_noise_likelihoods.py::test_crps_of_counts_heeds_weights_and_components_of_other_sizes",
+        "the CRPS of counts takes all components for equal",
+    ),
     # -- arguments and answers ------------------------------------------------------------------------------------
     mutant(
         "prediction/formulas.py",

@@ -42,17 +42,17 @@ def test_ranks_and_statuses_follow_the_intervals(board):
 
 def test_sentences_say_what_the_numbers_say(board):
     told = {each.method: sentence(each, board) for each in board.standings}
-    assert told["deep-ensemble"].startswith("Nearest of 5: 0.110 (0.0852 to 0.135, 3 runs).")
+    assert told["deep-ensemble"].startswith("Closest of 5: 0.110 (0.0852 to 0.135, 3 runs).")
     assert "That is 2.2× the 0.0500 of the reference against itself." in told["deep-ensemble"]
     assert told["deep-ensemble"].endswith("4 MB, 40 seconds of CPU time.")
     assert "ties with deep-ensemble" in told["laplace-inf"] and "is within 0.005" in told["laplace-inf"]
     assert "2 MB (0.5×), 12 seconds of CPU time (0.3×)." in told["laplace-inf"]
-    assert "nothing of no more bytes is nearer and nothing of no more CPU time is nearer" in told["laplace-inf"]
-    assert "cannot be told from deep-ensemble" in told["rank1"] and "which holds 0" in told["rank1"]
-    assert "nothing of no more bytes is nearer and at no more CPU time deep-ensemble is nearer" in told["rank1"]
+    assert "nothing of no more bytes is closer and nothing of no more CPU time is closer" in told["laplace-inf"]
+    assert "no difference from deep-ensemble shown" in told["rank1"] and "which holds 0" in told["rank1"]
+    assert "nothing of no more bytes is closer and at no more CPU time deep-ensemble is closer" in told["rank1"]
     assert re.search(r"place 4; farther than deep-ensemble by 0\.100 \(0\.09\d+ to 0\.1\d+\)", told["map"])
     assert "(1 run, no interval), by 0.150 farther than deep-ensemble: too few runs" in told["swag"]
-    assert "at no more bytes deep-ensemble is nearer and at no more CPU time laplace-inf" in told["swag"]
+    assert "at no more bytes deep-ensemble is closer and at no more CPU time laplace-inf" in told["swag"]
 
 
 def test_where_higher_is_nearer_the_order_turns():
@@ -66,7 +66,7 @@ def test_equals_tie_and_neither_is_nearer():
     board = ranked(DISTANCE, {"map": row(0.1, 0.2), "swa": row(0.1, 0.2, nbytes=2e6)})
     second = board.standings[1]
     assert (second.status, second.gap) == ("ties", Span(value=0.0, half=0.0))
-    assert "nothing of no more bytes is nearer" in sentence(second, board)
+    assert "nothing of no more bytes is closer" in sentence(second, board)
 
 
 def test_means_are_over_data_sets_and_their_variances_add_up():

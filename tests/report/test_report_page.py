@@ -346,6 +346,7 @@ def test_a_training_of_one_epoch_is_a_point():
 def test_ticks_are_round_and_inside():
     assert even_ticks(0, 1, 5) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8, 1])
     assert even_ticks(-3.2, 7.9, 4) == pytest.approx([0, 5])
+    assert even_ticks(-60, 450, 2) == pytest.approx([0, 250])  # one number alone would be no scale
     assert log_ticks(90, 2500) == [100, 200, 500, 1000, 2000]
     assert log_ticks(1, 1e6) == [10.0**power for power in range(7)]
     assert span([2.0, 4.0], zero=True) == (0.0, pytest.approx(4.24))

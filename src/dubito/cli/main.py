@@ -18,7 +18,7 @@ from . import compare, completion, data, export, methods, predict, report, repro
 from .common import wide_console
 
 CODES = (
-    "exit codes: 0 done; 1 an error, told in one line, or a job that failed; 2 a wrong call; 130 interrupted "
+    "exit codes: 0 done; 1 an error, in one line, or a job that failed; 2 a wrong call; 130 interrupted "
     "by Ctrl-C, 143 by SIGTERM, with what was finished kept"
 )
 

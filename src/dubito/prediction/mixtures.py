@@ -24,6 +24,8 @@ PANELS, NODES, HALVINGS = (1e-5, 1e-3, 0.02, 0.1, 0.3), 8, 20
 MOST_STEPS = 80
 #: Counts up to which the CRPS is summed whole; wider ones are summed in strides. Standard deviations that are reached.
 SUMMED, REACH = 4096, 12.0
+#: Strides of such a sum are at most this part of its width, and this part of what was summed before.
+STRIDES, FINE = 512, 64
 #: Numbers of components × rows that are judged at a time.
 AT_ONCE = 1 << 18
 
@@ -203,7 +205,7 @@ class CountPrediction(MixturePrediction):
         for number in range(2 * SUMMED):
             if number % 32 == 0 and number > last and bool((below > 1 - NEGLECTED).all()):
                 break
-            below = below + rows.component_log_prob(value).exp().mean(0)
+            below = below + averaged(rows.component_log_prob(value).exp(), rows.weights)
             score = score + torch.where(value < targets, below, 1 - below).square()
             value = value + 1
         return score
@@ -213,14 +215,15 @@ class CountPrediction(MixturePrediction):
         """The same where counts are large, some values at a time."""
         low, high = rows.tail(NEGLECTED).double(), rows.tail(NEGLECTED, sign=-1).double()
         score = (targets - targets.clamp(min=low, max=high)).abs()  # beyond the edges F is 0 or 1
-        width = high - low  # Σ (F(k) − [y ≤ k])² over low ≤ k < high
-        stride = (width / SUMMED).ceil().clamp(min=1)
-        for number in range(math.ceil(float((width / stride).max()))):
-            first = low + number * stride
-            value = first + ((stride - 1) / 2).floor()
-            below, above = rows.tails(value)
-            size = torch.minimum(stride, high - first).clamp(min=0)
-            score = score + size * torch.where(value < targets, below, above).square()
+        width = high - low  # Σ (F(k) − [y ≤ k])² over low ≤ k < high, in strides that grow with the distance from low
+        widest, done = (width / STRIDES).ceil().clamp(min=1), torch.zeros_like(width)
+        while bool((done < width).any()):
+            stride = torch.minimum((done / FINE).ceil().clamp(min=1), widest).minimum(width - done).clamp(min=0)
+            first = low + done
+            below, above = rows.tails(first + ((stride - 1) / 2).clamp(min=0).floor())
+            before = (targets - first).clamp(min=0).minimum(stride)  # counts of this stride below the target
+            score = score + before * below.square() + (stride - before) * above.square()
+            done = done + stride
         return score
 
     def rescaled(self, shift: Any, scale: Any) -> Self:

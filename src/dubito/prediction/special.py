@@ -31,6 +31,7 @@ def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
     """1 / (1 + d₁/(1 + d₂/(1 + …))) by Lentz's method."""
     c, d = torch.ones_like(x), 1 / _away(1 - (a + b) * x / (a + 1))
     value = d
+    rounding = 1e-15 + torch.finfo(x.dtype).eps / 8 * (a + b)  # less than what the logarithms in front of it lose
     for m in range(1, TERMS):
         for term in (
             m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m)),
@@ -39,7 +40,7 @@ def _fraction(a: Tensor, b: Tensor, x: Tensor) -> Tensor:
             d, c = 1 / _away(1 + term * d), _away(1 + term / c)
             change = c * d
             value = value * change
-        if m % 8 == 0 and bool(((change - 1).abs() < 1e-15).all()):
+        if m % 8 == 0 and bool(((change - 1).abs() < rounding).all()):
             break
     return value
 

@@ -53,12 +53,18 @@ class Axis:
 
 
 def even_ticks(low: float, high: float, most: int) -> list[float]:
-    """Round numbers between two ends, at most so many."""
+    """Round numbers between two ends, about so many, and no fewer than two."""
     rough = (high - low) / max(most, 1)
     size = 10 ** math.floor(math.log10(rough))
-    step = next(factor * size for factor in (1, 2, 2.5, 5, 10) if factor * size >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+    steps = [factor * size for factor in (10, 5, 2.5, 2, 1, 0.5, 0.25, 0.2, 0.1)]
+    largest = max(place for place, step in enumerate(steps) if step >= rough * 0.999)
+    ticks: list[float] = []
+    for step in steps[largest:]:
+        first = math.ceil(low / step - 1e-9)
+        ticks = [number * step for number in range(first, math.floor(high / step + 1e-9) + 1)]
+        if len(ticks) > 1:
+            break
+    return ticks
 
 
 def log_ticks(low: float, high: float) -> list[float]:
