@@ -19,13 +19,11 @@ from dubito.models import mlp
 
 from ..runner import provenance
 from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
-from .class_fit import METHODS, ClassFit, method_of, training_of
+from .class_fit import METHODS, ClassFit, followed, method_of, training_of
 
 DATA = ("spambase", "magic")
 #: BALI-L, on the set whose runs are cheaper.
 LOCAL = ("spambase", "bali-l")
-#: How near to its best a run has converged, and how many places of its curve are kept.
-NEAR, PLACES = 1.05, 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +94,7 @@ def run_split(cell: Cell, train: Part, test: Part, settings: Fit, steps: int | N
     )
     probs, targets = told.probs.reshape(-1), test.targets.reshape(-1)  # pyright: ignore[reportAttributeAccessIssue]
     both, labels = torch.stack([1 - probs, probs], 1), targets.long()
-    curve = [(int(entry["step"]), entry["validation_nll"]) for entry in posterior.history]
+    reach, curves = followed(posterior.history)
     return Outcome(
         metrics={
             "accuracy": metrics.accuracy(both, labels),
@@ -104,22 +102,10 @@ def run_split(cell: Cell, train: Part, test: Part, settings: Fit, steps: int | N
             "ece": metrics.ece(both, labels),
             "nll": nll,
             "gap": nll - train_nll,
-            "reach": float(reached(curve)),
+            "reach": reach,
         },
-        details={"train_nll": train_nll, "test_nll_by_step": thinned(curve)},
+        details={"train_nll": train_nll, **curves},
     )
-
-
-def reached(curve: Sequence[tuple[int, float]]) -> int:
-    """The first step of a curve near its lowest value."""
-    best = min(value for _, value in curve)
-    return next(step for step, value in curve if value <= NEAR * best)
-
-
-def thinned(curve: Sequence[tuple[int, float]], places: int = PLACES) -> list[list[float]]:
-    """A curve's first, last and evenly many points between, evenly on a logarithmic scale."""
-    wanted = torch.logspace(0, torch.tensor(float(len(curve))).log10(), places).round().long().unique() - 1
-    return [[step, float(f"{value:.5g}")] for step, value in (curve[place] for place in wanted.tolist())]
 
 
 def scale(seconds: dict[str, float], splits: int, smaller: str = "", **changes: int) -> Scale:

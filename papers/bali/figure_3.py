@@ -4,21 +4,23 @@ The figure shows ROC curves without numbers; every outcome keeps its curve, and 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dubito import Categorical, metrics, seeds
-from dubito.data import Part
+from dubito.data import Part, Scaling
 from dubito.models import mlp
+from dubito.posterior import Posterior
 from dubito.prediction import CategoricalPrediction
 from dubito.shifts import detection, ood_pair, scores
 
 from ..runner import provenance
 from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
 from ..settings import explicit
-from .class_fit import METHODS, ClassFit, method_of, training_of
+from .class_fit import METHODS, ClassFit, followed, method_of, training_of
 
 PAIRS = ("mnist/fashion-mnist", "fashion-mnist/mnist")
 
@@ -29,6 +31,8 @@ class Fit(ClassFit):
 
     Args:
         num_samples: draws of a prediction.
+        standardise: images by one mean and standard deviation of all training pixels; otherwise pixels in [0, 1].
+        curve_rows: test and training images that are judged along training; 0 keeps no curves.
     """
 
     step_size: float = 0.25
@@ -37,28 +41,40 @@ class Fit(ClassFit):
     iterations: int = 30_000
     lr: float = 2e-3
     num_samples: int = 50
+    standardise: bool = True
+    curve_rows: int = 0
 
 
 @dataclass(frozen=True)
 class Images:
-    """Images to train on, to judge by, and foreign ones."""
+    """Images to train on, to judge by, and out-of-distribution ones, standardised; `scaling` leads back to [0, 1]."""
 
     train: Part
     test: Part
     outside: Tensor
+    scaling: Scaling
+
+    def scaled(self, standardise: bool) -> "Images":
+        """With standardised pixels, or with those in [0, 1]."""
+        if standardise:
+            return self
+        train, test = (Part(self.scaling.undo(part.inputs), part.targets) for part in (self.train, self.test))
+        return replace(self, train=train, test=test, outside=self.scaling.undo(self.outside))
 
 
 def load_cell(cell: Cell) -> Images:
     """All training images, and the test images of both sets."""
     pair = ood_pair(cell.data, validation=0)
-    return Images(pair.inside.train, pair.inside.test, pair.outside)
+    assert pair.inside.input_scaling is not None
+    return Images(pair.inside.train, pair.inside.test, pair.outside, pair.inside.input_scaling)
 
 
 def generate_cell(cell: Cell) -> Images:
     """Made-up images."""
     stream = seeds.generator(cell.seed, "made-up images", cell.data)
     part = Part(torch.randn(60, 1, 28, 28, generator=stream), torch.arange(60) % 10)
-    return Images(part, part, torch.rand(60, 1, 28, 28, generator=stream))
+    outside = torch.rand(60, 1, 28, 28, generator=stream)
+    return Images(part, part, outside, Scaling(torch.tensor(0.1), torch.tensor(0.3)))
 
 
 def run_cells(cells: Sequence[Cell], data: Sequence[Images], settings: Fit, steps: int | None) -> list[Outcome]:
@@ -68,32 +84,50 @@ def run_cells(cells: Sequence[Cell], data: Sequence[Images], settings: Fit, step
 
 def run_seed(cell: Cell, images: Images, settings: Fit, steps: int | None) -> Outcome:
     """One method, one seed."""
-    net = mlp(784, settings.hidden, activation="leaky_tanh", seed=cell.seed)
-    num_data = len(images.train.targets)
-    training = training_of(cell.method, settings, num_data, steps)
-    posterior = provenance.fit(
+    images = images.scaled(settings.standardise)
+    posterior = fitted(cell, images, settings, steps)
+    samples = settings.num_samples if steps is None else steps
+    numbers, curve = judged(posterior, images, samples, cell.seed)
+    details: dict[str, Any] = {"roc": curve}
+    if settings.curve_rows:
+        numbers["reach"], kept = followed(posterior.history)
+        rows = slice(settings.curve_rows)
+        seen = posterior.predict(images.train.inputs[rows], samples, seed=cell.seed)
+        numbers["gap"] = numbers["nll"] + float(seen.log_prob(images.train.targets[rows]).mean())
+        details |= kept
+    return Outcome(metrics=numbers, details=details)
+
+
+def fitted(cell: Cell, images: Images, settings: Fit, steps: int | None) -> Posterior:
+    """The method's posterior; the rows that a curve is drawn by choose nothing."""
+    num_data, rows = len(images.train.targets), slice(settings.curve_rows)
+    return provenance.fit(
         method_of(cell.method, settings, num_data),
-        net,
+        mlp(784, settings.hidden, activation="leaky_tanh", seed=cell.seed),
         images.train,
         explicit(Categorical),
-        training=training,
+        training=training_of(cell.method, settings, num_data, steps),
+        validation=Part(images.test.inputs[rows], images.test.targets[rows]) if settings.curve_rows else None,
         seed=cell.seed,
+        progress=False,
     )
-    samples = settings.num_samples if steps is None else steps
-    inside, outside = (
-        posterior.predict(inputs, samples, seed=cell.seed) for inputs in (images.test.inputs, images.outside)
-    )
+
+
+def judged(
+    posterior: Posterior, images: Images, num_samples: int, seed: int
+) -> tuple[dict[str, float], dict[str, list[float]]]:
+    """How well images are classified and told from others, and the ROC curve."""
+    inside, outside = (posterior.predict(rows, num_samples, seed=seed) for rows in (images.test.inputs, images.outside))
     assert isinstance(inside, CategoricalPrediction) and isinstance(outside, CategoricalPrediction)
-    found = detection(inside, outside)["total"]
-    return Outcome(
-        metrics={
-            "auroc": found.auroc,
-            "fpr95": found.fpr95,
-            "accuracy": metrics.accuracy(inside.probs, images.test.targets),
-            "ece": metrics.ece(inside.probs, images.test.targets),
-        },
-        details={"roc": roc(scores(inside)["total"], scores(outside)["total"])},
-    )
+    detected, targets = detection(inside, outside)["total"], images.test.targets
+    numbers = {
+        "auroc": detected.auroc,
+        "fpr95": detected.fpr95,
+        "accuracy": metrics.accuracy(inside.probs, targets),
+        "ece": metrics.ece(inside.probs, targets),
+        "nll": -float(inside.log_prob(targets).mean()),
+    }
+    return numbers, roc(scores(inside)["total"], scores(outside)["total"])
 
 
 def roc(inside: Tensor, outside: Tensor, places: int = 101) -> dict[str, list[float]]:

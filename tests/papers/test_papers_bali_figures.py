@@ -7,7 +7,7 @@ import torch
 
 from dubito import metrics
 from dubito.inference.bali import BALI
-from papers.bali import binary, figure_1
+from papers.bali import binary, class_fit, figure_1
 from papers.runner.experiment import Cell
 
 
@@ -27,10 +27,10 @@ def test_settings_are_those_of_tables_5_and_6():
 
 def test_a_curve_has_converged_where_it_is_near_its_lowest_value():
     curve = [(2, 1.0), (4, 0.5), (6, 0.419), (8, 0.40), (10, 0.41)]
-    assert binary.reached(curve) == 6  # 0.419 is within 5 % of 0.40
-    assert binary.reached([(1, 0.3), (2, 0.5)]) == 1
+    assert class_fit.reached(curve) == 6  # 0.419 is within 5 % of 0.40
+    assert class_fit.reached([(1, 0.3), (2, 0.5)]) == 1
     long = [(step, 1 / step) for step in range(1, 1001)]
-    kept = binary.thinned(long, places=30)
+    kept = class_fit.thinned(long, places=30)
     assert kept[0][0] == 1 and kept[-1][0] == 1000 and len(kept) <= 30
     assert [step for step, _ in kept] == sorted({step for step, _ in kept})
 
