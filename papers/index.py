@@ -6,6 +6,8 @@ TABLES = {
     "bali-figure-2": "papers.bali.binary",
     "bali-figure-7": "papers.bali.binary",
     "bali-figure-3": "papers.bali.figure_3",
+    "bali-table-2-images": "papers.bali.figure_3",
+    "bali-figure-2-images": "papers.bali.figure_3",
     "bali-scan": "papers.bali.scan",
     "bali-figure-1": "papers.bali.figure_1",
     "bali-table-1": "papers.bali.uci.tables_1_7",
