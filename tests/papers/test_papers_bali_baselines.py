@@ -96,11 +96,14 @@ def test_every_table_has_the_columns():
 def test_rivals_have_one_grid_on_every_table():
     variants = EXPERIMENT.scales["paper"].variants
     grids = {
-        tuple((run.lr, run.batch_size) for run in variants[data, f"{name}-tuned"].settings.candidates)
+        tuple(
+            (run.lr, getattr(run, "method", run).prior_std, run.batch_size)
+            for run in variants[data, f"{name}-tuned"].settings.candidates
+        )
         for data in ("yacht", "protein")
         for name in TUNED
     }
-    assert len(grids) == 1 and len(grids.pop()) == 8
+    assert len(grids) == 1 and len(grids.pop()) == 12
 
 
 def test_the_cells_that_were_run_before_keep_their_identity():

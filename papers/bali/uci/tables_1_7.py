@@ -124,11 +124,11 @@ DIFFERS = (
     "(for kin8nm and protein the smallest value of the other sets, without a choice of their own), as is kin8nm's "
     "step size, 1 for the paper's 0.3; the paper's "
     "columns of Noisy K-FAC (NNG-MVG), Vadam and mean field (BBB) are other papers', tuned by searches of their own, "
-    "ours have one setting for all tables; where a name ends in -tuned, rate and rows per step are from one grid, "
-    "chosen by each split on a tenth of its training rows; bali-chosen chooses floor and effective data itself, "
-    "bali-ruled step size and effective data by one rule on a tenth of the training rows, bali-long is α = 1 over 60,000 "
-    "iterations; protein's splits beyond the five published ones follow their rule; the grids of dropout's noise "
-    "precision on kin8nm, power and protein are spaced as those of the other tables"
+    "ours have one setting for all tables; where a name ends in -tuned, rate, prior and rows per step are from one "
+    "grid, chosen by each split on a tenth of its training rows; bali-chosen chooses floor and effective data itself, "
+    "bali-ruled step size and effective data by one rule on a tenth of the training rows, bali-long is α = 1 over "
+    "60,000 iterations; protein's splits beyond the five published ones follow their rule; the grids of dropout's "
+    "noise precision on kin8nm, power and protein are spaced as those of the other tables"
 )
 TABLES = (
     Table(
