@@ -8,6 +8,7 @@ former, a criterion that knows nothing of other images; the area under the ROC c
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from dubito.data import Part, load
 
@@ -51,7 +52,7 @@ def run_seed(cell: Cell, images: Images, settings: Fit, steps: int | None) -> Ou
     return Outcome(metrics=numbers)
 
 
-def variants(seconds: float, **changes: int) -> dict[tuple[str, str], Variant]:
+def variants(seconds: float, **changes: Any) -> dict[tuple[str, str], Variant]:
     """Every setting of the grid."""
     return {
         (DATA, name(pixels, share, step_size)): Variant(

@@ -10,11 +10,13 @@ import torch
 from dubito.data import Part
 from dubito.errors import ConfigError, TrainingError
 from dubito.inference.bali import BALI
+from papers.bali.uci import deviations
 from papers.bali.uci.choice import Choice, apart, run_choice, scored
 from papers.bali.uci.columns import SHAPES
 from papers.bali.uci.layerwise import LayerwiseRun, run_layerwise
 from papers.bali.uci.tables_1_7 import EXPERIMENT, later_split
 from papers.runner.experiment import Cell, Outcome
+from papers.runner.store import Results, Spent
 
 
 def part(rows: int, seed: int) -> Part:
@@ -119,3 +121,21 @@ def test_splits_beyond_the_published_ones_follow_their_rule():
     splits = [(Part(inputs[o[:36]], inputs[o[:36]]), Part(inputs[o[36:]], inputs[o[36:]])) for o in orders]
     train, test = later_split(*splits[0], 7)
     assert torch.equal(train.inputs, splits[7][0].inputs) and torch.equal(test.targets, splits[7][1].targets)
+
+
+def test_deviations_are_counted_in_combined_standard_errors_with_plus_for_worse(tmp_path):
+    """Made-up results of 20 splits, 0.1 either side of a number that is worse than the paper's."""
+    results, settings = Results(folder=tmp_path), Spent(cpu_seconds=1.0, peak_memory_bytes=None, together=())
+    for split in range(20):
+        noise = 0.1 if split % 2 else -0.1
+        outcome = Outcome(metrics={"rmse": 0.742 + noise, "log_likelihood": -0.545 + noise})
+        results.write(EXPERIMENT, "paper", Cell("yacht", "bali", split), outcome, settings)
+    found = deviations.deviations("bali", results).values
+    error = 0.1 / 19**0.5  # of our mean; the paper's 0.642 ± 0.042 and -0.745 ± 0.033
+    assert found["yacht", "rmse"] == pytest.approx(0.1 / math.hypot(error, 0.042))
+    assert found["yacht", "log_likelihood"] == pytest.approx(-0.2 / math.hypot(error, 0.033))
+    assert len(found) == 2
+
+
+def test_the_page_has_the_deviations_of_what_was_run():
+    assert deviations.summary() in deviations.PAGE.read_text(encoding="utf-8")
