@@ -10,9 +10,9 @@ from dubito import Gaussian, seeds
 from dubito.data import Part
 from dubito.errors import TrainingError, require_count, require_positive
 
-from ...references.ivon import package
 from ...runner import provenance
 from ...runner.experiment import Outcome
+from ...runner.ivon_package import package
 from ...settings import explicit
 from .baselines import SideBySide, StandardisedTables
 
