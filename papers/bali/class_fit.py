@@ -9,11 +9,36 @@ from dubito import BALI, MAP, MCDropout
 from dubito.method import Method
 from dubito.training import Training
 
+from ..runner.experiment import Claim, Metric
 from ..settings import explicit
 
 METHODS = ("bali", "mc-dropout", "map")
 #: How near to its best a run has converged, and how many places of its curve are kept.
 NEAR, PLACES = 1.05, 60
+
+
+#: What is read off a run's curves.
+CONVERGENCE = (
+    Metric(name="reach", title="steps to within 5 % of the best NLL", lower_is_better=True),
+    Metric(name="nll", title="test NLL", lower_is_better=True),
+    Metric(name="gap", title="test less training NLL", lower_is_better=True),
+)
+
+
+def better(text: str, metric: str, data: tuple[str, ...], methods: Mapping[str, str]) -> tuple[Claim, ...]:
+    """That forms of BALI are better than MC dropout and the point estimate.
+
+    Args:
+        text: what they do better.
+        metric: by which.
+        data: where.
+        methods: forms of BALI, and how to call them.
+    """
+    return tuple(
+        Claim(text=f"{name} {text} than {other}", metric=metric, better=method, than=other, data=data)
+        for method, name in methods.items()
+        for other in METHODS[1:]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

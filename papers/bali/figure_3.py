@@ -19,13 +19,14 @@ from dubito.prediction import CategoricalPrediction
 from dubito.shifts import detection, ood_pair, scores
 
 from ..runner import provenance
-from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
+from ..runner.experiment import Cell, Experiment, Metric, Outcome, Scale, Table, Variant
 from ..settings import explicit
-from .class_fit import METHODS, ClassFit, followed, method_of, training_of
+from .class_fit import CONVERGENCE, METHODS, ClassFit, better, followed, method_of, training_of
 
 PAIRS = ("mnist/fashion-mnist", "fashion-mnist/mnist")
 #: What `scan.py` chose: the lowest NLL of validation rows.
 CHOSEN: dict[str, Any] = {"standardise": False, "effective_share": 0.1, "step_size": 0.25}
+FORMS = {"bali": "BALI", "bali-chosen": "BALI as chosen"}
 #: Test images judged along training.
 CURVE_ROWS = 2000
 
@@ -215,17 +216,7 @@ TABLES = (
             Metric(name="fpr95", title="FPR95, out-of-distribution images as positives", lower_is_better=True),
         ),
         published={},
-        claims=tuple(
-            Claim(
-                text=f"{name} tells Fashion-MNIST from MNIST better than {other}",
-                metric="auroc",
-                better=method,
-                than=other,
-                data=("mnist/fashion-mnist",),
-            )
-            for method, name in (("bali", "BALI"), ("bali-chosen", "BALI as chosen"))
-            for other in ("mc-dropout", "map")
-        ),
+        claims=better("tells Fashion-MNIST from MNIST better", "auroc", PAIRS[:1], FORMS),
     ),
     Table(
         name="bali-table-2-images",
@@ -239,11 +230,7 @@ TABLES = (
             Metric(name="ece", title="ECE", lower_is_better=True),
         ),
         published={},
-        claims=tuple(
-            Claim(text=f"{name} is better calibrated than {other}", metric="ece", better=method, than=other, data=PAIRS)
-            for method, name in (("bali", "BALI"), ("bali-chosen", "BALI as chosen"))
-            for other in ("mc-dropout", "map")
-        ),
+        claims=better("is better calibrated", "ece", PAIRS, FORMS),
     ),
     Table(
         name="bali-figure-2-images",
@@ -253,23 +240,9 @@ TABLES = (
         differs=f"{DIFFERS}; along the run {CURVE_ROWS:,} test images are judged by 8 draws after every epoch, and the "
         "training NLL is that of the steps themselves; test images choose nothing",
         experiment=EXPERIMENT,
-        metrics=(
-            Metric(name="reach", title="steps to within 5 % of the best NLL", lower_is_better=True),
-            Metric(name="nll", title="test NLL", lower_is_better=True),
-            Metric(name="gap", title="test less training NLL", lower_is_better=True),
-        ),
+        metrics=CONVERGENCE,
         published={},
-        claims=tuple(
-            Claim(
-                text=f"{name} converges in fewer iterations than {other}",
-                metric="reach",
-                better=method,
-                than=other,
-                data=PAIRS,
-            )
-            for method, name in (("bali", "BALI"), ("bali-chosen", "BALI as chosen"))
-            for other in ("mc-dropout", "map")
-        ),
+        claims=better("converges in fewer iterations", "reach", PAIRS, FORMS),
         sizes=("third", "paper"),
     ),
 )
