@@ -146,7 +146,7 @@ EXPERIMENT = Experiment(
             batch_size=1024,
         ),
         "paper": scale(
-            {"bali": 2000.0, "bali-l": 4000.0, "mc-dropout": 900.0, "map": 500.0}, (*LOCAL, WHOLE), splits=5
+            {"bali": 1100.0, "bali-l": 2000.0, "mc-dropout": 750.0, "map": 400.0}, (*LOCAL, WHOLE), splits=5
         ),
     },
     load=load_cell,
