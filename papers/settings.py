@@ -273,6 +273,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "AutoTraining": {"watched": 1000},
     "BALI": {"refactor_every": 1},
+    "Fit": {"standardise": True, "curve_rows": 0},  # of BALI's images
     "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},
     "Categorical": {"class_weights": None, "ignore_index": None, "shift": False},
     "BatchEnsemble": {"beside": None},

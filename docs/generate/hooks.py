@@ -96,7 +96,7 @@ def reproduced() -> str:
     parts = []
     for table in tables().values():
         titles = {metric.name: metric.title for metric in table.metrics}
-        for scale in table.experiment.scales:
+        for scale in table.scales:
             cells = table.experiment.scales[scale].cells
             found = [row for row in rows(table, scale, results, cells) if row.ours is not None]
             if not found:

@@ -54,7 +54,7 @@ def reproductions() -> list[Reproduction]:
     for table in tables().values():
         if table.experiment.paper in ("defaults", "mixtures", "references"):  # they have pages of their own
             continue
-        for scale, settings in table.experiment.scales.items():
+        for scale, settings in table.scales.items():
             cells = [row for row in rows(table, scale, results, settings.cells) if row.ours is not None]
             if not cells:
                 continue

@@ -1,8 +1,10 @@
-"""Draw BALI's Figures 1 to 3 from what was run: `python -m papers.bali.draw [results]`.
+"""Draw BALI's Figures 1 to 3 and its costs from what was run: `python -m papers.bali.draw [results]`.
 
-Writes papers/bali/pictures/figure-*.png, for the first draw or split; figures that were not run are left out.
+Writes papers/bali/pictures/*.png, for the first draw or split, at the largest size that was run; figures that were not
+run are left out.
 """
 
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,13 +17,13 @@ from dubito.plot.axes import colour
 from ..runner.experiment import Experiment
 from ..runner.first_cells import first_cells
 from ..runner.store import PAPERS, Results
-from . import binary, figure_1, figure_3
+from . import binary, costs, figure_1, figure_3
 
 PICTURES = Path(__file__).parent / "pictures"
 
 
 def toys(results: Results) -> Figure | None:
-    """Figures 1 and 4 to 6: fits and doubt on made-up sets."""
+    """Figures 1 and 4 to 6: fits and uncertainty on made-up sets."""
     methods = ("bali", *figure_1.WEIGHTS)
     keys = [(data, method) for data in figure_1.ALL for method in methods]
     found = first_cells(figure_1.EXPERIMENT, "paper", keys, results)
@@ -47,28 +49,40 @@ def toys(results: Results) -> Figure | None:
 
 
 def convergence(results: Results) -> Figure | None:
-    """Figure 2: the test NLL along a run."""
-    labels = {"xlabel": "step", "ylabel": "test NLL", "xscale": "log", "yscale": "log"}
-    methods = binary.METHODS
-    return curves(results, binary.EXPERIMENT, binary.DATA, methods, by_step, labels)
+    """Figure 2: the NLL of test rows along a run, and of training rows where it was kept (dashed)."""
+    return curves(results, binary.EXPERIMENT, binary.LOCAL, binary.METHODS, along, ALONG)
 
 
-def by_step(kept: dict) -> tuple[Sequence[float], Sequence[float]]:
-    """Steps and test NLL."""
-    steps, values = zip(*kept["test_nll_by_step"], strict=True)
-    return steps, values
+def image_convergence(results: Results) -> Figure | None:
+    """Figure 2 on images."""
+    return curves(results, figure_3.EXPERIMENT, figure_3.PAIRS, figure_3.ALL, along, ALONG, ("paper", "third"))
 
 
-def foreign(results: Results) -> Figure | None:
+ALONG = {"xlabel": "step", "ylabel": "NLL", "xscale": "log", "yscale": "log"}
+
+
+def along(kept: dict) -> list[tuple[str, Sequence[float], Sequence[float]]]:
+    """Steps and NLL of test rows, and of training rows."""
+    lines = []
+    for name, style in (("test_nll_by_step", "-"), ("train_nll_by_step", "--")):
+        if name in kept:
+            steps, values = zip(*kept[name], strict=True)
+            lines.append((style, steps, values))
+    return lines
+
+
+def detection(results: Results) -> Figure | None:
     """Figure 3: ROC curves of entropy, MNIST against Fashion-MNIST."""
-    labels = {"xlabel": "foreign images taken for own", "ylabel": "own images kept"}
-    methods = figure_3.METHODS
-    return curves(results, figure_3.EXPERIMENT, figure_3.PAIRS, methods, roc, labels)
+    labels = {"xlabel": "out-of-distribution images below", "ylabel": "in-distribution images below the entropy"}
+    for methods in (figure_3.ALL, figure_3.METHODS):
+        if figure := curves(results, figure_3.EXPERIMENT, figure_3.PAIRS, methods, roc, labels):
+            return figure
+    return None
 
 
-def roc(kept: dict) -> tuple[Sequence[float], Sequence[float]]:
-    """Shares of foreign and of own images below rising thresholds."""
-    return kept["roc"]["false_positives"], kept["roc"]["true_positives"]
+def roc(kept: dict) -> list[tuple[str, Sequence[float], Sequence[float]]]:
+    """Shares of out-of-distribution and of in-distribution images below rising thresholds."""
+    return [("-", kept["roc"]["false_positives"], kept["roc"]["true_positives"])]
 
 
 def curves(
@@ -76,29 +90,60 @@ def curves(
     experiment: Experiment,
     data: Sequence[str],
     methods: Sequence[str],
-    line: Callable[[dict], tuple[Sequence[float], Sequence[float]]],
+    lines: Callable[[dict], list[tuple[str, Sequence[float], Sequence[float]]]],
     labels: dict[str, str],
+    scales: Sequence[str] = ("paper", "third", "small"),
 ) -> Figure | None:
-    """A panel for each data set with a line for each method."""
-    found = first_cells(experiment, "small", [(own, method) for own in data for method in methods], results)
+    """A panel for each data set with a line for each method, at the first of the scales that was run."""
+    keys = [(name, method) for name in data for method in methods]
+    stored = (first_cells(experiment, scale, keys, results) for scale in scales if scale in experiment.scales)
+    found = next(filter(None, stored), None)
     if not found:
         return None
     figure = Figure(figsize=(9, 3.8), layout="constrained")
     axes = dict(zip(data, figure.subplots(1, len(data)), strict=True))
-    for (own, method), kept in found.items():
-        axes[own].plot(*line(kept), label=method, color=colour(methods.index(method)))
-    for own, axis in axes.items():
-        axis.set(title=own, **labels)
+    for (name, method), kept in found.items():
+        for style, x, y in lines(kept):
+            label = method if style == "-" else None
+            axes[name].plot(x, y, style, label=label, color=colour(methods.index(method)))
+    for name, axis in axes.items():
+        axis.set(title=name, **labels)
         axis.legend()
     return figure
+
+
+def cost_curves(results: Results) -> Figure | None:
+    """CPU time of a step in width, batch and rows, beside Appendix D's count through the largest place."""
+    if not costs.FILE.exists():
+        return None
+    figure = Figure(figsize=(11, 3.4), layout="constrained")
+    measured = json.loads(costs.FILE.read_text(encoding="utf-8"))
+    for axis, (name, points) in zip(figure.subplots(1, len(measured)), measured.items(), strict=True):
+        places, took = ([point[key] for point in points] for key in (name, "milliseconds"))
+        counted = [point["millions"] * took[-1] / points[-1]["millions"] for point in points]
+        axis.plot(places, took, "o-", label="measured", color=colour(0))
+        axis.plot(places, counted, "--", label="Appendix D, scaled", color=colour(1))
+        axis.set(xlabel=name, ylabel="CPU-milliseconds of a step", xscale="log")
+        axis.set(**({"ylim": (0, 1.5 * max(took))} if name == "rows" else {"yscale": "log"}))
+        axis.legend()
+    return figure
+
+
+PICTURED = {
+    "figure-1": toys,
+    "figure-2": convergence,
+    "figure-2-images": image_convergence,
+    "figure-3": detection,
+    "costs": cost_curves,
+}
 
 
 def main() -> None:
     """Draw what is there."""
     results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else PAPERS)
-    for number, draw in ((1, toys), (2, convergence), (3, foreign)):
+    for name, draw in PICTURED.items():
         if figure := draw(results):
-            figure.savefig(PICTURES / f"figure-{number}.png", dpi=60)
+            figure.savefig(PICTURES / f"{name}.png", dpi=60)
 
 
 if __name__ == "__main__":

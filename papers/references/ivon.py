@@ -8,7 +8,6 @@ rows and δ = 1 / (N σ²) that is the evidence bound of N(0, σ²) weights at t
 
 import math
 from dataclasses import dataclass
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,7 +17,9 @@ from torch.nn.functional import cross_entropy
 
 from dubito import seeds
 from dubito.data import Part
-from dubito.errors import ConfigError, TrainingError
+from dubito.errors import TrainingError
+
+from ..runner.ivon_package import package
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +105,3 @@ class IvonPosterior:
         """Bytes of means and curvature in a file."""
         curvature = {f"hess.{i}": group["hess"] for i, group in enumerate(self.optimizer.param_groups)}
         return len(save({**self.network.state_dict(), **curvature}))
-
-
-def package() -> Any:
-    """The package `ivon`."""
-    try:
-        return import_module("ivon")
-    except ImportError as error:
-        raise ConfigError(
-            "IVON's rows need its authors' package, which is no part of dubito: pip install ivon-opt"
-        ) from error

@@ -1,7 +1,7 @@
 """What a reproduction is made of: cells to run, scales to run them at, tables to read from them."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dubito.errors import ConfigError, require_count, require_positive, unknown_name
@@ -138,6 +138,7 @@ class Experiment:
             as many draws.
         together: how many splits one call of `run` may train side by side, where networks are so small that
             this is much cheaper; the results of each are kept on their own.
+        derived: numbers that follow from what an outcome kept, such as a curve; they are computed whenever it is read.
         shares: what costly work (a training, chains) cells have in common, whatever their method or data: a queue runs
             those of one key one after the other, on one worker.
         revision: to be raised when a change of the code changes the numbers, so that old results no longer count.
@@ -150,6 +151,7 @@ class Experiment:
     generate: Callable[[Cell], Any]
     run: Callable[[Sequence[Cell], Sequence[Any], Any, int | None], Sequence[Outcome]]
     together: int = 1
+    derived: Callable[[Outcome], Mapping[str, float]] | None = None
     shares: Callable[[Cell], Hashable] | None = None
     revision: int = 1
 
@@ -177,13 +179,19 @@ class Experiment:
         settings = decisive(encode(self.settings(scale, cell)))
         return json_checksum([self.name, self.revision, scale, encode(cell), settings])
 
+    def completed(self, outcome: Outcome) -> Outcome:
+        """An outcome with the numbers that follow from it."""
+        if self.derived is None:
+            return outcome
+        return replace(outcome, metrics={**outcome.metrics, **self.derived(outcome)})
+
     def rehearse(self, scale: str, steps: int = 2) -> dict[tuple[str, str], Outcome]:
         """Run every variant for a few steps on made-up data, so that what nobody runs daily does not rot."""
         outcomes = {}
         for (data, method), variant in self.scales[scale].variants.items():
             cell = Cell(data, method)
-            found = self.run([cell], [self.generate(cell)], variant.settings, steps)
-            (outcomes[data, method],) = found
+            (outcome,) = self.run([cell], [self.generate(cell)], variant.settings, steps)
+            outcomes[data, method] = self.completed(outcome)
         return outcomes
 
 
@@ -261,6 +269,7 @@ class Table:
         published: the paper's numbers by data, method and metric.
         claims: what the paper concludes.
         differs: what was done otherwise than in the paper without being smaller, in words.
+        sizes: the scales it is read at; None reads all of the experiment's.
     """
 
     name: str
@@ -272,6 +281,13 @@ class Table:
     published: Mapping[tuple[str, str, str], Published]
     claims: tuple[Claim, ...] = ()
     differs: str = ""
+    sizes: tuple[str, ...] | None = None
+
+    @property
+    def scales(self) -> dict[str, Scale]:
+        """The scales it is read at, by name."""
+        known = self.experiment.scales
+        return {name: scale for name, scale in known.items() if self.sizes is None or name in self.sizes}
 
     def heading(self, scale: str) -> str:
         """The title, which says what is smaller than in the paper."""

@@ -153,6 +153,7 @@ def _judged(claim: Claim, data: str, found: dict[Cell, Outcome], lower_is_better
         (outcome.metrics[claim.metric], other.metrics[claim.metric])
         for cell, outcome in found.items()
         if (cell.data, cell.method) == (data, claim.better)
+        and claim.metric in outcome.metrics
         and (other := found.get(Cell(data, claim.than, cell.split, cell.seed))) is not None
     ]
     if not pairs:

@@ -26,7 +26,7 @@ def listed(tables: Mapping[str, Table], results: Results) -> list[dict[str, Any]
             "smaller": scale.smaller,
         }
         for table in tables.values()
-        for name, scale in table.experiment.scales.items()
+        for name, scale in table.scales.items()
     ]
 
 

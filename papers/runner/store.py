@@ -94,7 +94,7 @@ class Results:
                 return None
             metrics = {str(name): float(value) for name, value in content["metrics"].items()}
             return Stored(
-                outcome=Outcome(metrics=metrics, details=dict(content["details"])),
+                outcome=experiment.completed(Outcome(metrics=metrics, details=dict(content["details"]))),
                 cpu_seconds=float(content["cpu_seconds"]),
                 recorded=content.get("fits") is not None,
             )

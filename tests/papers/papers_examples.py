@@ -3,6 +3,7 @@
 import os
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,3 +103,15 @@ def table(made: Experiment | None = None, **changes) -> Table:
 
 #: As a module of the index has them.
 TABLES = (table(),)
+
+
+class IVON(torch.optim.SGD):
+    """Stands in for the optimiser of `ivon-opt`: the same calls, without noise."""
+
+    def __init__(self, parameters, lr: float, **settings: float) -> None:
+        assert set(settings) == {"ess", "weight_decay", "hess_init", "beta1", "beta2"}
+        super().__init__(parameters, lr=lr)
+
+    @contextmanager
+    def sampled_params(self, train: bool = False):
+        yield

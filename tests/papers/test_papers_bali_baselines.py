@@ -11,7 +11,8 @@ from dubito.inference.mean_field import MeanField
 from dubito.inference.natural_gradient import NoisyKFAC, Vadam
 from dubito.method import Method
 from papers.bali.uci.baselines import BaselineRun, Beside, SideBySide, run_baseline
-from papers.bali.uci.tables_1_7 import BASELINES, EXPERIMENT, TABLES
+from papers.bali.uci.columns import BASELINES, TUNED
+from papers.bali.uci.tables_1_7 import EXPERIMENT, TABLES
 from papers.runner.experiment import Cell
 
 
@@ -80,7 +81,7 @@ def test_numbers_are_in_original_units(method: Method, lr: float):
 def test_every_table_has_the_columns():
     scale = EXPERIMENT.scales["paper"]
     for name in BASELINES:
-        assert sum(cell.method == name for cell in scale.cells) == 6 * 20 + 5
+        assert sum(cell.method == name for cell in scale.cells) == 7 * 20
     assert scale.variants["protein", "vadam"].settings.hidden == 100
     assert all(
         ("yacht", name, metric) in table.published
@@ -90,6 +91,19 @@ def test_every_table_has_the_columns():
     claims = {claim.than: claim.data for claim in TABLES[0].claims}
     assert claims["noisy-kfac"] == ("yacht", "concrete")  # by Table 1: 3.8 and 3.0 standard errors; energy 1.2
     assert "wine-red" not in claims["mean-field"]  # where it is BALI that is worse
+
+
+def test_rivals_have_one_grid_on_every_table():
+    variants = EXPERIMENT.scales["paper"].variants
+    grids = {
+        tuple(
+            (run.lr, getattr(run, "method", run).prior_std, run.batch_size)
+            for run in variants[data, f"{name}-tuned"].settings.candidates
+        )
+        for data in ("yacht", "protein")
+        for name in TUNED
+    }
+    assert len(grids) == 1 and len(grids.pop()) == 12
 
 
 def test_the_cells_that_were_run_before_keep_their_identity():

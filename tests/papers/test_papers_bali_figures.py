@@ -7,13 +7,13 @@ import torch
 
 from dubito import metrics
 from dubito.inference.bali import BALI
-from papers.bali import binary, figure_1
+from papers.bali import binary, class_fit, figure_1
 from papers.runner.experiment import Cell
 
 
 def test_settings_are_those_of_tables_5_and_6():
     paper = binary.EXPERIMENT.scales["paper"]
-    spam, magic = (paper.variants[data, "bali"].settings for data in binary.DATA)
+    spam, magic = (paper.variants[data, "bali"].settings for data in binary.LOCAL)
     method = binary.method_of("bali", spam, 3681)
     assert isinstance(method, BALI) and method.sampling == "weight"
     assert (method.step_size, method.update_rate, method.prior_scale) == (0.1, 0.1, 10.0)
@@ -22,15 +22,18 @@ def test_settings_are_those_of_tables_5_and_6():
     assert isinstance(other, BALI) and other.sampling == "local"
     assert (other.step_size, other.prior_scale) == (0.5, 8.0) and other.effective_data == pytest.approx(1521.6)
     assert (spam.iterations, spam.batch_size, spam.lr, spam.weight_decay, spam.rate) == (20_000, 2048, 1e-3, 1e-4, 0.1)
-    assert {cell.data for cell in paper.cells if cell.method == "bali-l"} == {"spambase"}
+    assert {cell.data for cell in paper.cells if cell.method == "bali-l"} == {"spambase", "magic"}
+    diabetes, part = paper.variants["diabetes-health", "bali"].settings, binary.OWN["diabetes-20000"]
+    assert (diabetes.step_size, diabetes.update_rate, diabetes.iterations) == (0.25, 0.05, 30_000)
+    assert diabetes.effective_share * 0.8 * 253_680 == pytest.approx(part.effective_share * 0.8 * 20_000)
 
 
 def test_a_curve_has_converged_where_it_is_near_its_lowest_value():
     curve = [(2, 1.0), (4, 0.5), (6, 0.419), (8, 0.40), (10, 0.41)]
-    assert binary.reached(curve) == 6  # 0.419 is within 5 % of 0.40
-    assert binary.reached([(1, 0.3), (2, 0.5)]) == 1
+    assert class_fit.reached(curve) == 6  # 0.419 is within 5 % of 0.40
+    assert class_fit.reached([(1, 0.3), (2, 0.5)]) == 1
     long = [(step, 1 / step) for step in range(1, 1001)]
-    kept = binary.thinned(long, places=30)
+    kept = class_fit.thinned(long, places=30)
     assert kept[0][0] == 1 and kept[-1][0] == 1000 and len(kept) <= 30
     assert [step for step, _ in kept] == sorted({step for step, _ in kept})
 

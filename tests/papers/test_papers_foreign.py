@@ -22,6 +22,26 @@ def test_the_area_under_the_kept_curve_is_the_auroc():
     assert float(area) == pytest.approx(truth, abs=0.01)  # the first threshold lets in one image at once
 
 
+def test_the_papers_positives_are_in_distribution_images():
+    """The share of the others below the entropy that 95 % of the in-distribution images stay below."""
+    stream = torch.Generator().manual_seed(0)
+    inside, outside = torch.rand(2000, generator=stream), torch.rand(2000, generator=stream) + 0.5
+    outcome = figure_3.Outcome(metrics={}, details={"roc": figure_3.roc(inside, outside)})
+    truth = float((outside <= inside.quantile(0.95)).float().mean())
+    assert figure_3.paper_positives(outcome)["fpr95_inside"] == pytest.approx(truth, abs=0.01)
+    assert truth == pytest.approx(0.45, abs=0.03)
+
+
+def test_pixels_are_standardised_or_in_the_unit_interval():
+    cell = Cell("mnist/fashion-mnist", "bali")
+    images = figure_3.generate_cell(cell)
+    unit = images.scaled(False)
+    assert images.scaled(True) is images
+    torch.testing.assert_close(unit.outside, images.outside * 0.3 + 0.1)
+    torch.testing.assert_close(unit.train.inputs, images.train.inputs * 0.3 + 0.1)
+    assert torch.equal(unit.test.targets, images.test.targets)
+
+
 def test_bali_has_the_papers_settings():
     method = figure_3.method_of("bali", figure_3.Fit(), 60_000)
     assert (method.step_size, method.update_rate, method.prior_scale) == (0.25, 0.1, 10.0)

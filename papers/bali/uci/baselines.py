@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.overrides import handle_torch_function, has_torch_function
 
 from dubito import Gaussian, seeds
-from dubito.data import Part
+from dubito.data import Part, Scaling
 from dubito.errors import require_count, require_positive
 from dubito.layers import Context, kind
 from dubito.layers.convolution import Convolution
@@ -131,6 +131,37 @@ class SideBySide(nn.Module):
         return self.second(self.first(inputs.flatten(1)[..., None]).relu())[..., 0]
 
 
+@dataclass(frozen=True)
+class StandardisedTables:
+    """Scalings of inputs and targets by each table's training rows."""
+
+    inputs_by: tuple[Scaling, ...]
+    targets_by: tuple[Scaling, ...]
+
+    @classmethod
+    def of(cls, trains: Sequence[Part]) -> "StandardisedTables":
+        """By these training rows."""
+        return cls(
+            tuple(standardising(part.inputs) for part in trains), tuple(standardising(part.targets) for part in trains)
+        )
+
+    def inputs(self, parts: Sequence[Part]) -> Tensor:
+        """[B, R, n]."""
+        return torch.stack([by.apply(part.inputs) for by, part in zip(self.inputs_by, parts, strict=True)], 1).float()
+
+    def targets(self, parts: Sequence[Part]) -> Tensor:
+        """[B, R]."""
+        return torch.cat([by.apply(part.targets) for by, part in zip(self.targets_by, parts, strict=True)], 1).float()
+
+    def judged(self, tests: Sequence[Part], means: Tensor, stds: Tensor) -> list[Outcome]:
+        """Results in original units of draws [S, B, R] with noise [R]."""
+        outcomes = []
+        for place, (part, scaling) in enumerate(zip(tests, self.targets_by, strict=True)):
+            own = scaling.undo(means[..., place, None].double())
+            outcomes.append(scored(part, own, stds[place].double() * scaling.scale, {}))
+        return outcomes
+
+
 def run_baseline(
     trains: Sequence[Part],
     tests: Sequence[Part],
@@ -148,17 +179,11 @@ def run_baseline(
         seeds_of_parts: one per table; order of rows and noise are the first's.
         steps: ends training after so many steps, and prediction after as many draws.
     """
-    inputs_by = [standardising(part.inputs) for part in trains]
-    targets_by = [standardising(part.targets) for part in trains]
-
-    def inputs(parts: Sequence[Part]) -> Tensor:
-        return torch.stack([by.apply(part.inputs) for by, part in zip(inputs_by, parts, strict=True)], 1).float()
-
-    targets = [by.apply(part.targets) for by, part in zip(targets_by, trains, strict=True)]
+    tables = StandardisedTables.of(trains)
     posterior = provenance.fit(
         settings.method,
         SideBySide(trains[0].inputs.shape[1], settings.hidden, seeds_of_parts),
-        (inputs(trains), torch.cat(targets, 1).float()),
+        (tables.inputs(trains), tables.targets(trains)),
         explicit(Gaussian),
         training=explicit(
             Training,
@@ -173,10 +198,5 @@ def run_baseline(
     )
     likelihood = posterior.likelihood
     assert isinstance(likelihood, GaussianLikelihood)
-    means = posterior.sample_outputs(inputs(tests), steps or settings.num_samples).double()
-    stds = likelihood.std().detach().double()
-    outcomes = []
-    for place, (part, scaling) in enumerate(zip(tests, targets_by, strict=True)):
-        own = scaling.undo(means[..., place, None])
-        outcomes.append(scored(part, own, stds[place] * scaling.scale, {}))
-    return outcomes
+    means = posterior.sample_outputs(tables.inputs(tests), steps or settings.num_samples)
+    return tables.judged(tests, means, likelihood.std().detach())

@@ -36,7 +36,12 @@ def published(metric: str, printed: str) -> dict[tuple[str, str, str], Published
             if entry != "-":
                 value, error = map(float, entry.split("±"))
                 numbers[data, method, metric] = Published(value, error, Over.RUNS)
-        numbers[data, "bali-chosen", metric] = numbers[data, "bali", metric]  # the same method, set by itself
+        # The same methods, set by themselves, by a rule or by a search.
+        for name in ("bali-chosen", "bali-ruled", "bali-long"):
+            numbers[data, name, metric] = numbers[data, "bali", metric]
+        for name in ("noisy-kfac", "vadam", "mean-field"):
+            if (data, name, metric) in numbers:
+                numbers[data, f"{name}-tuned", metric] = numbers[data, name, metric]
     return numbers
 
 
