@@ -24,8 +24,6 @@ TABLES = {
     "inf-table-2-mnist-auroc": "papers.inf.table_2",
     "inf-table-2-search": "papers.inf.table_2_searched",
     "inf-table-2-cifar": "papers.inf.table_2_searched",
-    "inf-figure-6": "papers.inf.table_2_searched",
-    "inf-bytes-trained": "papers.inf.table_2_searched",
     "inf-table-1": "papers.inf.table_1",
     "inf-figure-3": "papers.inf.table_1",
     "inf-lemma-1": "papers.inf.lemma_1",
