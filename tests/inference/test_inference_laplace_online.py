@@ -1,7 +1,9 @@
 """The prior by marginal likelihood in training: closed forms of linear models, the best turn, checkpoints."""
 
+import json
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -174,3 +176,29 @@ def test_refusals() -> None:
         Laplace(evidence=OnlineEvidence(), prior=Around(net, std=1.0))
     with pytest.raises(ConfigError, match="every"):
         OnlineEvidence(every=0)
+
+
+@pytest.mark.filterwarnings("ignore:the network is no better than a constant:dubito.DubitoWarning")
+@pytest.mark.parametrize("task", ["regression", "classification"])
+def test_the_end_is_that_of_laplace_torch(task) -> None:
+    """From the same start and rows (benchmarks/peers_evidence.py), under the diagonal, which both define alike."""
+    file = Path(__file__).parents[2] / "benchmarks" / "results" / "peers_evidence.json"
+    stored = json.loads(file.read_text(encoding="utf-8"))
+    kept = stored["networks"][task]
+    theirs, sizes = kept["answers"]["diag"], {"regression": (2, 16, 1), "classification": (2, 12, 8, 3)}[task]
+    layers = [part for sides in pairwise(sizes) for part in (nn.Linear(*sides), nn.Tanh())][:-1]
+    net = nn.Sequential(*layers).double()
+    net.load_state_dict({name: torch.tensor(value, dtype=torch.float64) for name, value in kept["start"].items()})
+    targets = torch.tensor(kept["y"], dtype=torch.float64 if task == "regression" else torch.long)
+    posterior = Laplace(structure=Diagonal(), evidence=OnlineEvidence()).fit(
+        net,
+        (torch.tensor(kept["x"], dtype=torch.float64), targets),
+        Gaussian() if task == "regression" else Categorical(),
+        training=Training(epochs=700, batch_size=len(targets), lr=stored["lr"]),
+    )
+    assert posterior.log_marginal_likelihood() == pytest.approx(theirs["log_marginal_likelihood"], abs=0.02)
+    if task == "classification":
+        assert posterior.prior_precision == pytest.approx(theirs["prior_precision"], rel=0.01)
+    else:  # both give the weights up: the likeliest network under this structure is a constant
+        assert posterior.likelihood.std().item() == pytest.approx(theirs["noise"], rel=0.01)
+        assert min(posterior.prior_precision, theirs["prior_precision"]) > 100

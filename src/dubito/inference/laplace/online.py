@@ -109,7 +109,7 @@ class OnlineObjective(PlainObjective):
             posterior = self.around(detached(self.draft), self.present)
             changes = best_prior(posterior, prior=True, per_layer=self.settings.per_layer, noise=self.noise)
         best, most = changes["prior_precision"], self.settings.step
-        wanted: dict[str, float] = best if isinstance(best, dict) else dict.fromkeys(self.present, best)
+        wanted: dict[str, Any] = best if isinstance(best, dict) else dict.fromkeys(self.present, best)
         present = {
             name: math.exp(math.log(value) + max(-most, min(most, math.log(wanted[name] / value))))
             for name, value in self.present.items()
