@@ -172,9 +172,10 @@ def reference(
     cell: Cell, points: Points, settings: Toy, steps: int | None, grid: Tensor
 ) -> tuple[Tensor, Tensor, dict[str, float]]:
     """HMC's mean and standard deviation along the grid, and the chains' diagnostics; refused if not converged."""
-    key = (cell.data, cell.split, cell.seed, len(points.train.targets), steps)
+    chains = (settings.hidden, settings.prior_std, settings.chains, settings.warmup, settings.draws, len(grid))
+    key = (cell.data, cell.split, cell.seed, len(points.train.targets), chains, steps)
     before = None if steps else Results(folder=PAPERS).read(EXPERIMENT, "paper", replace(cell, method=METHODS[0]))
-    if before and settings.places == len(grid) and isinstance(settings, SearchedToy):  # the same chains, stored
+    if before and isinstance(settings, SearchedToy):  # the same chains, stored
         kept = before.details
         return grid.new_tensor(kept["hmc_mean"]), grid.new_tensor(kept["hmc_std"]), kept["chains"]
     return provenance.shared(_references, key, partial(chains_of, cell, points, settings, steps, grid))
