@@ -80,7 +80,7 @@ class Search:
 
 def load_cell(cell: Cell) -> Images:
     """Images inside and out of the distribution, scaled alike."""
-    pair = ood_pair("mnist/notmnist" if cell.data == MNIST else "cifar10/cifar100")
+    pair = ood_pair("mnist/notmnist") if cell.data == MNIST else ood_pair("cifar10/cifar100", validation=0.1)
     assert pair.inside.validation is not None
     return Images(pair.inside.train, pair.inside.validation, pair.inside.test, pair.outside)
 
@@ -256,7 +256,7 @@ DIGITS = experiment(
 OBJECTS = experiment(
     "inf-searched-cifar",
     Scale(
-        variants=variants({data: SMALL[data] for data in CIFAR}, {VGG: (30.0, 25.0), RESNET: (60.0, 60.0)}),
+        variants=variants({data: SMALL[data] for data in CIFAR}, {VGG: (16.0, 18.0), RESNET: (60.0, 60.0)}),
         seeds=3,
         smaller="images averaged down to 16 × 16, 4,000 training images, 10 epochs (ResNet-18: 6), 1,000 images "
         "judged, 500 validation images; 40 pairs of 300, judged by at most 8 draws; 20 draws of a prediction",
