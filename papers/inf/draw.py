@@ -25,16 +25,19 @@ PICTURES = Path(__file__).parent / "pictures"
 
 def toy(results: Results) -> Figure | None:
     """Figure 4: HMC first, then every method, each with two standard deviations; the first draw of the points."""
-    keys = [(figure_4.DATA, method) for method in (*figure_4.METHODS, *figure_4.VALIDATED)]
-    kept = first_cells(figure_4.EXPERIMENT, "paper", keys, results)
+    groups = [[(figure_4.DATA, method) for method in group] for group in (figure_4.METHODS, figure_4.VALIDATED)]
+    kept, validated = (first_cells(figure_4.EXPERIMENT, "paper", keys, results) for keys in groups)
     if not kept:
         return None
+    kept |= validated
     first = next(iter(kept.values()))
     curves = {"HMC": (first["hmc_mean"], first["hmc_std"])}
     curves |= {method: (one["mean"], one["std"]) for (_, method), one in kept.items()}
-    figure = Figure(figsize=(12, 8), layout="constrained")
-    axes = figure.subplots(3, 4, sharex=True, sharey=True).flatten()
-    axes[-1].set_axis_off()
+    lines = -(-len(curves) // 4)
+    figure = Figure(figsize=(12, 2.75 * lines), layout="constrained")
+    axes = figure.subplots(lines, 4, sharex=True, sharey=True).flatten()
+    for axis in axes[len(curves) :]:
+        axis.set_axis_off()
     x, points = torch.tensor(first["x"]), load(figure_4.DATA, 0, standardise=False).train
     for axis, (name, curve) in zip(axes, curves.items(), strict=False):
         mean, std = (torch.tensor(values) for values in curve)
