@@ -55,6 +55,7 @@ bench-env:
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps laplace-torch bayesian-torch backpack-for-pytorch curvlinops-for-pytorch asdfghjkl
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check ngboost "pandas<3" scikit-learn
 	.venv-peers/bin/python -P benchmarks/peers.py  # -P: benchmarks/laplace.py is not theirs
+	.venv-peers/bin/python -P benchmarks/peers_evidence.py
 
 docs: .venv/ready
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"

@@ -25,6 +25,8 @@ TABLES = {
     "inf-bytes": "papers.inf.table_3_trained",
     "inf-table-2-mnist": "papers.inf.table_2",
     "inf-table-2-mnist-auroc": "papers.inf.table_2",
+    "inf-table-2-search": "papers.inf.table_2_searched",
+    "inf-table-2-cifar": "papers.inf.table_2_searched",
     "inf-table-1": "papers.inf.table_1",
     "inf-figure-3": "papers.inf.table_1",
     "inf-lemma-1": "papers.inf.lemma_1",

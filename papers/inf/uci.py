@@ -1,7 +1,8 @@
 """INF's supplement: test log-likelihood of the Laplace structures on UCI tables.
 
 The paper's numbers are in its missing supplement, so there is nothing to compare with; what is judged is how the
-structures compare among themselves, at a prior precision chosen by marginal likelihood.
+structures compare among themselves, at a prior precision chosen by marginal likelihood, and how INF does at several
+ranks.
 """
 
 from collections.abc import Sequence
@@ -24,13 +25,16 @@ from ..runner import provenance
 from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
 from ..settings import explicit
 
-UCI = ("yacht", "energy", "concrete", "wine-red", "boston")
+UCI = ("yacht", "energy", "concrete", "wine-red", "boston", "kin8nm", "naval", "power", "protein")
 STRUCTURES: dict[str, Structure | None] = {
     "map": None,
     "laplace-diag": Diagonal(),
     "laplace-kfac": KFAC(),
     "laplace-efb": EFB(),
+    "laplace-inf-1%": explicit(INF, rank=0.01),
+    "laplace-inf-5%": explicit(INF, rank=0.05),
     "laplace-inf-20%": explicit(INF, rank=0.2),
+    "laplace-inf-50%": explicit(INF, rank=0.5),
     "laplace-inf": explicit(INF, rank=1.0),
 }
 
@@ -127,9 +131,11 @@ EXPERIMENT = Experiment(
     scales={
         "paper": Scale(
             variants={
-                (data, method): Variant(settings=Fit(), cpu_seconds=1.0) for data in UCI for method in STRUCTURES
+                (data, method): Variant(settings=Fit(), cpu_seconds=4.0 if method == "map" else 0.2)
+                for data in UCI
+                for method in STRUCTURES
             },
-            splits=20,
+            splits={data: 5 if data == "protein" else 20 for data in UCI},
         )
     },
     load=load_cell,
@@ -137,7 +143,11 @@ EXPERIMENT = Experiment(
     run=run_cells,
     shares=shared_work,
 )
-PAIRS = (("laplace-inf", "map"), ("laplace-inf", "laplace-diag"), ("laplace-inf", "laplace-kfac"))
+RANKS = ("laplace-inf-1%", "laplace-inf-5%", "laplace-inf-20%", "laplace-inf-50%")
+PAIRS = (
+    *(("laplace-inf", other) for other in ("map", "laplace-diag", "laplace-kfac", *RANKS)),
+    *((rank, "laplace-diag") for rank in RANKS),
+)
 TABLES = (
     Table(
         name="inf-uci",

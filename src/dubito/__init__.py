@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from .inference.laplace import KFAC as KFAC
     from .inference.laplace import Diagonal as Diagonal
     from .inference.laplace import Laplace as Laplace
+    from .inference.laplace import OnlineEvidence as OnlineEvidence
     from .inference.laplace import last_layer as last_layer
     from .inference.map import MAP as MAP
     from .inference.mc_dropout import MCDropout as MCDropout
@@ -98,7 +99,7 @@ _NAMES = {
     "inference.hmc": ("HMC",),
     "inference.implicit": ("Implicit",),
     "inference.k_tied": ("KTied",),
-    "inference.laplace": ("EFB", "INF", "KFAC", "Diagonal", "Laplace", "last_layer"),
+    "inference.laplace": ("EFB", "INF", "KFAC", "Diagonal", "Laplace", "OnlineEvidence", "last_layer"),
     "inference.map": ("MAP",),
     "inference.mc_dropout": ("MCDropout",),
     "inference.mean_field": ("MeanField",),

@@ -206,6 +206,13 @@ MUTANTS = (
         "the marginal likelihood halves the prior's penalty",
     ),
     mutant(
+        "inference/laplace/online.py",
+        "return 0.5 * (precisions * squares).sum()",
+        "return (precisions * squares).sum()",
+        "inference/test_inference_laplace_online.py::test_a_linear_model_reaches_the_largest_evidence_in_closed_form",
+        "the prior that the marginal likelihood moves counts twice in training",
+    ),
+    mutant(
         "inference/mc_dropout.py",
         "return normal_penalty(trainable(self.draft.network).values(), std)",
         "return 2 * normal_penalty(trainable(self.draft.network).values(), std)",

@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dubito import TrainingError, metrics
+from dubito import SWA, Categorical, Training, TrainingError, metrics
 from dubito.data import Scaling
 from papers.bali import figure_3
-from papers.inf import figure_4, figure_5, table_2
+from papers.inf import figure_4, figure_5, searched, table_2
 from papers.runner.experiment import Cell
+from papers.runner.store import PAPERS, Results
+from papers.settings import explicit
 
 
 def test_the_area_under_the_kept_curve_is_the_auroc():
@@ -82,3 +84,45 @@ def test_points_are_shared_by_the_structures():
     assert set(chosen) == {"prior_precision", "data_scale"}
     for name, weight in point.weights().items():
         assert torch.equal(laplace.weights()[name], weight)
+
+
+@pytest.mark.filterwarnings("ignore:the network is no better than a constant")  # after two steps it may not be
+def test_searched_networks_are_trained_once_and_averaged_as_swa_does():
+    cell = Cell(searched.MNIST, "swa", seed=9)
+    settings, images = searched.SMALL[searched.MNIST], searched.generate_cell(cell)
+    mean, _ = searched.fitted(cell, images, settings, 4)
+    training = explicit(Training, iterations=4, batch_size=100, lr=settings.lr, weight_decay=settings.weight_decay)
+    net = searched.NETWORKS[cell.data](seed=9)
+    alone = explicit(SWA).fit(net, images.train, explicit(Categorical), training=training, seed=9)
+    for name, weight in alone.weights().items():
+        assert torch.equal(mean.weights()[name], weight)
+    point, _ = searched.fitted(replace(cell, method="nn"), images, settings, 4)
+    around, chosen = searched.fitted(replace(cell, method="laplace-diag"), images, settings, 4)
+    assert all(torch.equal(weight, around.weights()[name]) for name, weight in point.weights().items())
+    tried = around.details["search"]
+    assert tried["predictive"] == "draws" and tried["trials"] == 8 and tried["loss"] <= tried["present_loss"]
+    assert chosen["prior_precision"] == around.prior_precision
+    assert chosen["data_scale"] * around.num_data == pytest.approx(around.data_scale)
+
+
+@pytest.mark.filterwarnings("ignore:the network is no better than a constant")
+def test_numbers_beside_the_weights_are_those_of_the_structures():
+    cell = Cell(searched.MNIST, "laplace-kfac", seed=9)
+    images, settings = searched.generate_cell(cell), searched.SMALL[searched.MNIST]
+    posterior, _ = searched.fitted(cell, images, settings, 2)
+    sides = [(6, 26), (16, 151), (84, 257), (10, 85)]  # outputs, and inputs with the bias
+    kept = sum(m * m + m + n * n + n for m, n in sides)
+    assert searched.numbers(posterior) == pytest.approx(kept / sum(m * n for m, n in sides))
+    diagonal, _ = searched.fitted(replace(cell, method="laplace-diag"), images, settings, 2)
+    assert searched.numbers(diagonal) == 1
+    assert searched.numbers(searched.fitted(replace(cell, method="nn"), images, settings, 2)[0]) == 0
+
+
+def test_stored_validated_cells_stand_beside_the_chains_of_their_draw():
+    """The reference that a validated cell reads from a file is that of the other methods."""
+    results = Results(folder=PAPERS)
+    for split in range(3):
+        cells = [Cell(figure_4.DATA, method, split) for method in (*figure_4.METHODS, *figure_4.VALIDATED)]
+        curves = [one.details["hmc_std"] for cell in cells if (one := results.read(figure_4.EXPERIMENT, "paper", cell))]
+        for curve in curves[1:]:
+            assert curve == pytest.approx(curves[0], rel=1e-6)

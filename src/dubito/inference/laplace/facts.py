@@ -3,7 +3,7 @@
 from typing import Any, NotRequired, TypedDict
 
 from ...posterior import Details
-from ...storage.schema import Positive, Recorded
+from ...storage.schema import Count, Positive, Recorded
 
 
 class BlockFacts(TypedDict, total=False):
@@ -45,6 +45,16 @@ class Search(TypedDict):
     loss: Recorded
 
 
+class EvidenceTurns(TypedDict):
+    """What the marginal likelihood did in training: prior precisions after some steps, and the best of these turns."""
+
+    epochs: Count
+    steps: list[Count]
+    values: list[Recorded]
+    precisions: list[dict[str, Positive]]
+    best: Count
+
+
 class LaplaceDetails(Details):
     """See `LaplacePosterior`."""
 
@@ -60,3 +70,4 @@ class LaplaceDetails(Details):
     num_values: NotRequired[float | None]
     precision_choice: NotRequired[PrecisionChoice | None]
     search: NotRequired[Search | None]
+    evidence: NotRequired[EvidenceTurns | None]

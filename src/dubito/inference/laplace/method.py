@@ -1,14 +1,14 @@
 """Laplace: a Gaussian around a trained network, as wide as the loss around it is flat."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ...curvature import Block, Cover, Curvature, Statistics, cover, statistics, usual_curvature
+from ...curvature import Block, Cover, Curvature, Empirical, Statistics, cover, statistics, usual_curvature
 from ...distributions.structured import total
 from ...errors import ConfigError, NetworkError, require_count, require_positive, warn
 from ...fitting import Prepared, answered, prepare_more, probe, undisturbed
@@ -22,9 +22,10 @@ from ...posterior import MixturePosterior, Posterior
 from ...precision import Precision, passes_in
 from ...priors import Around, require_one_prior
 from ...storage import LATER
-from ...training import Training, current
-from ..map import MAP
+from ...training import Training, current, train
+from ..map import MAP, PointPosterior
 from .data_fit import DataFit, DataFitSums, with_fitted_numbers
+from .online import OnlineEvidence, OnlineObjective
 from .posterior import LaplacePosterior, by_kind
 from .structures import INF, KFAC, Diagonal, Structure
 from .tuning import HIGHEST, LOWEST
@@ -79,6 +80,8 @@ class Laplace(Method):
             gradients below 6e-8 are lost. Sums over rows are in full precision.
         prior: `Around(network, std=...)` for one around pretrained weights, also of the MAP fit, in place of
             `prior_precision`; weight and bias of a layer have the same standard deviation.
+        evidence: `OnlineEvidence()` to let the marginal likelihood choose prior precisions, and a Gaussian's learned
+            noise, while the network is trained; they begin at `prior_precision`, or at 1.
     """
 
     structure: Structure = KFAC()
@@ -89,6 +92,7 @@ class Laplace(Method):
     linearised: bool = True
     precision: Precision = "full"
     prior: Around | None = field(default=None, metadata=LATER)
+    evidence: OnlineEvidence | None = field(default=None, metadata=LATER)
 
     posterior_type = LaplacePosterior
     resumable = False
@@ -99,9 +103,14 @@ class Laplace(Method):
         require_one_prior(self.prior, self.prior_precision, None, "prior_precision")
         if self.batch_size is not None:
             require_count(batch_size=self.batch_size)
+        if self.evidence is not None and (self.prior is not None or isinstance(self.curvature, Empirical)):
+            raise ConfigError(
+                "evidence= moves the precision of a prior around 0 by the curvature of the model; leave out prior= and "
+                f"Empirical(), got {self.prior!r} and {self.curvature!r}"
+            )
 
     def fit_prepared(self, prepared: Prepared, training: Training | None) -> LaplacePosterior:
-        inputs, history = prepared.example.inputs, []
+        inputs = prepared.example.inputs
         surveyed = survey(prepared.network, inputs)
         names = self._names(prepared.network, surveyed, inputs)
         covered = cover(prepared.network, surveyed, names)
@@ -112,15 +121,73 @@ class Laplace(Method):
         self._warn(covered)
         precisions = self._precisions(prepared.network, covered)
         self._announce(covered, prepared.network)
+        chosen = replace(self, curvature=curvature, subset=None if self.subset is None else names)
+        if self.evidence is not None:
+            return chosen._fit_online(prepared, training, names, covered)
+        history = []
         if training is not None:
             std = None if self.prior else (self.prior_precision or 1.0) ** -0.5
             trained = MAP(prior_std=std, prior=self.prior).fit_prepared(prepared, training)
-            network = with_flags(trained.network, trained.trainable)
-            prepared = replace(prepared, network=network, likelihood=trained.likelihood)
-            history = trained.history
-            surveyed = survey(network, inputs)  # of the network that was trained
-            covered = cover(network, surveyed, names)
+            prepared, history = with_point(prepared, trained), trained.history
+            surveyed = survey(prepared.network, inputs)  # of the network that was trained
+        posterior = chosen._standing(prepared, surveyed, names, training is not None, precisions, history=history)
+        validation = None if self.prior_precision or self.prior else prepared.run.validation
+        return posterior.with_chosen_precision(validation, prepared.seed) if validation else posterior
+
+    def _fit_online(
+        self, prepared: Prepared, training: Training | None, names: tuple[str, ...], covered: Cover
+    ) -> LaplacePosterior:
+        """Train under the prior that the marginal likelihood chooses on the way; the posterior of its best turn."""
+        assert self.evidence is not None
+        if training is None:
+            raise ConfigError("evidence= chooses the prior while the network is trained; give training=Training(...)")
+
+        def around(point: Posterior, precisions: dict[str, float], *, trained: bool = False, **facts: Any) -> Any:
+            there = with_point(prepared, point)
+            return self._standing(there, survey(there.network, inputs), names, trained, precisions, **facts)
+
+        inputs, blocks = prepared.example.inputs, covered.blocks.values()
+        objective = OnlineObjective(
+            PointPosterior(prepared.network, prepared.likelihood, method=self),
+            self.evidence,
+            around,
+            {block.name: block.parameters for block in blocks},
+            self.prior_precision or 1.0,
+            num_data=prepared.num_data,
+            modes=prepared.modes,
+        )
+        history = train(objective, prepared.source, training, prepared.run)
+        turns = objective.turns
+        precisions = turns["precisions"][turns["best"]]
+        return around(objective.posterior(), precisions, trained=True, history=history, evidence=turns)
+
+    def _standing(
+        self,
+        prepared: Prepared,
+        surveyed: Survey,
+        names: tuple[str, ...],
+        trained: bool,
+        precisions: dict[str, float],
+        *,
+        history: Sequence[dict[str, float]] = (),
+        **details: Any,
+    ) -> LaplacePosterior:
+        """The posterior around a network as it is.
+
+        Args:
+            prepared: network, likelihood and data.
+            surveyed: how the network uses its parameters.
+            names: of the parameters that get a distribution.
+            trained: whether the likelihood's noise was learned, and stays.
+            precisions: prior precisions of blocks; none takes one for all.
+            history: of the training.
+            details: more facts.
+        """
+        network, inputs, curvature = prepared.network, prepared.example.inputs, self.curvature
+        assert curvature is not None
+        covered = cover(network, surveyed, names)
         blocks = list(covered.blocks.values())
+        outputs, targets = probe(network, take(inputs, slice(1))), prepared.example.targets[:1]
         fit_sums = DataFitSums(prepared.likelihood, outputs, targets)
         facts, stored = {}, {}
 
@@ -132,13 +199,16 @@ class Laplace(Method):
                 stored[block.weight] = structure.keep(block, sums)
                 facts[name] = {**chosen, **structure.facts(block, stored[block.weight])}
 
-        with passes_in(self.precision, *TensorOptions.of(prepared.network)):
-            data_fit = self._measured(prepared, covered, curvature, fit_sums, training, keep)
+        with passes_in(self.precision, *TensorOptions.of(network)):
+            data_fit = self._measured(prepared, covered, curvature, fit_sums, trained, keep)
         data_fit.warn_if_constant()
-        posterior = LaplacePosterior(
-            prepared.network,
+        precision = precisions or float(self.prior_precision or own_precision(network, blocks))
+        if len({*precisions.values()}) == 1 and self.prior is None:
+            precision = next(iter(precisions.values()))
+        return LaplacePosterior(
+            network,
             data_fit.likelihood,
-            method=replace(self, curvature=curvature, subset=None if self.subset is None else names),
+            method=self,
             tensors=by_kind(stored),
             details={
                 "survey": surveyed.to_json(),
@@ -148,14 +218,13 @@ class Laplace(Method):
                 "num_data": float(prepared.num_data),
                 "data_scale": float(prepared.num_data),
                 "noise_factor": 1.0,
-                "prior_precision": precisions or float(self.prior_precision or own_precision(prepared.network, blocks)),
-                **self._distances(prepared.network, blocks),
+                "prior_precision": precision,
+                **self._distances(network, blocks),
                 **data_fit.details(prepared.num_data),
+                **details,
             },
             history=history,
         ).finished()
-        validation = None if self.prior_precision or self.prior else prepared.run.validation
-        return posterior.with_chosen_precision(validation, prepared.seed) if validation else posterior
 
     @checked
     def around(
@@ -193,17 +262,17 @@ class Laplace(Method):
         covered: Cover,
         curvature: Curvature,
         fit_sums: DataFitSums,
-        training: Training | None,
+        trained: bool,
         keep: Callable[[dict[str, Statistics]], None],
     ) -> DataFit:
         """What the network says about the data; `keep` gets the curvature, of some blocks at a time."""
         network, likelihood, source = prepared.network, prepared.likelihood, prepared.source
         batch_size = self.batch_size or source.batch_size or 128
         device = TensorOptions.of(network).device
-        processes = prepared.run.processes or current((training or Training()).timeout, device)
+        processes = prepared.run.processes or current(Training().timeout, device)
         # The curvature depends on the noise, so residuals are looked at before; anything else on the way.
-        residual = isinstance(likelihood, GaussianLikelihood) and likelihood.learns and training is None
-        if likelihood.learns and training is None and not residual:
+        residual = isinstance(likelihood, GaussianLikelihood) and likelihood.learns and not trained
+        if likelihood.learns and not trained and not residual:
             likelihood = with_fitted_numbers(likelihood, network, source, batch_size)
             fit_sums.likelihood = likelihood
         if residual:
@@ -309,6 +378,11 @@ class Laplace(Method):
                 f"{', '.join(f'{name} to {size}' for name, size in small.items())}; a fraction, such as "
                 "INF(rank=0.1), fits layers of every size"
             )
+
+
+def with_point(prepared: Prepared, point: Posterior) -> Prepared:
+    """The same with a trained network and its noise."""
+    return replace(prepared, network=with_flags(point.network, point.trainable), likelihood=point.likelihood)
 
 
 def own_precision(network: nn.Module, blocks: list[Block]) -> float:
