@@ -12,9 +12,10 @@ from dubito import Categorical
 from dubito.data import Part
 from dubito.metrics import Over
 from dubito.training import KL
-from papers.k_tied import figure_3, figure_6, figure_7, table_1, table_2, tables_4_5, tasks, trainings
+from papers.k_tied import draw, figure_3, figure_6, figure_7, table_1, table_2, tables_4_5, tasks, trainings
 from papers.runner import tables
-from papers.runner.experiment import Cell
+from papers.runner.experiment import Cell, Outcome
+from papers.runner.store import Results, Spent
 
 MADE_UP = tasks.generate_cell(Cell(tasks.MLP_DATA, "mean-field"))
 DIGITS = tasks.MLP().rows(MADE_UP)
@@ -162,6 +163,27 @@ def test_heat_maps_keep_entries_and_their_approximation_of_rank_two():
     )
     product = (kept["left"].mT @ kept["right"]).double()
     torch.testing.assert_close(product[corners][:, corners], best[corners][:, corners], rtol=1e-2, atol=1e-3)
+
+
+def test_figures_are_drawn_of_what_was_run_alone(tmp_path):
+    results = Results(folder=tmp_path)
+    spent = Spent(cpu_seconds=1.0, peak_memory_bytes=None, together=(0,))
+    made, steps = figure_7.EXPERIMENTS[tasks.LSTM_DATA], [25.0, 50.0]
+    for method in trainings.METHODS:
+        for seed, shift in ((0, 0.0), (1, 2.0)):
+            curve = {"step": steps, "neg_elbo": [4.0 + shift, 1.0 + shift]}
+            outcome = Outcome(metrics={}, details={"curve": curve})
+            results.write(made, "small", Cell(tasks.LSTM_DATA, method, 0, seed), outcome, spent)
+    lenet = figure_3.EXPERIMENTS[tasks.LENET_DATA]
+    std = torch.rand(8, 6, generator=torch.Generator().manual_seed(0))
+    cell = Cell(f"{tasks.LENET_DATA}-dense-1", "stds")
+    results.write(lenet, "small", cell, Outcome(metrics={}, details={"heat_map": figure_3.heat_map(std)}), spent)
+    drawn = {number: figure for number, figure in draw.figures(results).items() if figure}
+    assert drawn.keys() == {"4", "7"}  # of the LSTM's panel alone, and the first layer's map
+    (axis,) = drawn["7"].axes
+    assert [line.get_ydata().tolist() for line in axis.lines] == [[5.0, 2.0]] * 4  # means over seeds
+    image = drawn["4"].axes[0].images[0].get_array()
+    torch.testing.assert_close(torch.tensor(image.data), std.double().mT, rtol=1e-3, atol=0)
 
 
 def test_one_logit_is_that_of_the_second_class():
