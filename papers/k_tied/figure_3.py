@@ -9,7 +9,7 @@ from torch import Tensor
 from dubito.distributions.spectrum import centred, explained, truncate
 
 from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
-from . import regimes, table_2, tasks, trainings
+from . import regimes, table_2, trainings
 from .regimes import PAPER, SHORT
 from .tasks import LENET_DATA, LSTM_DATA, MLP_DATA, Rows
 from .trainings import Regime
@@ -86,16 +86,7 @@ def shared_work(cell: Cell) -> tuple:
 
 def experiment(name: str, scales: dict[str, Scale]) -> Experiment:
     """Layers of one network, or of a few."""
-    return Experiment(
-        paper="k_tied",
-        name=name,
-        scales=scales,
-        load=tasks.load_cell,
-        generate=tasks.generate_cell,
-        run=spectra,
-        shares=shared_work,
-        revision=trainings.REVISION,
-    )
+    return trainings.experiment(name, scales, spectra, shared_work)
 
 
 def scales(data: str) -> dict[str, Scale]:

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Table, Variant
-from . import regimes, table_2, tasks, trainings
+from ..runner.experiment import Cell, Experiment, Metric, Outcome, Scale, Table, Variant
+from . import regimes, table_2, trainings
 from .regimes import KL_SLOPE, PAPER, SHORT
 from .tasks import LENET_DATA, LSTM_DATA, MLP_DATA, Rows
 from .trainings import RANKS, Regime
@@ -41,21 +41,12 @@ def experiment(data: str, suffix: str, paper_seconds: float) -> Experiment:
     """One network: in CPU-minutes, and as in the paper with its annealing [appendix D.4]."""
     short = SHORT[data]
     paper = replace(PAPER[data], kl_slope=KL_SLOPE)
-    return Experiment(
-        paper="k_tied",
-        name=f"ktied-performance{suffix}",
-        scales={
-            "small": Scale(
-                variants=variants(data, short.regime, short.training + short.testing), seeds=3, smaller=short.smaller
-            ),
-            "paper": Scale(variants=variants(data, paper, paper_seconds), seeds=3),
-        },
-        load=tasks.load_cell,
-        generate=tasks.generate_cell,
-        run=performance,
-        shares=shared_work,
-        revision=trainings.REVISION,
-    )
+    small = variants(data, short.regime, short.training + short.testing)
+    scales = {
+        "small": Scale(variants=small, seeds=3, smaller=short.smaller),
+        "paper": Scale(variants=variants(data, paper, paper_seconds), seeds=3),
+    }
+    return trainings.experiment(f"ktied-performance{suffix}", scales, performance, shared_work)
 
 
 #: Figure 6, left, as printed: −ELBO, NLL, accuracy, thousands of parameters.
@@ -76,21 +67,6 @@ imdb-lstm       3-tied      0.550±0.0051  0.491±0.0050  78.8±0.26  2695
 COLUMNS = ("neg_elbo", "nll", "accuracy", "thousand_parameters")
 
 
-def claims(data: str) -> tuple[Claim, ...]:
-    """Ranks above 1 are better than rank 1."""
-    return tuple(
-        Claim(
-            text=f"{rank}-tied has a lower {words} than 1-tied",
-            metric=metric,
-            better=f"{rank}-tied",
-            than="1-tied",
-            data=(data,),
-        )
-        for rank in (2, 3)
-        for metric, words in (("neg_elbo", "−ELBO"), ("nll", "NLL"))
-    )
-
-
 def table(data: str, suffix: str, paper_seconds: float) -> Table:
     """The rows of one network."""
     words, ours = table_2.WORDS[data]
@@ -109,7 +85,7 @@ def table(data: str, suffix: str, paper_seconds: float) -> Table:
             Metric(name="thousand_parameters", title="thousand parameters", lower_is_better=True),
         ),
         published=trainings.published(LEFT, COLUMNS, data),
-        claims=claims(data),
+        claims=trainings.better_than_rank_one(data, "{}-tied has a lower {} than 1-tied"),
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dubito.distributions.spectrum import truncate
 
-from ..runner.experiment import Cell, Claim, Experiment, Outcome, Scale, Table, Variant
+from ..runner.experiment import Cell, Experiment, Outcome, Scale, Table, Variant
 from . import regimes, tasks, trainings
 from .regimes import SHORT
 from .tasks import LENET_DATA, LSTM_DATA, MLP_DATA, Rows
@@ -76,16 +76,7 @@ def scales(data: str, paper_seconds: float) -> dict[str, Scale]:
 
 def experiment(name: str, made: dict[str, Scale]) -> Experiment:
     """Truncations of one network."""
-    return Experiment(
-        paper="k_tied",
-        name=name,
-        scales=made,
-        load=tasks.load_cell,
-        generate=tasks.generate_cell,
-        run=truncated,
-        shares=shared_work,
-        revision=trainings.REVISION,
-    )
+    return trainings.experiment(name, made, truncated, shared_work)
 
 
 MLP_VARIANTS = variants(MLP_DATA, regimes.CONVERGED, regimes.CONVERGED_SECONDS, SHORT[MLP_DATA].testing)
@@ -122,19 +113,7 @@ WORDS = {
 }
 
 
-def claims(data: str) -> tuple[Claim, ...]:
-    """Ranks above 1 lose less than rank 1."""
-    return tuple(
-        Claim(
-            text=f"cutting down to rank {rank} hurts less than to rank 1",
-            metric=metric,
-            better=f"{rank}-tied",
-            than="1-tied",
-            data=(data,),
-        )
-        for rank in (2, 3)
-        for metric in ("neg_elbo", "nll")
-    )
+CLAIM = "cutting down to rank {} leaves a lower {} than to rank 1"
 
 
 def length(data: str) -> str:
@@ -154,7 +133,7 @@ def table(data: str, suffix: str) -> Table:
         experiment=EXPERIMENTS[data],
         metrics=trainings.METRICS,
         published=trainings.published(PRINTED, ("neg_elbo", "nll", "accuracy"), data),
-        claims=claims(data),
+        claims=trainings.better_than_rank_one(data, CLAIM),
     )
 
 

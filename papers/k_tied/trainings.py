@@ -1,8 +1,10 @@
 """What the k-tied paper's experiments share: how networks are trained, kept, and judged on test rows."""
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,10 +18,10 @@ from dubito.weight_normals import NormalPosterior
 from dubito.weight_normals.estimators import Estimator
 
 from ..runner import provenance
-from ..runner.experiment import Metric, Published
+from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Published, Scale
 from ..runner.trained import checkpoint as trained_at
 from ..settings import explicit
-from .tasks import Rows, Task
+from .tasks import Rows, Task, generate_cell, load_cell
 
 #: To be raised when a change of the code changes what training gives; trained networks are then trained anew.
 REVISION = 2
@@ -165,6 +167,40 @@ def tested(
 def class_logits(outputs: Tensor) -> Tensor:
     """Logits of classes [S, B, C]; one logit [S, B, 1] is that of the second of two."""
     return outputs if outputs.shape[-1] > 1 else torch.cat([torch.zeros_like(outputs), outputs], -1)
+
+
+def experiment(
+    name: str,
+    scales: Mapping[str, Scale],
+    run: Callable[[Sequence[Cell], Sequence[Rows], Any, int | None], list[Outcome]],
+    shares: Callable[[Cell], tuple] | None = None,
+    revision: int = REVISION,
+) -> Experiment:
+    """An experiment on the paper's networks and data."""
+    return Experiment(
+        paper="k_tied",
+        name=name,
+        scales=scales,
+        load=load_cell,
+        generate=generate_cell,
+        run=run,
+        shares=shares,
+        revision=revision,
+    )
+
+
+def better_than_rank_one(data: str, text: str) -> tuple[Claim, ...]:
+    """That ranks 2 and 3 have a lower −ELBO and NLL than rank 1.
+
+    Args:
+        data: where.
+        text: in words, with places for rank and metric.
+    """
+    return tuple(
+        Claim(text=text.format(rank, words), metric=metric, better=f"{rank}-tied", than="1-tied", data=(data,))
+        for rank in (2, 3)
+        for metric, words in (("neg_elbo", "−ELBO"), ("nll", "NLL"))
+    )
 
 
 METRICS = (

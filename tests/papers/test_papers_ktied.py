@@ -12,7 +12,7 @@ from dubito import Categorical
 from dubito.data import Part
 from dubito.metrics import Over
 from dubito.training import KL
-from papers.k_tied import draw, figure_3, figure_6, figure_7, table_1, table_2, tables_4_5, tasks, trainings
+from papers.k_tied import draw, figure_3, figure_6, figure_7, table_1, table_2, tables_4_5, tasks, trainings, watched
 from papers.runner import tables
 from papers.runner.experiment import Cell, Outcome
 from papers.runner.store import Results, Spent
@@ -103,12 +103,12 @@ def test_factors_learn_at_the_full_rate():
 
 
 def test_ratios_and_bounds_are_looked_at_where_they_should_be():
-    settings = figure_7.Convergence(regime=replace(SHORT, rank=2), marks=(3, 4, 6), window=2, every=2)
+    settings = watched.Convergence(regime=replace(SHORT, rank=2), marks=(3, 4, 6), window=2, every=2)
     cell = Cell(tasks.MLP_DATA, "2-tied", seed=1)
-    (seen,) = figure_7.convergence([cell], [MADE_UP], settings, None)
-    (shorter,) = figure_7.convergence([cell], [MADE_UP], replace(settings, marks=(2, 2, 3)), None)
+    (seen,) = watched.convergence([cell], [MADE_UP], settings, None)
+    (shorter,) = watched.convergence([cell], [MADE_UP], replace(settings, marks=(2, 2, 3)), None)
     assert seen.details["curve"]["step"] == [2, 3, 4, 6]
-    assert [seen.metrics[f"step_{mark}"] for mark in figure_7.MARKS] == [3, 4, 6]
+    assert [seen.metrics[f"step_{mark}"] for mark in watched.MARKS] == [3, 4, 6]
     assert all(len(values) == 4 for values in seen.details["mean_stds"].values())
     for name in ("snr", "median_snr", "neg_elbo", "std"):
         assert seen.metrics[f"{name}_first"] == shorter.metrics[f"{name}_third"]
@@ -119,7 +119,7 @@ def test_every_seed_starts_from_other_standard_deviations():
     regime = replace(SHORT, rank=None)
     starts = []
     for seed in (0, 1):
-        objective = next(figure_7.run(regime, DIGITS.train, seed, 1))
+        objective = next(watched.run(regime, DIGITS.train, seed, 1))
         starts.append(objective.draft.weight_scale("fc2.weight").std.detach())
     assert not torch.allclose(starts[0], starts[1], rtol=0.05)
 
@@ -127,23 +127,23 @@ def test_every_seed_starts_from_other_standard_deviations():
 def test_ratios_of_signal_to_noise_are_those_of_the_footnote():
     gradients = torch.tensor([[1.0, 2.0, 5.0], [3.0, 2.0, 5.0 + 2e-3]])
     # by hand: E[g²] = 5, 4, 25.010002; Var[g] = 1, 0, 1e-6
-    seen = figure_7.signal(gradients.double())
+    seen = watched.signal(gradients.double())
     assert seen["snr"] == pytest.approx((5 + 4 + 25.010002) / (1 + 0 + 1e-6), rel=1e-4)
     assert seen["mean_snr"] == pytest.approx((5 / 1 + 25.010002 / 1e-6) / 2, rel=1e-3)
-    assert figure_7.signal(torch.ones(3, 2))["snr"] == 1.0
+    assert watched.signal(torch.ones(3, 2))["snr"] == 1.0
 
 
 def test_the_gradient_of_a_layers_standard_deviations_is_one_vector():
     sizes = {}
     for rank in (None, 2):
-        objective = next(figure_7.run(replace(SHORT, rank=rank), DIGITS.train, 0, 1))
-        sizes[rank] = len(figure_7.scale_gradient(objective.draft, "fc2.weight"))
+        objective = next(watched.run(replace(SHORT, rank=rank), DIGITS.train, 0, 1))
+        sizes[rank] = len(watched.scale_gradient(objective.draft, "fc2.weight"))
     assert sizes == {None: 400 * 400, 2: 2 * (400 + 400)}
 
 
 def test_batches_are_whole_epochs_in_new_orders():
     train = Part(torch.arange(5.0)[:, None], torch.arange(5))
-    batches = [batch.targets.tolist() for batch in figure_7.batches(train, 2, 3, 7)]
+    batches = [batch.targets.tolist() for batch in watched.batches(train, 2, 3, 7)]
     assert [len(batch) for batch in batches] == [2, 2, 1, 2, 2, 1, 2]
     first, second = list(chain(*batches[:3])), list(chain(*batches[3:6]))
     assert sorted(first) == sorted(second) == [0, 1, 2, 3, 4]
