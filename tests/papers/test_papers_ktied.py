@@ -10,9 +10,22 @@ from torch.func import functional_call
 
 from dubito import Categorical
 from dubito.data import Part
+from dubito.errors import StorageError
 from dubito.metrics import Over
 from dubito.training import KL
-from papers.k_tied import draw, figure_3, figure_6, figure_7, table_1, table_2, tables_4_5, tasks, trainings, watched
+from papers.k_tied import (
+    draw,
+    figure_3,
+    figure_6,
+    figure_7,
+    page,
+    table_1,
+    table_2,
+    tables_4_5,
+    tasks,
+    trainings,
+    watched,
+)
 from papers.runner import tables
 from papers.runner.experiment import Cell, Outcome
 from papers.runner.store import Results, Spent
@@ -184,6 +197,30 @@ def test_figures_are_drawn_of_what_was_run_alone(tmp_path):
     assert [line.get_ydata().tolist() for line in axis.lines] == [[5.0, 2.0]] * 4  # means over seeds
     image = drawn["4"].axes[0].images[0].get_array()
     torch.testing.assert_close(torch.tensor(image.data), std.double().mT, rtol=1e-3, atol=0)
+
+
+def test_the_page_has_what_was_run_and_names_what_was_not(tmp_path):
+    results, (two, lenet, _) = Results(folder=tmp_path), table_2.TABLES
+    spent = Spent(cpu_seconds=1.0, peak_memory_bytes=None, together=(0,))
+    for method, losses in (("1-tied", (3.0, 3.4, 3.2)), ("2-tied", (0.5, 0.6, 0.4))):
+        for seed, loss in enumerate(losses):
+            judged = {"neg_elbo": loss, "nll": loss / 2, "accuracy": 97.0}
+            results.write(
+                two.experiment, "paper", Cell(tasks.MLP_DATA, method, 0, seed), Outcome(metrics=judged), spent
+            )
+    (tmp_path / "figure-7.png").touch()
+    text = page.part([two, lenet], results, tmp_path)
+    assert "| mnist-mlp | −ELBO | 3.2 ± 0.1 (3.41) | 0.5 ± 0.06 (0.456) |" in text
+    assert "3 runs" in text and "2 holds, 2 not run" in text  # rank 3 was not run
+    assert "Not run yet: `ktied-table-2-lenet`." in text
+    assert text.count("![") == 1 and "pictures/figure-7.png" in text
+    target = tmp_path / "page.md"
+    target.write_text(f"before\n{page.BEGIN}\nold\n{page.END}\nafter\n", encoding="utf-8")
+    page.write(target, "new")
+    assert target.read_text(encoding="utf-8") == f"before\n{page.BEGIN}\nnew\n{page.END}\nafter\n"
+    target.write_text("no marks", encoding="utf-8")
+    with pytest.raises(StorageError, match="put them back"):
+        page.write(target, "new")
 
 
 def test_one_logit_is_that_of_the_second_class():
