@@ -18,7 +18,7 @@ RESNET_STD = 1.234e-4
 
 #: The paper's sizes; it trains until the ELBO converges, for about 300 epochs in Figure 6.
 PAPER: Mapping[str, Regime] = {
-    MLP_DATA: Regime(task=MLP(), lr=1e-3),
+    MLP_DATA: Regime(task=MLP()),
     LENET_DATA: Regime(task=LeNet(held_out=10_000), lr=1e-3),
     LSTM_DATA: Regime(task=LSTM(), lr=1e-3, batch_size=128),
     RESNET_DATA: Regime(
@@ -45,12 +45,14 @@ class Short:
         smaller: than the paper's, in words.
         training: CPU-seconds.
         testing: CPU-seconds.
+        chosen: what was chosen by validation rows, in words.
     """
 
     regime: Regime
     smaller: str
     training: float
     testing: float
+    chosen: str = "rates and σ_p of the paper's grids were not searched"
 
 
 SHORT: Mapping[str, Short] = {
@@ -59,6 +61,8 @@ SHORT: Mapping[str, Short] = {
         smaller="80 epochs for about 300, without annealing",
         training=110.0,
         testing=15.0,
+        chosen="the rate of means by the validation rows of one run of 40 epochs (−ELBO 1.15 and accuracy 97.2 % at "
+        "0.003, 1.93 and 95.9 % at 0.001), σ_p of the paper's grid without a search",
     ),
     LENET_DATA: Short(
         regime=replace(
@@ -118,9 +122,9 @@ def with_he(regime: Regime) -> Regime:
 
 def differs(data: str) -> str:
     """What a run of ours does otherwise than the paper, in words."""
-    regime = SHORT[data].regime
+    regime, chosen = SHORT[data].regime, SHORT[data].chosen
     return (
         "Adam's rate falls by half a cosine to 0, which the paper does not say; standard deviations learn at a rate of "
         f"their own, {regime.variational_lr:g} where means have {regime.lr:g}, so that they arrive; σ_p = "
-        f"{regime.prior_std:g}; rates and σ_p were not searched"
+        f"{regime.prior_std:g}; {chosen}"
     )
