@@ -134,3 +134,11 @@ def test_tfp_resnet18_counts_match_table_5_of_the_k_tied_paper() -> None:
     assert points + kernels(network) == 9_814_026
     counts = [points + tied(weight_layers(network), rank) for rank in (1, 2, 3)]
     assert counts == [4_929_711, 4_946_964, 4_964_217]
+
+
+def test_a_narrow_tfp_resnet18_has_stages_of_its_own_width() -> None:
+    stages, before, wanted = (16, 32, 64, 128), 16, 27 * 16 + 10 * 128
+    for width in stages:
+        wanted += 9 * before * width + 9 * width * width + before * width  # two 3×3 kernels and a projection
+        before = width
+    assert kernels(models.tfp_resnet18(base=16)) == wanted

@@ -235,21 +235,21 @@ def wide_resnet(
 
 
 @checked
-def tfp_resnet18(*, num_classes: int = 10, in_channels: int = 3, seed: int = 0) -> PreActivationResNet:
-    """The k-tied paper's ResNet-18, TensorFlow Probability's example.
+def tfp_resnet18(*, num_classes: int = 10, in_channels: int = 3, base: int = 64, seed: int = 0) -> PreActivationResNet:
+    """The k-tied paper's ResNet-18, TensorFlow Probability's example; arguments as of `resnet18`.
 
     Unlike He et al.'s it has one pre-activation block a stage, a projection in every shortcut, and biases in
     its convolutions.
     """
-    require_count(num_classes=num_classes, in_channels=in_channels)
+    require_count(num_classes=num_classes, in_channels=in_channels, base=base)
     with seeded(seed, "tfp_resnet18"):
         network = PreActivationResNet(
             partial(PreBlock, bias=True, always_project=True),
-            [64, 128, 256, 512],
+            [base, 2 * base, 4 * base, 8 * base],
             [1, 1, 1, 1],
             num_classes=num_classes,
             in_channels=in_channels,
-            base=64,
+            base=base,
             bias=True,
         )
         return he_initialised(network)
