@@ -39,6 +39,7 @@ TABLES = {
     "mixtures": "papers.mixtures.tables",
     "rank1-table-4-physionet": "papers.rank1.table_4",
     "rank1-cifar10": "papers.rank1.table_2",
+    "rank1-ablations": "papers.rank1.ablations",
     "uci-gap": "papers.references.gap",
     "uci-gap-hmc": "papers.references.hmc",
     "sbc": "papers.references.calibration",

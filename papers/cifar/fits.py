@@ -1,5 +1,6 @@
 """Networks trained on the reduced CIFAR-10, kept in the user's cache, where every table finds them again."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -99,7 +100,9 @@ class Fit:
         return replace(self, method=explicit(MAP), variational_lr=None, variational_schedule=None, start=None)
 
 
-def trained(fit: Fit, pictures: Pictures, seed: int, steps: int | None, **options: Any) -> tuple[Posterior, float]:
+def trained(
+    fit: Fit, pictures: Pictures, seed: int, steps: int | None, *, stored: bool = True, callbacks: Sequence[Any] = ()
+) -> tuple[Posterior, float]:
     """A trained posterior and the CPU-seconds of all trainings behind it.
 
     Args:
@@ -107,7 +110,8 @@ def trained(fit: Fit, pictures: Pictures, seed: int, steps: int | None, **option
         pictures: with the training images.
         seed: of the network and the run.
         steps: that end the run early, without a checkpoint; None for a whole run.
-        options: further ones of `Method.fit`.
+        stored: whether a whole run is kept, and found again.
+        callbacks: that watch it.
     """
     if isinstance(fit.method, DeepEnsemble):
         return ensemble(fit, pictures, seed, steps)
@@ -124,10 +128,10 @@ def trained(fit: Fit, pictures: Pictures, seed: int, steps: int | None, **option
             Augmented(part).loader(fit.batch_size),
             likelihood,
             training=training,
-            checkpoint=trained_at(DATA, REVISION, fit, seed) if steps is None else None,
+            checkpoint=trained_at(DATA, REVISION, fit, seed) if stored and steps is None else None,
             seed=seed,
             progress=False,
-            **options,
+            callbacks=callbacks,
         )
         return posterior, before + account.spent()
 

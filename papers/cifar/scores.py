@@ -17,6 +17,8 @@ from dubito.shifts.constants import SEVERITIES
 from ..runner.scores import area
 from .images import Pictures
 
+#: Training images that are judged, as they are, the first so many.
+TRAINED = 2_000
 MEASURES = ("nll", "accuracy", "ece")
 
 
@@ -108,13 +110,15 @@ def judged(
     foreign = mixed(log_probs(posterior, pictures.foreign, num_samples, seed))
     corrupt = shifted(posterior, pictures, num_samples, seed)
     components = min(posterior.num_components, len(draws))
-    values = measured(logs, labels)
+    seen = log_probs(posterior, pictures.train.inputs[:TRAINED], num_samples, seed)
+    values = measured(logs, labels) | {"train_nll": measured(mixed(seen), pictures.train.targets[:TRAINED])["nll"]}
     values |= {f"c_{name}": mean([row[name] for row in corrupt.values()]) for name in MEASURES}
     values |= {"auroc": area(entropy(logs), entropy(foreign)), "bytes": float(file_bytes(posterior))}
     facts: dict[str, Any] = {"reliability": reliability(logs, labels), "severities": severities(corrupt)}
     facts["corruptions"] = {f"{name} {at}": row for (name, at), row in corrupt.items()}
     if components > 1:
         facts["components"] = by_number(draws, labels, components)
+        facts["train_components"] = by_number(seen, pictures.train.targets[:TRAINED], components)
         values["diversity"] = disagreement(draws, labels, components)
         values["nll_alone"] = mean(facts["components"]["nll_alone"])
     return values, facts

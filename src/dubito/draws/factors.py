@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..inputs import Inputs
-from ..layers import Use
+from ..layers import Dense, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, Factors, NodeFactors
 from ..layers.kernels import fold_values
@@ -38,7 +38,8 @@ class FactorDraws(Draws):
         return folded
 
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
-        yield self._tile
+        if not self.facts["additive"] or all(isinstance(use.form, Dense) for use in self.uses.values()):
+            yield self._tile  # what is added to other weights than dense layers' is not known row by row
 
     def context(self) -> Factors:
         """What answers for all draws."""
