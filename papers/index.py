@@ -13,6 +13,7 @@ TABLES = {
     "bdl-cifar10": "papers.references.bdl_cifar10",
     "defaults-tables": "papers.defaults.tables",
     "defaults-gap": "papers.defaults.tables",
+    "implicit-table-1": "papers.implicit.table_1",
     "implicit-figure-1": "papers.implicit.figure_1",
     "implicit-figure-3": "papers.implicit.figure_3",
     "implicit-figure-4": "papers.implicit.figures_4_8",

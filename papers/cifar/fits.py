@@ -59,7 +59,7 @@ class Fit:
     width: int = 1
     base: int = 16
     size: int = 16
-    epochs: int = 10
+    epochs: int = 6
     num_images: int = 45_000
     batch_size: int = 128
     lr: float = 0.2
@@ -67,7 +67,7 @@ class Fit:
     variational_lr: float | None = None
     variational_schedule: Schedule | None = None
     weight_decay: float = 5e-4
-    kl_warmup: float = 7.0
+    kl_warmup: float = 4.0
     start: "Fit | None" = None
 
     def training(self, steps: int | None) -> Training:

@@ -116,6 +116,7 @@ def judged(
     values |= {"auroc": area(entropy(logs), entropy(foreign)), "bytes": float(file_bytes(posterior))}
     facts: dict[str, Any] = {"reliability": reliability(logs, labels), "severities": severities(corrupt)}
     facts["corruptions"] = {f"{name} {at}": row for (name, at), row in corrupt.items()}
+    values |= {"nll_alone": values["nll"], "diversity": 0.0}
     if components > 1:
         facts["components"] = by_number(draws, labels, components)
         facts["train_components"] = by_number(seen, pictures.train.targets[:TRAINED], components)

@@ -16,13 +16,16 @@ from ..settings import explicit
 COMPONENTS = (4, 8, 16, 24, 32)
 #: λ₁, s and σ₀ of Table 2 for the VGG-16 on CIFAR-10.
 LATENT_LR, PRIOR_STD, MEAN_STD = 1.2, 0.3, 0.75
+#: Where a few epochs start means from: at σ₀ = 0.75 the VGG underfits (validation accuracy after 3 epochs of 10,000
+#: images 38 %, at 0.25 49 %, the plain network's 54 %).
+START = 0.25
 #: Draws of each component at test time.
 PER_COMPONENT = 4
 
 
 def implicit(components: int = 4, **changes: object) -> Implicit:
-    """The implicit network with Table 2's prior and start."""
-    settings = {"components": components, "prior_std": PRIOR_STD, "mean_std": MEAN_STD, **changes}
+    """The implicit network with Table 2's prior."""
+    settings = {"components": components, "prior_std": PRIOR_STD, "mean_std": START, **changes}
     return explicit(Implicit, **settings)
 
 
@@ -57,7 +60,10 @@ PAPER: Mapping[str, Judged] = {
     "sgd": full(explicit(MAP), 1),
     "mc-dropout": full(explicit(MCDropout, rate=0.1)),
     "mean-field": full(explicit(MeanField, prior_std=1.0, estimator=explicit(Flipout))),
-    **{f"implicit-{count}": full(implicit(count, noise_samples=2), PER_COMPONENT * count) for count in COMPONENTS},
+    **{
+        f"implicit-{count}": full(implicit(count, noise_samples=2, mean_std=MEAN_STD), PER_COMPONENT * count)
+        for count in COMPONENTS
+    },
 }
 #: Tables 3 to 5, VGG-16 on CIFAR-10: accuracy in percent (100 less the error), NLL, ECE.
 PRINTED = """
@@ -83,11 +89,11 @@ def published() -> dict[tuple[str, str, str], Published]:
 TUNED = {"start": PLAIN.fit, "epochs": 3, "kl_warmup": 1.0, "lr": 1e-3, "variational_lr": 0.2}
 EFFECTS: Mapping[str, Judged] = {
     "sgd": PLAIN,
-    "table-2": small(implicit()),
+    "implicit-4": small(implicit()),
     "s-0.1": small(implicit(prior_std=0.1)),
     "s-1": small(implicit(prior_std=1.0)),
-    "sigma0-0.25": small(implicit(mean_std=0.25)),
     "sigma0-0.5": small(implicit(mean_std=0.5)),
+    "sigma0-0.75": small(implicit(mean_std=MEAN_STD)),
     "lambda1-0.1": small(implicit(), variational_lr=0.1),
     "lambda1-4.8": small(implicit(), variational_lr=4.8),
     "pretrained-4": small(implicit(prior_std=0.1, mean_std=0.1), **TUNED),
@@ -96,11 +102,11 @@ EFFECTS: Mapping[str, Judged] = {
 }
 SMALLER = (
     "45,000 images of 16×16 (pooled from 32×32) for 50,000 of 32×32, a VGG of 5 convolutions (24 to 96 channels) for "
-    "13 (64 to 512), 10 epochs for 300, one draw of noise per image and step for 2, 3 seeds for 5"
+    "13 (64 to 512), 6 epochs for 300, one draw of noise per image and step for 2, 3 seeds for 5"
 )
 OURS = (
-    "batch norm after every convolution, without which 10 epochs do not suffice; weights fall from 0.1 along a cosine "
-    "for a straight fall from 0.05; each component sees B/K of a batch's rows, as in Algorithm 1; 4 draws of each "
+    "batch norm after every convolution, without which a few epochs do not suffice; weights fall from 0.1 along a cosine "
+    "for a straight fall from 0.05; means start at N(1, 0.25²) for 0.75²; each component sees B/K of a batch's rows, as in Algorithm 1; 4 draws of each "
     "component at test time; mean field by Flipout; MC dropout drops whole channels; settings not in Table 2 were "
     f"chosen on 5,000 training images; {DIFFERS}"
 )
@@ -131,13 +137,13 @@ TABLES = (
         paper="implicit BNN, Section 3.3 and Table 7 (ImageNet, ResNet-50)",
         plus_minus="none",
         experiment=experiment(
-            "implicit", "implicit-cifar10-effects", EFFECTS, {"table-2": PAPER["implicit-4"]}, SMALLER
+            "implicit", "implicit-cifar10-effects", EFFECTS, {"implicit-4": PAPER["implicit-4"]}, SMALLER
         ),
         metrics=METRICS,
         published={},
         claims=(
-            lower("a high λ₁ is crucial: 1.2 against 0.1", "table-2", "lambda1-0.1"),
-            lower("so is s: 0.3 against 1", "table-2", "s-1"),
+            lower("a high λ₁ is crucial: 1.2 against 0.1", "implicit-4", "lambda1-0.1"),
+            lower("so is s: 0.3 against 1", "implicit-4", "s-1"),
             lower("factors on a trained network lower its NLL", "pretrained-4", "sgd"),
             lower("by more than as many epochs of plain training", "pretrained-4", "plain-longer"),
         ),
