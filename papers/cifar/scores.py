@@ -19,7 +19,7 @@ from .images import Pictures
 
 #: Training images that are judged, as they are, the first so many.
 TRAINED = 2_000
-MEASURES = ("nll", "accuracy", "ece")
+MEASURES: tuple[str, ...] = ("nll", "accuracy", "ece")
 
 
 def log_probs(posterior: Posterior, inputs: Tensor, num_samples: int, seed: int) -> Tensor:

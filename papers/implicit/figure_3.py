@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..cifar.images import Pictures
 from ..runner.experiment import Cell, Claim, Metric, Outcome, Table
 from .fashion import DATA, DIFFERS, IMPLICIT, Clothes, Fit, Judged, experiment, predicted, trained
 
@@ -12,7 +13,7 @@ CLASSES = range(4)
 IMAGES = 10
 
 
-def run_extremes(cell: Cell, clothes: Clothes, settings: Judged, steps: int | None) -> Outcome:
+def run_extremes(cell: Cell, clothes: Clothes | Pictures, settings: Judged, steps: int | None) -> Outcome:
     """How far draws differ on the images with the lowest or the highest predictive entropy."""
     posterior = trained(settings.fit, clothes, cell.seed, steps)
     inputs, labels = (tensor[: settings.num_test] for tensor in clothes.test)
