@@ -19,6 +19,8 @@ LATENT_LR, PRIOR_STD, MEAN_STD = 1.2, 0.3, 0.75
 #: Where a few epochs start means from: at σ₀ = 0.75 the VGG underfits (validation accuracy after 3 epochs of 10,000
 #: images 38 %, at 0.25 49 %, the plain network's 54 %).
 START = 0.25
+#: Of whole channels; at 0.1 the validation accuracy of such a brief run is 42 %, at 0.02 50 %.
+DROPOUT = 0.02
 #: Draws of each component at test time.
 PER_COMPONENT = 4
 
@@ -39,7 +41,7 @@ def small(method: Method, num_samples: int = 16, **changes: object) -> Judged:
 PLAIN = small(explicit(MAP), 1)
 SMALL: Mapping[str, Judged] = {
     "sgd": PLAIN,
-    "mc-dropout": small(explicit(MCDropout, rate=0.1)),
+    "mc-dropout": small(explicit(MCDropout, rate=DROPOUT)),
     "mean-field": small(explicit(MeanField, prior_std=1.0, estimator=explicit(Flipout)), variational_lr=1.0),
     **{f"implicit-{count}": small(implicit(count), PER_COMPONENT * count) for count in COMPONENTS},
 }
@@ -108,7 +110,7 @@ OURS = (
     "batch norm after every convolution, without which a few epochs do not suffice; weights fall from 0.1 along a "
     "cosine for a straight fall from 0.05; means start at N(1, 0.25²) for 0.75²; each component sees B/K of a batch's "
     "rows, as in Algorithm 1; 4 draws of each component at test time; mean field by Flipout; MC dropout drops whole "
-    f"channels; settings not in Table 2 were chosen on 5,000 training images; {DIFFERS}"
+    f"channels, at a rate of 0.02 (of 0.02 and 0.1 the better on validation images); settings not in Table 2 were chosen on 5,000 training images; {DIFFERS}"
 )
 
 TABLES = (

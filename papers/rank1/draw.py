@@ -17,22 +17,12 @@ from torch import Tensor, distributions
 from dubito.plot.axes import colour
 
 from ..runner.experiment import Outcome
-from ..runner.judge import outcomes
+from ..runner.first_cells import runs_by_method
 from ..runner.store import PAPERS, Results
-from ..runner.tables import tables
 
 PICTURES = Path(__file__).parent / "pictures"
 TITLES = {"nll": "NLL", "accuracy": "accuracy (%)", "ece": "ECE"}
 Runs = Mapping[str, Sequence[Outcome]]
-
-
-def runs(name: str, results: Results) -> dict[str, list[Outcome]]:
-    """Outcomes of a table at its first scale, by method."""
-    table = tables()[name]
-    kept: dict[str, list[Outcome]] = {}
-    for cell, outcome in outcomes(table, table.experiment.scale(None), results).items():
-        kept.setdefault(cell.method, []).append(outcome)
-    return kept
 
 
 def induced(count: int = 400_000) -> dict[str, Tensor]:
@@ -42,7 +32,7 @@ def induced(count: int = 400_000) -> dict[str, Tensor]:
     uniform = torch.rand(count, generator=stream).clamp(1e-6, 1 - 1e-6)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        squares = distributions.InverseGamma(torch.tensor(3.0), torch.tensor(3.0)).sample((count,))
+        squares = distributions.Gamma(3.0, 3.0).sample((count,)).reciprocal()
     return {
         "r = 1": weights,
         "Normal r": weights * (1 + torch.randn(count, generator=stream)),
@@ -94,24 +84,24 @@ BOTH = {
 
 def sides(results: Results) -> Figure | None:
     """Figure 2: priors on s, r and both."""
-    return bars(runs("rank1-ablations", results), ("on-s", "on-r", "both"), BOTH)
+    return bars(runs_by_method("rank1-ablations", results), ("on-s", "on-r", "both"), BOTH)
 
 
 def components(results: Results) -> Figure | None:
     """Figure 3: the number of components."""
-    kept = runs("rank1-ablations", results)
+    kept = runs_by_method("rank1-ablations", results)
     return bars({**kept, "k-4": kept.get("both", [])}, ("k-1", "k-2", "k-4", "k-8", "k-16"), BOTH) if kept else None
 
 
 def likelihoods(results: Results) -> Figure | None:
     """Figure 4: average against log-mixture; one component alone, all on test and on training images."""
     columns = {"nll": "test NLL", "nll_alone": "of one component", "train_nll": "training NLL"}
-    return bars(runs("rank1-ablations", results), ("both", "log-mixture"), columns)
+    return bars(runs_by_method("rank1-ablations", results), ("both", "log-mixture"), columns)
 
 
 def trails(results: Results) -> Figure | None:
     """Figure 5: disagreement against accuracy and NLL, epoch by epoch."""
-    kept = runs("rank1-ablations", results)
+    kept = runs_by_method("rank1-ablations", results)
     methods = {"both": "rank-1 Normal", "batch-ensemble": "BatchEnsemble"}
     if any(name not in kept for name in methods):
         return None
@@ -129,7 +119,7 @@ def trails(results: Results) -> Figure | None:
 
 def severities(results: Results) -> Figure | None:
     """Figure 7: metrics by severity of corruption, mean over all corruptions and seeds; 0 is clean."""
-    kept = runs("rank1-cifar10", results)
+    kept = runs_by_method("rank1-cifar10", results)
     if not kept:
         return None
     figure = Figure(figsize=(12, 3.5), layout="constrained")

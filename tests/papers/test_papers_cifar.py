@@ -13,7 +13,14 @@ from dubito.training.steps import GradientStepper
 from papers.cifar import fits, images, scores
 from papers.cifar.cells import Judged, run_cell
 from papers.cifar.fits import Fit
+from papers.implicit import draw as implicit_draw
+from papers.implicit import table_1
+from papers.rank1 import ablations
+from papers.rank1 import draw as rank1_draw
 from papers.runner.experiment import Cell
+from papers.runner.first_cells import runs_by_method
+from papers.runner.store import Results, Spent
+from papers.runner.tables import tables
 from papers.settings import explicit
 
 
@@ -134,3 +141,61 @@ def test_a_cell_holds_what_tables_and_figures_read(tiny):
     assert outcome.details["first_std"] == pytest.approx(0.0316, rel=1e-2)
     assert len(outcome.details["components"]["nll"]) == 2
     assert len(outcome.details["severities"]["nll"]) == 2
+
+
+def test_a_run_is_watched_epoch_by_epoch_and_ends_where_the_posterior_is(tiny, monkeypatch):
+    monkeypatch.setattr(ablations, "WATCHED", 24)
+    seen = images.pictures(images.generate_cell(Cell(fits.DATA, "")), 8)
+    trail = ablations.Trail(seen, 4, 2)
+    method = explicit(Rank1, components=2)
+    fit = replace(tiny, method=trail.watching(method), epochs=3)
+    posterior, _ = fits.trained(fit, seen, 0, None, stored=False, callbacks=[trail])
+    assert [len(values) for values in trail.steps.values()] == [3, 3, 3, 3]
+    draws = scores.log_probs(posterior, seen.validation.inputs, 4, 0)
+    last = scores.measured(scores.mixed(draws), seen.validation.targets)
+    assert trail.steps["nll"][-1] == pytest.approx(last["nll"], rel=1e-5)
+    assert trail.steps["nll"][0] != trail.steps["nll"][-1]
+    assert trail.steps["diversity"][-1] == pytest.approx(scores.disagreement(draws, seen.validation.targets, 2))
+
+
+def test_tiles_hold_as_many_rows_whatever_the_components():
+    for count in ablations.COMPONENTS:
+        fit = ablations.SETTINGS[f"k-{count}"].fit
+        assert fit.batch_size * fit.method.components == 512  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_induced_weights_have_the_variances_of_their_laws():
+    made = rank1_draw.induced(1_000_000)
+    assert float(made["r = 1"].var()) == pytest.approx(1.0, rel=0.02)
+    assert float(made["Normal r"].var()) == pytest.approx(2.0, rel=0.02)  # E r² = 1 + 1
+    assert float(made["inverse-gamma r²"].var()) == pytest.approx(1.5, rel=0.05)  # Student's t of 6: 6 / 4
+    # Half of the draws of a Cauchy lie within 1 of its middle.
+    halves = ((made["Cauchy r"] / made["r = 1"] - 1).abs() < 1).double().mean()
+    assert float(halves) == pytest.approx(0.5, abs=0.01)
+
+
+def test_pictures_are_drawn_from_what_is_there(tmp_path, monkeypatch):
+    results = Results(folder=tmp_path)
+    for name, methods in (
+        ("rank1-cifar10", ("deterministic", "batch-ensemble")),
+        ("implicit-cifar10", ("sgd", "implicit-4")),
+        ("rank1-ablations", ("both", "batch-ensemble", "log-mixture")),
+    ):
+        made = tables()[name].experiment
+        for cell in (Cell(fits.DATA, method, 0, seed) for method in methods for seed in range(2)):
+            settings = made.settings("small", cell)
+            (outcome,) = made.run([cell], [made.generate(cell)], settings, 2)
+            results.write(made, "small", cell, outcome, Spent(cpu_seconds=1.0, peak_memory_bytes=None, together=(0,)))
+    for module in (rank1_draw, implicit_draw):
+        monkeypatch.setattr(module, "PICTURES", tmp_path / "pictures")
+        monkeypatch.setattr("sys.argv", ["draw", str(tmp_path)])
+        module.main()
+    drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
+    assert drawn == {f"figure-{number}.png" for number in (1, 4, 5, 6, 7)}
+    assert [len(runs) for runs in runs_by_method("rank1-cifar10", results).values()] == [2, 2]
+
+
+def test_nodes_are_the_inputs_of_layers():
+    assert table_1.nodes(torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), torch.nn.Linear(7, 2))) == 10
+    assert table_1.nodes(table_1.build(Cell("alexnet", "counted"))) == 18_307
+    assert table_1.nodes(table_1.build(Cell("vgg16-large", "counted"))) == 36_995
