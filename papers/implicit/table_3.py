@@ -110,7 +110,8 @@ OURS = (
     "batch norm after every convolution, without which a few epochs do not suffice; weights fall from 0.1 along a "
     "cosine for a straight fall from 0.05; means start at N(1, 0.25²) for 0.75²; each component sees B/K of a batch's "
     "rows, as in Algorithm 1; 4 draws of each component at test time; mean field by Flipout; MC dropout drops whole "
-    f"channels, at a rate of 0.02 (of 0.02 and 0.1 the better on validation images); settings not in Table 2 were chosen on 5,000 training images; {DIFFERS}"
+    "channels, at a rate of 0.02 (of 0.02 and 0.1 the better on validation images); settings not in Table 2 were "
+    f"chosen on 5,000 training images; {DIFFERS}"
 )
 
 TABLES = (

@@ -114,7 +114,8 @@ TABLES = (
             lower("an ensemble has a lower NLL than the plain network", "deep-ensemble", "deterministic"),
         ),
         differs=f"{TABLE_2}; rank1-cauchy starts its scales at .001, rank1-cauchy-authors at .032; MC dropout drops "
-        "whole channels, at a rate of 0.02 for 0.1; ensembles are the cell's own plain run and three more, small-ensemble's of base 8; SWAG is "
+        "whole channels, at a rate of 0.02 for 0.1; ensembles are the cell's own plain run and three more, "
+        "small-ensemble's of base 8; SWAG is "
         f"ours; {DIFFERS}",
     ),
 )
