@@ -94,6 +94,10 @@ class Fit:
             return wide_resnet(self.depth, self.width, self.base, seed=seed)
         return vgg(STAGES, (64,), batch_norm=True, seed=seed) if self.network == "vgg" else vgg16(seed=seed)
 
+    def posterior(self, images: Pictures, seed: int, steps: int | None) -> Posterior:
+        """What is trained, or found again; arguments as of `trained`."""
+        return trained(self, images, seed, steps)[0]
+
     @property
     def plain(self) -> "Fit":
         """The point estimate of the same network and run."""

@@ -6,7 +6,7 @@ One training per seed and settings serves all figures: it is kept outside the re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from dubito.posterior import Posterior
 from dubito.prediction import CategoricalPrediction
 from dubito.training import KL, Training
 
-from ..cifar.fits import Fit as CifarFit
-from ..cifar.fits import trained as cifar_trained
-from ..cifar.images import Pictures
 from ..runner import provenance
 from ..runner.experiment import Cell, Experiment, Outcome, Scale, Variant
 from ..runner.trained import checkpoint as trained_at
@@ -74,6 +71,25 @@ class Fit:
         )
 
 
+class Images(Protocol):
+    """What is learned from and judged on."""
+
+    @property
+    def train(self) -> Part: ...
+
+    @property
+    def test(self) -> Part: ...
+
+
+class Elsewhere(Protocol):
+    """A training of another set of images, such as that of `papers.cifar`."""
+
+    def posterior(self, images: Any, seed: int, steps: int | None) -> Posterior: ...
+
+
+Trained = Fit | Elsewhere
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """A trained LeNet and what it is judged by.
@@ -84,7 +100,7 @@ class Judged:
         num_test: test images, the first so many.
     """
 
-    fit: Fit | CifarFit
+    fit: Trained
     num_samples: int = 40
     num_test: int = 10_000
 
@@ -110,11 +126,10 @@ def generate_cell(cell: Cell) -> Clothes:
     return Clothes(train=parts[0], test=parts[1])
 
 
-def trained(fit: Fit | CifarFit, clothes: Clothes | Pictures, seed: int, steps: int | None) -> Posterior:
+def trained(fit: Trained, clothes: Images, seed: int, steps: int | None) -> Posterior:
     """A trained posterior; a whole run is kept in the user's cache, where other figures find it again."""
-    if isinstance(fit, CifarFit):
-        assert isinstance(clothes, Pictures)
-        return cifar_trained(fit, clothes, seed, steps)[0]
+    if not isinstance(fit, Fit):
+        return fit.posterior(clothes, seed, steps)
     checkpoint = trained_at(DATA, REVISION, fit, seed) if steps is None else None
     chosen = slice(fit.num_images)
     return provenance.fit(

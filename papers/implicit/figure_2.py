@@ -20,10 +20,9 @@ from dubito.inference.implicit import ImplicitPosterior
 from dubito.networks import duplicate
 from dubito.posterior import Posterior
 
-from ..cifar.images import Pictures
 from ..runner.experiment import Cell, Claim, Metric, Outcome, Table
 from ..settings import explicit
-from .fashion import DATA, DIFFERS, IMPLICIT, Clothes, Fit, Judged, experiment, predicted, tested, trained
+from .fashion import DATA, DIFFERS, IMPLICIT, Fit, Images, Judged, experiment, predicted, tested, trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +109,7 @@ def barrier(net: nn.Module, points: Tensor, part: Part, between: int) -> float:
     return float(torch.stack(heights).mean())
 
 
-def run_plane(cell: Cell, clothes: Clothes | Pictures, settings: Surface, steps: int | None) -> Outcome:
+def run_plane(cell: Cell, clothes: Images, settings: Surface, steps: int | None) -> Outcome:
     """The surface around one posterior, and what lies between its components."""
     posterior = trained(settings.fit, clothes, cell.seed, steps)
     points, centre = component_weights(posterior)

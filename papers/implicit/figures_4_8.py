@@ -9,7 +9,6 @@ from torch import Tensor
 from dubito import MAP, MCDropout, MeanField
 from dubito.shifts import gaussian_mixed, salt_and_pepper
 
-from ..cifar.images import Pictures
 from ..runner.experiment import Cell, Claim, Metric, Outcome, Table
 from ..settings import explicit
 from .fashion import (
@@ -19,6 +18,7 @@ from .fashion import (
     IMPLICIT,
     Clothes,
     Fit,
+    Images,
     Judged,
     experiment,
     predicted,
@@ -47,9 +47,7 @@ def run_width(cell: Cell, clothes: Clothes, settings: Judged, steps: int | None)
     )
 
 
-def run_noise(
-    cell: Cell, clothes: Clothes | Pictures, settings: Judged, steps: int | None, noises: Noises = NOISES
-) -> Outcome:
+def run_noise(cell: Cell, clothes: Images, settings: Judged, steps: int | None, noises: Noises = NOISES) -> Outcome:
     """Mean entropies at every level of the noise that the cell's data is named after."""
     posterior = trained(settings.fit, clothes, cell.seed, steps)
     inputs, labels = (tensor[: settings.num_test] for tensor in clothes.test)

@@ -102,7 +102,8 @@ def mixture(components: int, judged: Judged) -> Judged:
     fit = judged.fit
     assert isinstance(fit.method, Rank1)
     method = replace(fit.method, components=components)
-    return replace(judged, fit=replace(fit, method=method, batch_size=TILE // components))
+    samples = max(judged.num_samples, components)
+    return replace(judged, fit=replace(fit, method=method, batch_size=TILE // components), num_samples=samples)
 
 
 BOTH = varied()

@@ -28,7 +28,7 @@ def rank1(**changes: object) -> Rank1:
     return explicit(Rank1, **{"initial": NEAR, "kl": "sum", "arrangement": "tile", **changes})
 
 
-def small(method: Method, num_samples: int = 16, **changes: object) -> Judged:
+def small(method: Method, num_samples: int = 8, **changes: object) -> Judged:
     """What two CPU cores do; factors learn at their own rate."""
     rate = FACTOR_LR if isinstance(method, Rank1 | BatchEnsemble) else None
     return Judged(fit=replace(Fit(method=method, variational_lr=rate), **changes), num_samples=num_samples)
