@@ -123,7 +123,7 @@ def trained(
     if fit.start is not None:
         first, before = trained(fit.start, pictures, seed, steps)
         network = first.fold(0).train()
-    part = Part(*(tensor[: fit.num_images] for tensor in pictures.train))
+    part = learned(pictures, fit.num_images)
     training, likelihood = fit.training(steps), explicit(Categorical)
     provenance.record(fit.method, network, part, likelihood, training=training, seed=seed, augmented=True)
     with accounted(Account()) as account:
@@ -138,6 +138,12 @@ def trained(
             callbacks=callbacks,
         )
         return posterior, before + account.spent()
+
+
+def learned(pictures: Pictures, count: int) -> Part:
+    """The first so many training images; validation images are among them only where all are asked for."""
+    parts = [pictures.train] if count <= len(pictures.train.targets) else [pictures.train, pictures.validation]
+    return Part(*(torch.cat(tensors)[:count] for tensors in zip(*parts, strict=True)))
 
 
 def ensemble(fit: Fit, pictures: Pictures, seed: int, steps: int | None) -> tuple[Posterior, float]:

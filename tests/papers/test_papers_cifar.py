@@ -121,6 +121,14 @@ def test_a_whole_training_is_found_again(tiny, tmp_path, monkeypatch):
     assert torch.equal(*(scores.log_probs(posterior, seen.test.inputs, 1, 0) for posterior in (first, again)))
 
 
+def test_validation_images_are_learned_only_where_all_images_are_asked_for():
+    seen = images.pictures(images.generate_cell(Cell(fits.DATA, "")), 8)
+    few, rows = fits.learned(seen, 20), len(seen.train.targets)
+    assert torch.equal(few.inputs, seen.train.inputs[:20])
+    assert torch.equal(fits.learned(seen, rows).targets, seen.train.targets)
+    assert torch.equal(fits.learned(seen, rows + 3).inputs[rows:], seen.validation.inputs[:3])
+
+
 def test_standard_deviations_start_where_the_method_says():
     assert fits.first_std(explicit(MCDropout)) is None
     assert fits.first_std(explicit(Implicit, initial_std=0.2)) == 0.2
@@ -151,11 +159,11 @@ def test_a_run_is_watched_epoch_by_epoch_and_ends_where_the_posterior_is(tiny, m
     fit = replace(tiny, method=trail.watching(method), epochs=3)
     posterior, _ = fits.trained(fit, seen, 0, None, stored=False, callbacks=[trail])
     assert [len(values) for values in trail.steps.values()] == [3, 3, 3, 3]
-    draws = scores.log_probs(posterior, seen.validation.inputs, 4, 0)
-    last = scores.measured(scores.mixed(draws), seen.validation.targets)
+    draws = scores.log_probs(posterior, seen.test.inputs, 4, 0)
+    last = scores.measured(scores.mixed(draws), seen.test.targets)
     assert trail.steps["nll"][-1] == pytest.approx(last["nll"], rel=1e-5)
     assert trail.steps["nll"][0] != trail.steps["nll"][-1]
-    assert trail.steps["diversity"][-1] == pytest.approx(scores.disagreement(draws, seen.validation.targets, 2))
+    assert trail.steps["diversity"][-1] == pytest.approx(scores.disagreement(draws, seen.test.targets, 2))
 
 
 def test_tiles_hold_as_many_rows_whatever_the_components():
