@@ -100,12 +100,12 @@ def noise(kept: dict) -> Figure:
     return figure
 
 
-def widths(kept: Runs) -> Figure | None:
+def widths(made: Runs) -> Figure | None:
     """Figure 4: error by width, mean over seeds."""
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axis = figure.subplots()
     for number, method in enumerate(figures_4_8.METHODS):
-        rows = [(width, errors(kept[f"{method}-{width}"])) for width in WIDTHS if f"{method}-{width}" in kept]
+        rows = [(width, errors(made[f"{method}-{width}"])) for width in WIDTHS if f"{method}-{width}" in made]
         if rows:
             axis.plot(*zip(*rows, strict=True), "o-", color=colour(number), label=method)
     axis.set(xlabel="width", ylabel="test error (%)", xscale="log")
@@ -118,23 +118,23 @@ def errors(runs: Sequence[Outcome]) -> float:
     return sum(run.metrics["error"] for run in runs) / len(runs)
 
 
-def components(kept: Runs) -> Figure | None:
+def components(made: Runs) -> Figure | None:
     """Figures 5 and 6: error, NLL and ECE of all methods and numbers of components, a point for each seed."""
     figure = Figure(figsize=(12, 3.5), layout="constrained")
     titles = {"accuracy": "accuracy (%)", "nll": "NLL", "ece": "ECE"}
     for axis, (column, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
-        for place, runs in enumerate(kept.values()):
+        for place, runs in enumerate(made.values()):
             axis.plot([place] * len(runs), [run.metrics[column] for run in runs], "o", color=colour(place), alpha=0.6)
-        axis.set(title=title, xticks=range(len(kept)))
-        axis.set_xticklabels(list(kept), rotation=45, fontsize=7)
+        axis.set(title=title, xticks=range(len(made)))
+        axis.set_xticklabels(list(made), rotation=45, fontsize=7)
     return figure
 
 
-def calibration(kept: Runs) -> Figure | None:
+def calibration(made: Runs) -> Figure | None:
     """Figure 7: accuracy less confidence by confidence, for the first seed."""
     figure = Figure(figsize=(5, 3.5), layout="constrained")
     axis = figure.subplots()
-    for number, (method, runs) in enumerate(kept.items()):
+    for number, (method, runs) in enumerate(made.items()):
         curve = runs[0].details["reliability"]
         gaps = [right - sure for right, sure in zip(curve["accuracy"], curve["confidence"], strict=True)]
         axis.plot(curve["confidence"], gaps, "o-", color=colour(number), label=method, markersize=3)

@@ -58,14 +58,14 @@ def priors(results: Results) -> Figure:
     return figure
 
 
-def bars(kept: Runs, methods: Sequence[str], columns: Mapping[str, str]) -> Figure | None:
+def bars(runs: Runs, methods: Sequence[str], columns: Mapping[str, str]) -> Figure | None:
     """Metrics of some methods side by side, a point for each seed."""
-    if any(name not in kept for name in methods):
+    if any(name not in runs for name in methods):
         return None
     figure = Figure(figsize=(3 * len(columns), 3), layout="constrained")
     for axis, (column, title) in zip(figure.subplots(1, len(columns)), columns.items(), strict=True):
         for place, name in enumerate(methods):
-            values = [outcome.metrics[column] for outcome in kept[name]]
+            values = [outcome.metrics[column] for outcome in runs[name]]
             axis.plot([place] * len(values), values, "o", color=colour(place), alpha=0.5)
             axis.plot([place], [sum(values) / len(values)], "_", color="black", markersize=18)
         axis.set(title=title, xticks=range(len(methods)), xticklabels=methods)
@@ -89,8 +89,8 @@ def sides(results: Results) -> Figure | None:
 
 def components(results: Results) -> Figure | None:
     """Figure 3: the number of components."""
-    kept = runs_by_method("rank1-ablations", results)
-    return bars({**kept, "k-4": kept.get("both", [])}, ("k-1", "k-2", "k-4", "k-8", "k-16"), BOTH) if kept else None
+    runs = runs_by_method("rank1-ablations", results)
+    return bars({**runs, "k-4": runs.get("both", [])}, ("k-1", "k-2", "k-4", "k-8", "k-16"), BOTH) if runs else None
 
 
 def likelihoods(results: Results) -> Figure | None:
@@ -101,14 +101,14 @@ def likelihoods(results: Results) -> Figure | None:
 
 def trails(results: Results) -> Figure | None:
     """Figure 5: disagreement against accuracy and NLL, epoch by epoch."""
-    kept = runs_by_method("rank1-ablations", results)
+    runs = runs_by_method("rank1-ablations", results)
     methods = {"both": "rank-1 Normal", "batch-ensemble": "BatchEnsemble"}
-    if any(name not in kept for name in methods):
+    if any(name not in runs for name in methods):
         return None
     figure = Figure(figsize=(8, 3.5), layout="constrained")
     for axis, column in zip(figure.subplots(1, 2, sharey=True), ("accuracy", "nll"), strict=True):
         for number, (name, words) in enumerate(methods.items()):
-            for outcome in kept[name]:
+            for outcome in runs[name]:
                 trail = outcome.details["trail"]
                 axis.plot(trail[column], trail["diversity"], "o-", color=colour(number), label=words, alpha=0.6)
         axis.set(xlabel=TITLES[column])
@@ -119,13 +119,13 @@ def trails(results: Results) -> Figure | None:
 
 def severities(results: Results) -> Figure | None:
     """Figure 7: metrics by severity of corruption, mean over all corruptions and seeds; 0 is clean."""
-    kept = runs_by_method("rank1-cifar10", results)
-    if not kept:
+    runs = runs_by_method("rank1-cifar10", results)
+    if not runs:
         return None
     figure = Figure(figsize=(12, 3.5), layout="constrained")
     for axis, column in zip(figure.subplots(1, 3), TITLES, strict=True):
-        for number, (name, made) in enumerate(kept.items()):
-            curves = [[one.metrics[column], *one.details["severities"][column]] for one in made]
+        for number, (name, made) in enumerate(runs.items()):
+            curves = [[run.metrics[column], *run.details["severities"][column]] for run in made]
             curve = torch.tensor(curves).mean(0)
             axis.plot(range(len(curve)), curve, "o-", color=colour(number), label=name)
         axis.set(xlabel="severity", ylabel=TITLES[column])

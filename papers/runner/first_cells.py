@@ -19,7 +19,7 @@ def first_cells(
 def runs_by_method(name: str, results: Results) -> dict[str, list[Outcome]]:
     """Outcomes of a table's runs at its first scale, by method; those that are there."""
     table = tables()[name]
-    kept: dict[str, list[Outcome]] = {}
+    runs: dict[str, list[Outcome]] = {}
     for cell, outcome in outcomes(table, table.experiment.scale(None), results).items():
-        kept.setdefault(cell.method, []).append(outcome)
-    return kept
+        runs.setdefault(cell.method, []).append(outcome)
+    return runs

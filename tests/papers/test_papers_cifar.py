@@ -27,7 +27,7 @@ from papers.settings import explicit
 def test_augmented_images_are_shifts_of_the_image_or_its_mirror():
     picture = torch.arange(1.0, 1 + 3 * 6 * 6).reshape(1, 3, 6, 6).repeat(64, 1, 1, 1)
     torch.manual_seed(0)
-    found = images.augmented(picture)
+    result = images.augmented(picture)
     wide = torch.nn.functional.pad(picture[0], (2,) * 4)
     shifts = [wide[:, top : top + 6, left : left + 6] for top in range(5) for left in range(5)]
     mirrored = [
@@ -36,7 +36,7 @@ def test_augmented_images_are_shifts_of_the_image_or_its_mirror():
         for left in range(5)
     ]
     kinds = [
-        next(number for number, other in enumerate(shifts + mirrored) if torch.equal(image, other)) for image in found
+        next(number for number, other in enumerate(shifts + mirrored) if torch.equal(image, other)) for image in result
     ]
     assert len(set(kinds)) > 25  # of 50
     assert 16 < sum(kind >= 25 for kind in kinds) < 48
@@ -52,9 +52,9 @@ def test_images_keep_their_labels_when_they_are_read_in_batches():
 def test_pooling_is_the_mean_of_four_pixels_and_scaling_that_of_the_channel():
     pixels = torch.zeros(1, 3, 4, 4, dtype=torch.uint8)
     pixels[0, 1, :2, :2] = torch.tensor([[10, 20], [30, 40]])
-    found = images.standardised(pixels, 2)
-    assert float(found[0, 1, 0, 0]) == pytest.approx((25 / 255 - images.MEAN[1]) / images.STD[1], rel=1e-6)
-    assert float(found[0, 0, 1, 1]) == pytest.approx(-images.MEAN[0] / images.STD[0], rel=1e-6)
+    result = images.standardised(pixels, 2)
+    assert float(result[0, 1, 0, 0]) == pytest.approx((25 / 255 - images.MEAN[1]) / images.STD[1], rel=1e-6)
+    assert float(result[0, 0, 1, 1]) == pytest.approx(-images.MEAN[0] / images.STD[0], rel=1e-6)
 
 
 def draws() -> tuple[torch.Tensor, torch.Tensor]:
@@ -65,13 +65,13 @@ def draws() -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_metrics_by_number_of_components_are_those_of_their_draws():
     logs, labels = draws()
-    found = scores.by_number(logs, labels, 3)
+    result = scores.by_number(logs, labels, 3)
     probs = logs.exp()
     for count, owners in ((1, [0, 3]), (2, [0, 1, 3, 4]), (3, list(range(6)))):
         expected = -probs[owners].mean(0)[torch.arange(40), labels].log().mean()
-        assert found["nll"][count - 1] == pytest.approx(float(expected), rel=1e-9)
+        assert result["nll"][count - 1] == pytest.approx(float(expected), rel=1e-9)
     alone = -probs[[1, 4]].mean(0)[torch.arange(40), labels].log().mean()
-    assert found["nll_alone"][1] == pytest.approx(float(alone), rel=1e-9)
+    assert result["nll_alone"][1] == pytest.approx(float(alone), rel=1e-9)
 
 
 def test_disagreement_is_the_share_of_differing_pairs_over_the_error():
