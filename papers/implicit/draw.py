@@ -4,6 +4,7 @@ Writes papers/implicit/pictures/figure-*.png, for the first run of each cell; fi
 """
 
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -13,13 +14,19 @@ from dubito import plot
 from dubito.data import load
 from dubito.plot.axes import colour
 
-from ..runner.first_cells import first_cells
+from ..runner.experiment import Outcome
+from ..runner.first_cells import first_cells, runs_by_method
 from ..runner.store import PAPERS, Results
 from ..runner.tables import tables
+from . import figures_4_8
 from .figure_1 import DATA as CUBIC
 from .figure_1 import DEPTHS, PLACES
+from .figures_4_8 import WIDTHS
+
+Runs = Mapping[str, Sequence[Outcome]]
 
 PICTURES = Path(__file__).parent / "pictures"
+OBJECTS = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
 
@@ -67,14 +74,16 @@ def planes(kept: dict) -> Figure:
 
 def draws(kept: dict) -> Figure:
     """Figure 3: the surest image of four classes above, the least sure one below."""
-    test = load("fashion-mnist", standardise=False).test
+    ((data, _), *_) = kept
+    test = load(data, standardise=False).test
+    names = CLASSES if data == "fashion-mnist" else OBJECTS
     figure = Figure(figsize=(14, 6), layout="constrained")
     axes = figure.subplots(2, 8, width_ratios=[1, 2] * 4)
     for row, one in zip(axes, kept.values(), strict=True):
         for column, (image, probs) in enumerate(zip(one["images"], one["probs"], strict=True)):
-            row[2 * column].imshow(test.inputs[image, 0], cmap="gray")
+            row[2 * column].imshow(test.inputs[image].movedim(0, -1), cmap="gray")
             row[2 * column].axis("off")
-            plot.class_draws(torch.tensor(probs), class_names=CLASSES, axis=row[2 * column + 1])
+            plot.class_draws(torch.tensor(probs), class_names=names, axis=row[2 * column + 1])
     return figure
 
 
@@ -91,11 +100,64 @@ def noise(kept: dict) -> Figure:
     return figure
 
 
+def widths(made: Runs) -> Figure | None:
+    """Figure 4: error by width, mean over seeds."""
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    axis = figure.subplots()
+    for number, method in enumerate(figures_4_8.METHODS):
+        rows = [(width, errors(made[f"{method}-{width}"])) for width in WIDTHS if f"{method}-{width}" in made]
+        if rows:
+            axis.plot(*zip(*rows, strict=True), "o-", color=colour(number), label=method)
+    axis.set(xlabel="width", ylabel="test error (%)", xscale="log")
+    axis.legend()
+    return figure
+
+
+def errors(runs: Sequence[Outcome]) -> float:
+    """Mean error of some runs."""
+    return sum(run.metrics["error"] for run in runs) / len(runs)
+
+
+def components(made: Runs) -> Figure | None:
+    """Figures 5 and 6: error, NLL and ECE of all methods and numbers of components, a point for each seed."""
+    figure = Figure(figsize=(12, 3.5), layout="constrained")
+    titles = {"accuracy": "accuracy (%)", "nll": "NLL", "ece": "ECE"}
+    for axis, (column, title) in zip(figure.subplots(1, 3), titles.items(), strict=True):
+        for place, runs in enumerate(made.values()):
+            axis.plot([place] * len(runs), [run.metrics[column] for run in runs], "o", color=colour(place), alpha=0.6)
+        axis.set(title=title, xticks=range(len(made)))
+        axis.set_xticklabels(list(made), rotation=45, fontsize=7)
+    return figure
+
+
+def calibration(made: Runs) -> Figure | None:
+    """Figure 7: accuracy less confidence by confidence, for the first seed."""
+    figure = Figure(figsize=(5, 3.5), layout="constrained")
+    axis = figure.subplots()
+    for number, (method, runs) in enumerate(made.items()):
+        curve = runs[0].details["reliability"]
+        gaps = [right - sure for right, sure in zip(curve["accuracy"], curve["confidence"], strict=True)]
+        axis.plot(curve["confidence"], gaps, "o-", color=colour(number), label=method, markersize=3)
+    axis.axhline(0, color="black", linewidth=0.5)
+    axis.set(xlabel="confidence", ylabel="accuracy less confidence")
+    axis.legend(fontsize=7)
+    return figure
+
+
 FIGURES = {
     "implicit-figure-1": cubic,
     "implicit-figure-2": planes,
     "implicit-figure-3": draws,
     "implicit-figure-8": noise,
+    "implicit-figure-2-cifar10": planes,
+    "implicit-figure-3-cifar10": draws,
+    "implicit-figure-8-cifar10": noise,
+}
+#: Pictures of all seeds that are there, by name: their table and what draws them.
+MEANS = {
+    "figure-4": ("implicit-figure-4", widths),
+    "figure-6": ("implicit-cifar10", components),
+    "figure-7": ("implicit-cifar10", calibration),
 }
 
 
@@ -105,6 +167,9 @@ def main() -> None:
     for name, draw in FIGURES.items():
         if kept := details(name, results):
             draw(kept).savefig(PICTURES / f"{name.removeprefix('implicit-')}.png", dpi=60)
+    for name, (table, draw) in MEANS.items():
+        if (runs := runs_by_method(table, results)) and (figure := draw(runs)):
+            figure.savefig(PICTURES / f"{name}.png", dpi=60)
 
 
 if __name__ == "__main__":

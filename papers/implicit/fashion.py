@@ -6,7 +6,7 @@ One training per seed and settings serves all figures: it is kept outside the re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -71,6 +71,25 @@ class Fit:
         )
 
 
+class Images(Protocol):
+    """What is learned from and judged on."""
+
+    @property
+    def train(self) -> Part: ...
+
+    @property
+    def test(self) -> Part: ...
+
+
+class Elsewhere(Protocol):
+    """A training of another set of images, such as that of `papers.cifar`."""
+
+    def posterior(self, images: Any, seed: int, steps: int | None) -> Posterior: ...
+
+
+Trained = Fit | Elsewhere
+
+
 @dataclass(frozen=True, kw_only=True)
 class Judged:
     """A trained LeNet and what it is judged by.
@@ -81,7 +100,7 @@ class Judged:
         num_test: test images, the first so many.
     """
 
-    fit: Fit
+    fit: Trained
     num_samples: int = 40
     num_test: int = 10_000
 
@@ -107,8 +126,10 @@ def generate_cell(cell: Cell) -> Clothes:
     return Clothes(train=parts[0], test=parts[1])
 
 
-def trained(fit: Fit, clothes: Clothes, seed: int, steps: int | None) -> Posterior:
+def trained(fit: Trained, clothes: Images, seed: int, steps: int | None) -> Posterior:
     """A trained posterior; a whole run is kept in the user's cache, where other figures find it again."""
+    if not isinstance(fit, Fit):
+        return fit.posterior(clothes, seed, steps)
     checkpoint = trained_at(DATA, REVISION, fit, seed) if steps is None else None
     chosen = slice(fit.num_images)
     return provenance.fit(
@@ -141,6 +162,7 @@ def tested(prediction: CategoricalPrediction, labels: Tensor) -> dict[str, float
 def small(settings: Judged) -> Judged:
     """What two CPU cores do."""
     fit = settings.fit
+    assert isinstance(fit, Fit)
     method = replace(fit.method, noise_samples=1) if isinstance(fit.method, Implicit) else fit.method
     fit = replace(fit, method=method, epochs=10, num_images=10_000, lr=3e-3, kl_warmup=7.0)
     return replace(settings, fit=fit, num_test=2_000)
@@ -161,6 +183,7 @@ def variants(settings: Mapping[tuple[str, str], Judged], beside: float) -> dict[
     found = {}
     for key, each in settings.items():
         fit = each.fit
+        assert isinstance(fit, Fit)
         epoch = EPOCH_SECONDS[fit.width] * fit.num_images / IMAGES
         cost = 1.3 * passes(fit.method) * fit.epochs * epoch
         found[key] = Variant(settings=each, cpu_seconds=beside + cost)
@@ -172,7 +195,14 @@ Run = Callable[[Cell, Clothes, Any, int | None], Outcome]
 
 
 def experiment(
-    name: str, settings: Mapping[tuple[str, str], Judged], run: Run, *, beside: float = 20.0, shared: bool = True
+    name: str,
+    settings: Mapping[tuple[str, str], Judged],
+    run: Run,
+    *,
+    beside: float = 20.0,
+    shared: bool = True,
+    smaller: Callable[[Judged], Judged] = small,
+    words: str = SMALLER,
 ) -> Experiment:
     """An experiment at both scales.
 
@@ -182,13 +212,15 @@ def experiment(
         run: from a cell, its images and settings to its outcome.
         beside: CPU-seconds of all but the training.
         shared: whether cells of a seed have trainings in common.
+        smaller: from the paper's settings to those of the small scale.
+        words: what is smaller in them.
     """
-    fewer = {key: small(each) for key, each in settings.items()}
+    fewer = {key: smaller(each) for key, each in settings.items()}
     return Experiment(
         paper="implicit",
         name=name,
         scales={
-            "small": Scale(variants=variants(fewer, beside), seeds=3, smaller=SMALLER),
+            "small": Scale(variants=variants(fewer, beside), seeds=3, smaller=words),
             "paper": Scale(variants=variants(settings, beside), seeds=5),
         },
         load=load_cell,

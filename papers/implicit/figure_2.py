@@ -22,7 +22,7 @@ from dubito.posterior import Posterior
 
 from ..runner.experiment import Cell, Claim, Metric, Outcome, Table
 from ..settings import explicit
-from .fashion import DATA, DIFFERS, IMPLICIT, Clothes, Fit, Judged, experiment, predicted, tested, trained
+from .fashion import DATA, DIFFERS, IMPLICIT, Fit, Images, Judged, experiment, predicted, tested, trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +75,13 @@ def component_weights(posterior: Posterior) -> tuple[Tensor, Tensor]:
 
 
 def vector(net: nn.Module) -> Tensor:
-    """All weights of a network, [P]."""
-    return parameters_to_vector(net.parameters()).detach()
+    """All weights of a network, and what batch norm has counted, [P]."""
+    return parameters_to_vector(moving(net)).detach()
+
+
+def moving(net: nn.Module) -> list[Tensor]:
+    """Parameters and buffers that are no counts."""
+    return [*net.parameters(), *(buffer for buffer in net.buffers() if buffer.is_floating_point())]
 
 
 @torch.no_grad()
@@ -85,7 +90,7 @@ def losses(net: nn.Module, points: Tensor, part: Part) -> Tensor:
     inputs, labels = part
     found = []
     for point in points.reshape(-1, points.shape[-1]):
-        vector_to_parameters(point, net.parameters())
+        vector_to_parameters(point, moving(net))
         logits = net(inputs)
         right = (logits.argmax(-1) == labels).double().mean()
         found.append(torch.stack([F.cross_entropy(logits, labels).double(), right]))
@@ -104,11 +109,11 @@ def barrier(net: nn.Module, points: Tensor, part: Part, between: int) -> float:
     return float(torch.stack(heights).mean())
 
 
-def run_plane(cell: Cell, clothes: Clothes, settings: Surface, steps: int | None) -> Outcome:
+def run_plane(cell: Cell, clothes: Images, settings: Surface, steps: int | None) -> Outcome:
     """The surface around one posterior, and what lies between its components."""
     posterior = trained(settings.fit, clothes, cell.seed, steps)
     points, centre = component_weights(posterior)
-    net = duplicate(posterior.network)
+    net = duplicate(posterior.network).eval()
     seen = {
         name: Part(part.inputs[: settings.num_seen], part.targets[: settings.num_seen])
         for name, part in (("train", clothes.train), ("test", clothes.test))

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..runner.experiment import Cell, Claim, Metric, Outcome, Table
-from .fashion import DATA, DIFFERS, IMPLICIT, Clothes, Fit, Judged, experiment, predicted, trained
+from .fashion import DATA, DIFFERS, IMPLICIT, Fit, Images, Judged, experiment, predicted, trained
 
 #: The classes of the figure's columns.
 CLASSES = range(4)
@@ -12,7 +12,7 @@ CLASSES = range(4)
 IMAGES = 10
 
 
-def run_extremes(cell: Cell, clothes: Clothes, settings: Judged, steps: int | None) -> Outcome:
+def run_extremes(cell: Cell, clothes: Images, settings: Judged, steps: int | None) -> Outcome:
     """How far draws differ on the images with the lowest or the highest predictive entropy."""
     posterior = trained(settings.fit, clothes, cell.seed, steps)
     inputs, labels = (tensor[: settings.num_test] for tensor in clothes.test)

@@ -10,6 +10,13 @@ from dubito.storage.files import json_checksum
 from ..settings import decisive
 
 
+def folder() -> Path:
+    """Where trainings, and what is made of data for several tables, are kept."""
+    place = cache_folder().parent / "trained"
+    place.mkdir(parents=True, exist_ok=True)
+    return place
+
+
 def checkpoint(data: str, revision: int, settings: Any, seed: int) -> Path:
     """The file of one training.
 
@@ -20,6 +27,4 @@ def checkpoint(data: str, revision: int, settings: Any, seed: int) -> Path:
         seed: its seed.
     """
     key = json_checksum([data, revision, decisive(encode(settings)), seed])
-    folder = cache_folder().parent / "trained"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / f"{key}.safetensors"
+    return folder() / f"{key}.safetensors"

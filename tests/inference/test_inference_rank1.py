@@ -508,3 +508,13 @@ def test_frozen_batch_norm_leaves_the_choice_to_memory(monkeypatch):
     objective = Rank1(components=2).build(net, Categorical(), 16)
     objective.bind(data[0])
     assert not objective.tiles(Batch(*data))
+
+
+def test_added_factors_on_convolutions_predict_as_their_folded_networks_do():
+    net = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3)).double()
+    inputs = normal(8, 2, 4, 4)
+    method = Rank1(components=2, family=factors.Normal(prior_mean=0.0), additive=True)
+    posterior = method.fit(net, (inputs, labels(8)), Categorical(), training=QUICK)
+    outputs = posterior.sample_outputs(inputs, 4, seed=3)
+    for index in range(4):
+        torch.testing.assert_close(outputs[index], posterior.fold(index, seed=3)(inputs))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..inputs import Inputs
-from ..layers import Use
+from ..layers import Dense, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, Factors, NodeFactors
 from ..layers.kernels import fold_values
@@ -40,7 +40,9 @@ class FactorDraws(Draws):
         return folded
 
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
-        yield lambda: tile(self.network, self.context(inputs), self.count, passing=self.passing)
+        if not self.facts["additive"] or all(isinstance(use.form, Dense) for use in self.uses.values()):
+            # what is added to other weights than dense layers' is not known row by row
+            yield lambda: tile(self.network, self.context(inputs), self.count, passing=self.passing)
 
     @property
     def _stacks(self) -> dict[str, Tensor]:
