@@ -186,8 +186,8 @@ SECONDS = {
     "batch-ensemble": 20,
     "bayesian-embeddings": 9,
     "fully-bayesian": 9,
-    "rank1-normal": 27,
-    "rank1-cauchy": 27,
+    "rank1-normal": 33,
+    "rank1-cauchy": 33,
     "deep-ensemble": 20,
 }
 

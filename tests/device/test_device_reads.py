@@ -68,6 +68,7 @@ CASES = {
     "flipout": Case(KTied(estimator=Flipout())),
     "own-dropout": Case(MCDropout(rate=None)),
     "rank1-loop": Case(Rank1(arrangement="loop")),
+    "rank1-beside": Case(Rank1(beside=MeanField(max_std=1.0, subset=lambda name, _: name.endswith("bias")))),
     "batch-ensemble-loop": Case(BatchEnsemble(arrangement="loop")),
     "implicit-loop": Case(Implicit(arrangement="loop")),
     "reals": Case(MeanField(), Gaussian()),
