@@ -52,8 +52,8 @@ bench: .venv/ready
 bench-env:
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy torchmetrics einops einconv linear_operator opt_einsum unfoldNd
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps laplace-torch bayesian-torch backpack-for-pytorch curvlinops-for-pytorch asdfghjkl
-	.venv-peers/bin/pip install --quiet --disable-pip-version-check ngboost "pandas<3" scikit-learn
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps laplace-torch bayesian-torch backpack-for-pytorch curvlinops-for-pytorch asdfghjkl torch-uncertainty
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check ngboost "pandas<3" scikit-learn lightning
 	.venv-peers/bin/python -P benchmarks/peers.py  # -P: benchmarks/laplace.py is not theirs
 	.venv-peers/bin/python -P benchmarks/peers_evidence.py
 

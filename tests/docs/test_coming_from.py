@@ -32,7 +32,11 @@ def problem() -> dict[str, Any]:
     given = stored()["problem"]
     net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 1)).double()
     net.load_state_dict({name: real(values) for name, values in given["weights"].items()})
-    return {"net": net, "x": real(given["x"]), "y": real(given["y"]), "x_new": real(given["places"])}
+    last = nn.Linear(1, 2, bias=False).double()
+    last.weight.data = real([[-8.0], [8.0]])
+    x, y = real(given["x"]), real(given["y"])
+    classes = {"classifier": nn.Sequential(net, last), "labels": (y[:, 0] > 0.5).long()}
+    return {"net": net, "x": x, "y": y, "x_new": real(given["places"]), **classes}
 
 
 @cache
@@ -82,9 +86,21 @@ def test_mean_field_is_bayesian_torchs_but_for_its_divergence():
     assert float(shown[2]) == pytest.approx(built.kl().item(), abs=0.05)
 
 
-def test_an_ensemble_is_uncertain_away_from_the_data_and_what_was_not_run_is_named():
-    epistemic = page()[2]["epistemic"][:, 0]
+def test_torch_uncertaintys_layers_and_temperature_are_ours_but_for_its_divergence():
+    theirs, ours = stored()["torch-uncertainty"], page()[2]
+    std, outputs = real(theirs["output_std"]), ours["outputs"][..., 0]
+    assert ((outputs.mean(0) - real(theirs["mean"])).abs() < 4 * std * (2 / 4000) ** 0.5).all()
+    torch.testing.assert_close(outputs.std(0), std, rtol=0.08, atol=0)
+    assert ours["temperature"] == pytest.approx(theirs["temperature"], rel=1e-3)
+    weights = sum(weight.numel() for weight in ours["built"].draft.weights().values())
+    kl = ours["kl"].item()
+    assert abs((kl - weights / 2) / 2 - theirs["kl"]) < 4 * theirs["kl_error"]  # two layers
+    shown = re.search(r"number of layers\*: ([\d.]+) on .* divergence is ([\d.]+) nats", PAGE.read_text())
+    assert shown and [float(number) for number in shown.groups()] == pytest.approx([theirs["kl"], kl], abs=0.05)
+
+
+def test_an_ensemble_is_uncertain_away_from_the_data_and_versions_are_named():
+    epistemic = page()[3]["epistemic"][:, 0]
     assert epistemic[:2].max() < epistemic[3:].min()
-    assert set(stored()["not run"]) == {"torch-uncertainty"} and "Read, not run" in PAGE.read_text()
     for name, version in stored()["versions"].items():
         assert name == "torch" or f"version {version}" in PAGE.read_text()
