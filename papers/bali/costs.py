@@ -19,6 +19,7 @@ from dubito.jobs import alone
 from dubito.models import mlp
 from dubito.training import Training
 
+from ..runner import provenance
 from ..settings import explicit
 
 FILE = Path(__file__).with_name("costs.json")
@@ -68,7 +69,7 @@ def seconds(data: tuple[Tensor, Tensor], width: int, batch: int, steps: int) -> 
     net = mlp(INPUTS, (width, width), num_classes=CLASSES, activation="leaky_tanh", seed=0)
     training = explicit(Training, iterations=steps, batch_size=batch)
     begin = time.process_time()
-    method.fit(net, data, explicit(Categorical), training=training, seed=0, progress=False)
+    provenance.fit(method, net, data, explicit(Categorical), training=training, seed=0, progress=False)
     return time.process_time() - begin
 
 

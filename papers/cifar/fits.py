@@ -125,12 +125,13 @@ def trained(
         network = first.fold(0).train()
     part = learned(pictures, fit.num_images)
     training, likelihood = fit.training(steps), explicit(Categorical)
-    provenance.record(fit.method, network, part, likelihood, training=training, seed=seed, augmented=True)
     with accounted(Account()) as account:
-        posterior = fit.method.fit(
+        posterior = provenance.fit(
+            fit.method,
             network,
             Augmented(part).loader(fit.batch_size),
             likelihood,
+            rows=part,
             training=training,
             checkpoint=trained_at(DATA, REVISION, fit, seed) if stored and steps is None else None,
             seed=seed,

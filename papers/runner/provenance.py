@@ -104,7 +104,7 @@ def record(method: Any, net: nn.Module | None, data: Any, likelihood: Any, **set
         records.append(entry)
 
 
-def fit(method: Method, net: nn.Module, data: Any, likelihood: Any, **options: Any) -> Posterior:
+def fit(method: Method, net: nn.Module, data: Any, likelihood: Any, *, rows: Any = None, **options: Any) -> Posterior:
     """`method.fit`, written down.
 
     Args:
@@ -112,10 +112,14 @@ def fit(method: Method, net: nn.Module, data: Any, likelihood: Any, **options: A
         net: the network.
         data: training rows.
         likelihood: of the targets.
+        rows: the tensors behind a loader that augments them, to be written down in its place.
         options: of `method.fit`.
     """
     run = {name: options.get(name) for name in ("training", "seed")}
-    record(method, net, data, likelihood, validation=_shapes(options.get("validation")), **run)
+    if rows is not None:
+        run["augmented"] = True
+    seen = data if rows is None else rows
+    record(method, net, seen, likelihood, validation=_shapes(options.get("validation")), **run)
     return method.fit(net, data, likelihood, **options)
 
 
