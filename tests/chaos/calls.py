@@ -12,12 +12,13 @@ import inspect
 import math
 import random
 import signal
+import tempfile
 import types
 import typing
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from fnmatch import fnmatch
 from typing import Any, NamedTuple
 
@@ -520,15 +521,16 @@ def run(size: float, seed: int, counts: Counter[str] | None = None) -> Report:
     """All callables; of each a part of its cases."""
     report, stream = Report(), random.Random(seed)
     counts = Counter() if counts is None else counts
-    for target in targets():
-        problem = valid(target)
-        if problem is not None:
-            report.count("no valid call", problem)
-            continue
-        drawn = [case for case in cases(target) if stream.random() < size]
-        counts[target.name] += len(drawn)
-        for case in drawn:
-            report.count(*verdict(case))
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):  # "banana" is a good path to save to
+        for target in targets():
+            problem = valid(target)
+            if problem is not None:
+                report.count("no valid call", problem)
+                continue
+            drawn = [case for case in cases(target) if stream.random() < size]
+            counts[target.name] += len(drawn)
+            for case in drawn:
+                report.count(*verdict(case))
     if size >= 1:
         for name, number in counts.items():
             print(f"{number:6d} {name}", flush=True)
