@@ -21,7 +21,7 @@ from .page import RUNS, write_page
 
 FOLDER = Path(__file__).parent
 #: Files that are no benchmarks.
-OTHERS = {"__init__", "__main__", "bars", "page", "peers", "versions"}
+OTHERS = {"__init__", "__main__", "bars", "page", "peers", "peers_evidence", "versions"}
 
 
 def discover() -> dict[str, Benchmark]:

@@ -172,7 +172,7 @@ def test_rows_are_unlike_training_in_whatever_units(tmp_path, target):
         usual = predict(out / "deep-ensemble.safetensors", table).num_unlike
         found.append((row.metrics["ood_auroc"], usual))
     areas, usual = zip(*found, strict=True)
-    assert areas == pytest.approx([areas[0]] * 3, abs=1e-3)
+    assert areas == pytest.approx([areas[0]] * 3, abs=5e-3)  # rounding swaps a few pairs of 2,304 that nearly tie
     assert max(usual) < 60 and max(usual) - min(usual) <= 1  # rounding may decide on a row at the limit
 
 

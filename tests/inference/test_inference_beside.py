@@ -348,18 +348,17 @@ def test_a_prior_around_pretrained_weights(tmp_path):
     assert prior is not None and torch.equal(prior.centre("head.bias", net.head.bias), net.head.bias.detach())
 
 
-@pytest.mark.parametrize("sampling", ["fixed", "fresh"])
-@pytest.mark.parametrize("label", ["rank1", "batch-ensemble"])
+@pytest.mark.parametrize(("label", "sampling"), [("rank1", "fixed"), ("batch-ensemble", "fixed"), ("rank1", "fresh")])
 def test_exported_programs_answer_as_predictions_do(label: str, sampling: str, tmp_path):
     method = replace(METHODS[label], beside=MeanField(initial_std=0.1, subset=("0.weight", "2.bias")))
     net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(1))
     posterior = method.fit(net, (x, x[:, :3].argmax(1)), Categorical(), training=QUICK)
-    path, samples = tmp_path / "both.pt2", 6 if sampling == "fixed" else 600
+    path, samples = tmp_path / "both.pt2", 6 if sampling == "fixed" else 200
     posterior.export(path, num_samples=samples, sampling=sampling)
     answer = torch.export.load(path).module()(x)
     truth = posterior.predict(x, samples)
-    tight = 1e-5 if sampling == "fixed" else 0.02
+    tight = 1e-5 if sampling == "fixed" else 0.035  # two means of 200 draws
     torch.testing.assert_close(answer["probs"], truth.probs, rtol=0, atol=tight)
     torch.testing.assert_close(answer["epistemic"], truth.epistemic, rtol=0, atol=tight)
     assert truth.epistemic.max() > 1e-3

@@ -25,13 +25,20 @@ from dubito import ConfigError, DataError, DubitoWarning, Training, UnknownNameE
 from dubito.integrations.sklearn import BayesianClassifier, BayesianRegressor, training_for
 
 BOTH = pytest.mark.parametrize("estimator", [BayesianRegressor, BayesianClassifier])
-#: One of each family beside Laplace, the default's: node factors, weight normals, closed-form updates, networks apart.
-FAMILIES = ["mc-dropout", "mean-field", "bali", "deep-ensemble"]
+#: Laplace, the default's, with both; every other family with one: node factors, closed-form updates, weight normals,
+#: networks apart.
+ESTIMATORS = [
+    (BayesianRegressor, None),
+    (BayesianClassifier, None),
+    (BayesianRegressor, "mc-dropout"),
+    (BayesianRegressor, "bali"),
+    (BayesianClassifier, "mean-field"),
+    (BayesianClassifier, "deep-ensemble"),
+]
 QUICK = Training(iterations=20, lr=2e-2)
 
 
-@BOTH
-@pytest.mark.parametrize("method", [None, *FAMILIES])
+@pytest.mark.parametrize(("estimator", "method"), ESTIMATORS)
 @pytest.mark.filterwarnings("default")
 def test_the_checks_of_scikit_learn_pass(estimator, method):
     made = estimator() if method is None else estimator(method=method)
