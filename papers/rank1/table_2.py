@@ -1,4 +1,4 @@
-"""Rank-1's Table 2: methods of equal size on CIFAR-10, on clean, corrupted and foreign images."""
+"""Rank-1's Table 2: methods of equal size on CIFAR-10, on clean, corrupted and out-of-distribution images."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -97,7 +97,7 @@ def published() -> dict[tuple[str, str, str], Published]:
 TABLES = (
     Table(
         name="rank1-cifar10",
-        title="CIFAR-10, networks of equal size on clean, corrupted and foreign images",
+        title="CIFAR-10, networks of equal size on clean, corrupted and out-of-distribution images",
         paper="rank-1 BNN, Table 2",
         plus_minus="the paper gives none",
         experiment=experiment("rank1", "rank1-cifar10", SMALL, PAPER),
