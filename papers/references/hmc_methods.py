@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from dubito import BALI, Laplace, MCDropout, NoisyAdam, Vadam, methods
+from dubito import BALI, Laplace, MCDropout, NoisyAdam, NoisyKFAC, Vadam, methods
 from dubito.inference.natural_gradient.methods import NaturalGradient
 from dubito.inference.swag import SWA, SWAG
 from dubito.method import Method
@@ -19,6 +19,10 @@ SAME_PRIOR = (
 OTHER_PRIOR = ("batch-ensemble", "rank1", "implicit", "bali")
 #: Rows per step of methods that take their spread from the noise of gradients; others see all rows in each step.
 NOISY_ROWS, ALL_ROWS = 32, 4096
+#: Times the recommended rate. Under small known noise the first gradients, and so the first curvatures, are large: at
+#: the recommended rate the training rows were not fitted after 4,000 steps (squared errors of 13 instead of 0.3 units
+#: of noise on yacht for Noisy K-FAC, of 1.2 instead of 0.4 for Vadam).
+FASTER: dict[type[Method], float] = {NoisyKFAC: 10.0, Vadam: 3.0}
 
 
 def targeting(name: str, prior_std: float, rows: int, iterations: int) -> tuple[Method, Training]:
@@ -42,7 +46,7 @@ def targeting(name: str, prior_std: float, rows: int, iterations: int) -> tuple[
     if isinstance(method, SWA | SWAG):
         changes |= {"batch_size": NOISY_ROWS, "lr": 2e-3, "schedule": explicit(Constant)}
     if isinstance(method, NaturalGradient):
-        changes |= {"lr": method.recommended_lr}
+        changes |= {"lr": method.recommended_lr * FASTER.get(type(method), 1.0)}
     if isinstance(method, NoisyAdam | Vadam):  # squares of a batch's mean gradient, which vanishes over all rows
         changes |= {"batch_size": NOISY_ROWS}
     return method, explicit(Training, iterations=iterations, **changes)
