@@ -91,7 +91,6 @@ def test_printed_predictions_show_their_first_rows(posterior):
     assert float(lines[2].split()[2]) == pytest.approx(float(confidence), rel=1e-3)
     one = MAP().fit(nn.Linear(3, 1), (x, x[:, :1]), Gaussian(), training=Training(epochs=1)).predict(x[:1])
     assert repr(one).splitlines()[0] == "RealPrediction of 1 row" and len(repr(one).splitlines()) == 3
-    assert len(repr(one[:0]).splitlines()) == 2
 
 
 def test_many_classes_and_several_positions_stay_small():
