@@ -46,7 +46,14 @@ def published(metric: str, printed: str) -> dict[tuple[str, str, str], Published
 
 
 def compared(
-    metric: str, printed: str, others: Iterable[str], text: str, *, lower: bool, form: str = "bali", called: str = "BALI"
+    metric: str,
+    printed: str,
+    others: Iterable[str],
+    text: str,
+    *,
+    lower: bool,
+    form: str = "bali",
+    called: str = "BALI",
 ) -> tuple[Claim, ...]:
     """BALI against each of the others, on the tables where the paper's numbers are 2 standard errors apart.
 
