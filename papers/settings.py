@@ -278,6 +278,7 @@ ADDED: Mapping[str, Mapping[str, Any]] = {
     "BALI": {"refactor_every": 1},
     "Fit": {"standardise": True, "curve_rows": 0},  # of BALI's images
     "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},
+    "DropoutSearch": {"search_epochs": None},
     "Categorical": {"class_weights": None, "ignore_index": None, "shift": False},
     "BatchEnsemble": {"beside": None},
     "DeepEnsemble": {"of": None, "weights": "equal"},

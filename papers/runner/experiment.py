@@ -45,13 +45,17 @@ class Variant:
     Args:
         settings: a frozen dataclass with all that decides the numbers.
         cpu_seconds: estimated cost of one job.
+        splits: the first so many of the data set's splits that it is run on; None for all of them.
     """
 
     settings: Any
     cpu_seconds: float
+    splits: int | None = None
 
     def __post_init__(self) -> None:
         require_positive(cpu_seconds=self.cpu_seconds)
+        if self.splits is not None:
+            require_count(splits=self.splits)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +75,14 @@ class Scale:
     smaller: str = ""
 
     def __post_init__(self) -> None:
-        for data, _ in self.variants:
-            require_count(splits=self.splits_of(data), seeds=self.seeds)
+        for data, method in self.variants:
+            require_count(splits=self.splits_of(data, method), seeds=self.seeds)
 
-    def splits_of(self, data: str) -> int:
-        """The number of splits of one data set."""
-        return self.splits if isinstance(self.splits, int) else self.splits[data]
+    def splits_of(self, data: str, method: str | None = None) -> int:
+        """The number of splits of one data set, or of those that a method is run on."""
+        splits = self.splits if isinstance(self.splits, int) else self.splits[data]
+        own = None if method is None else self.variants[data, method].splits
+        return splits if own is None else min(own, splits)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -84,7 +90,7 @@ class Scale:
         return tuple(
             Cell(data, method, split, seed)
             for data, method in self.variants
-            for split in range(self.splits_of(data))
+            for split in range(self.splits_of(data, method))
             for seed in range(self.seeds)
         )
 

@@ -11,7 +11,7 @@ from dubito.data import Part
 from dubito.errors import ConfigError, TrainingError
 from dubito.inference.bali import BALI
 from papers.bali.uci import deviations
-from papers.bali.uci.choice import Choice, apart, run_choice, scored
+from papers.bali.uci.choice import ENGINES, Choice, apart, ranking, run_choice, scored
 from papers.bali.uci.columns import SHAPES
 from papers.bali.uci.layerwise import LayerwiseRun, run_layerwise
 from papers.bali.uci.tables_1_7 import EXPERIMENT, later_split
@@ -111,6 +111,38 @@ def test_candidates_that_fail_are_not_chosen():
     rows = [part(20, 0), part(20, 1)]
     assert scored(engine, rows, rows, "fails") == [-math.inf, -math.inf]
     assert scored(engine, rows, rows, "runs") == [-math.inf, -2.0]
+
+
+def test_splits_that_choose_together_take_the_best_mean_and_others_their_own():
+    scores = [[-1.0, -5.0, -math.inf], [-2.0, -2.0, -2.0], [-math.inf, -1.0, -1.5]]
+    assert ranking(scores, shared=False) == [[0, 1], [2, 1, 0], [2, 1]]
+    assert ranking(scores, shared=True) == [[1], [1], [1]]  # the only one that ran on all
+
+
+def test_where_the_whole_run_fails_the_next_candidate_is_taken(monkeypatch):
+    good = LayerwiseRun(method=BALI(), iterations=20)
+    bad = replace(good, iterations=30)
+
+    def engine(trains, tests, run, **options):
+        if run.iterations == 30:
+            raise TrainingError("no number")
+        return [Outcome(metrics={"log_likelihood": float(run.hidden)}) for _ in trains]
+
+    monkeypatch.setitem(ENGINES, LayerwiseRun, engine)
+    rows = [part(20, 0), part(20, 1)]
+    choice = Choice(candidates=(good, replace(bad, hidden=60)), trial_iterations=5)
+    for outcome in run_choice(rows, rows, choice, seeds_of_parts=[1, 2]):
+        assert outcome.details["kept_back"] == [50.0, 60.0] and outcome.details["chosen"]["iterations"] == 20
+    with pytest.raises(TrainingError, match="rates of the grid"):
+        run_choice(rows, rows, Choice(candidates=(bad,), trial_iterations=5), seeds_of_parts=[1, 2])
+
+
+def test_what_costs_most_is_run_on_fewer_splits():
+    cells = EXPERIMENT.scales["paper"].cells
+    count = {key: sum((cell.data, cell.method) == key for cell in cells) for key in EXPERIMENT.scales["paper"].variants}
+    assert count["protein", "bali-ruled"] == count["power", "mc-dropout"] == count["power", "pbp"] == 20
+    assert count["protein", "mc-dropout"] == count["protein", "pbp"] == 5
+    assert {number for (_, method), number in count.items() if method.endswith("-tuned")} == {10}
 
 
 def test_splits_beyond_the_published_ones_follow_their_rule():

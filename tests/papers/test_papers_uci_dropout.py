@@ -1,5 +1,7 @@
 """Gal and Ghahramani's procedure: the stack against single networks, the step against its formula."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,8 @@ from torch import Tensor, nn
 
 from dubito.data import Part
 from dubito.errors import ConfigError
-from papers.bali.uci.dropout import DropoutSearch, Member, Stack, fit, log_likelihood, search
+from papers.bali.uci import dropout
+from papers.bali.uci.dropout import DropoutSearch, Member, Stack, fit, graded, log_likelihood, search
 
 NEVER = 1e-12  # a rate at which nothing is ever dropped
 
@@ -170,6 +173,24 @@ def test_rows_of_the_validation_part_are_the_last_fifth():
     scores = [o.details["validation"][0]["log_likelihood"] for o in (good, bad)]
     assert scores[0] > -100
     assert scores[1] < -1e5
+
+
+def test_the_search_alone_may_be_shorter():
+    settings = DropoutSearch(precisions=(1.0,), rates=(0.005,), hidden=10, epochs=60, lr=0.01, num_samples=10)
+    short = replace(settings, search_epochs=2)
+    (whole,), (other,) = (search([part()], [part(seed=3)], s, seeds_of_parts=[0]) for s in (settings, short))
+    assert other.metrics == whole.metrics  # of the refit
+    assert other.details["validation"] != whole.details["validation"]
+
+
+def test_rows_are_graded_piece_by_piece_where_all_draws_are_too_many(monkeypatch):
+    settings = DropoutSearch(precisions=(1.0,), rates=(NEVER,), hidden=5, epochs=2)
+    tables = [part(seed=0), part(seed=5)]
+    grid = fit(tables, (Member(0, NEVER, 1.0), Member(1, NEVER, 1.0)), settings, [0, 1])
+    whole = graded(grid, tables, (1.0, 2.0), 10, 0)
+    monkeypatch.setattr(dropout, "MOST_OUTPUTS", 17 * 2 * 10)  # 17 rows, 17 rows, 6 rows
+    for pieces, at_once in zip(graded(grid, tables, (1.0, 2.0), 10, 0), whole, strict=True):
+        assert pieces == pytest.approx(at_once)
 
 
 def test_the_same_seed_gives_the_same_outcome_and_leaves_the_global_state_alone():

@@ -1,8 +1,9 @@
 """One rule for settings on all tables: a split chooses among candidates by rows kept from its training.
 
 A tenth of a split's training rows is kept back. Every candidate is trained on the others, shorter than the run itself,
-and judged by the log-likelihood of the kept rows; the best is trained anew on all training rows. Test rows choose
-nothing, splits know nothing of each other, and the paper's numbers are not looked at.
+and judged by the log-likelihood of the kept rows; the best is trained anew on all training rows, and the next one where
+that fails. A split's test rows do not judge its candidates, and the paper's numbers are not looked at. Splits choose by
+themselves, or all together (`shared`): by the mean over splits, whose kept rows may be test rows of others.
 """
 
 import math
@@ -38,11 +39,13 @@ class Choice:
         candidates: whole runs.
         trial_iterations: steps of a candidate while it is judged.
         kept_back: the fraction of a split's training rows that judges.
+        shared: whether the splits side by side choose one candidate, by their mean; else each chooses its own.
     """
 
     candidates: tuple[Run, ...]
     trial_iterations: int
     kept_back: float = 0.1
+    shared: bool = False
 
     def __post_init__(self) -> None:
         require_count(candidates=len(self.candidates), trial_iterations=self.trial_iterations)
@@ -75,19 +78,38 @@ def run_choice(
     for candidate in candidates:
         trial = replace(candidate, iterations=settings.trial_iterations)
         scores.append(scored(engine, fitting, judging, trial, seeds_of_parts=own, steps=steps))
-    best = [max(range(len(candidates)), key=lambda c: scores[c][part]) for part in range(len(trains))]
+    left = ranking(scores, shared=settings.shared)
     outcomes: dict[int, Outcome] = {}
-    for number in sorted(set(best)):
-        if all(scores[number][part] == -math.inf for part in range(len(trains))):
+    while waiting := [part for part in range(len(trains)) if part not in outcomes]:
+        if not all(left[part] for part in waiting):
             raise TrainingError("no candidate has a likelihood of the rows kept back; lower the rates of the grid")
-        parts = [part for part in range(len(trains)) if best[part] == number]
-        wanted = ([values[part] for part in parts] for values in (trains, tests, seeds_of_parts))
-        rows, judged, streams = wanted
-        ended = engine(rows, judged, candidates[number], seeds_of_parts=streams, steps=steps)
+        number = min(left[part][0] for part in waiting)
+        parts = [part for part in waiting if left[part][0] == number]
+        rows, judged, streams = ([values[part] for part in parts] for values in (trains, tests, seeds_of_parts))
+        try:
+            ended = engine(rows, judged, candidates[number], seeds_of_parts=streams, steps=steps)
+        except TrainingError:  # the whole run is longer than the trial
+            for part in parts:
+                left[part] = left[part][1:]
+            continue
         for part, outcome in zip(parts, ended, strict=True):
             details = {"chosen": encode(candidates[number]), "kept_back": [score[part] for score in scores]}
             outcomes[part] = replace(outcome, details={**outcome.details, **finite(details)})
     return [outcomes[part] for part in range(len(trains))]
+
+
+def ranking(scores: Sequence[Sequence[float]], *, shared: bool) -> list[list[int]]:
+    """The candidates with a likelihood, the best first, for each table.
+
+    Args:
+        scores: log-likelihoods of kept rows by candidate and table.
+        shared: whether all tables rank by the mean.
+    """
+    if shared:
+        scores = [[sum(score) / len(score)] * len(score) for score in scores]
+    tables = range(len(scores[0]))
+    finite = [[c for c, score in enumerate(scores) if score[part] > -math.inf] for part in tables]
+    return [sorted(numbers, key=lambda c: -scores[c][part]) for part, numbers in zip(tables, finite, strict=True)]
 
 
 def apart(part: Part, fraction: float, seed: int) -> tuple[Part, Part]:

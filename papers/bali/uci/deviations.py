@@ -14,7 +14,17 @@ from .tables_1_7 import EXPERIMENT, TABLES
 
 PAGE = Path(__file__).parents[3] / "docs/methods/bali.md"
 START, END = "<!-- deviations: python -m papers.bali.uci.deviations -->", "<!-- end of deviations -->"
-METHODS = ("bali", "bali-chosen", "bali-ruled", "noisy-kfac", "mean-field", "pbp", "mc-dropout")
+METHODS = (
+    "bali",
+    "bali-ruled",
+    "noisy-kfac",
+    "mean-field",
+    "noisy-kfac-tuned",
+    "vadam-tuned",
+    "mean-field-tuned",
+    "pbp",
+    "mc-dropout",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,14 +50,21 @@ class Deviations:
 
 
 def deviations(method: str, results: Results) -> Deviations:
-    """The z of every cell of both tables whose splits were all run, protein's five published ones at least."""
+    """The z of every cell of both tables whose splits were all run, protein's five published ones at least.
+
+    Args:
+        method: which.
+        results: where results are.
+    """
     values = {}
     scale = EXPERIMENT.scales["paper"]
     for table in TABLES:
         (metric,) = table.metrics
         for row in rows(table, "paper", results):
-            whole = row.n >= (5 if row.data == "protein" else scale.splits_of(row.data))
-            if row.method != method or not whole:
+            if row.method != method:
+                continue
+            splits = scale.splits_of(row.data, method)
+            if row.n < (min(5, splits) if row.data == "protein" else splits):
                 continue
             if row.ours is None or row.ours_se is None or row.paper is None or row.paper_se is None:
                 continue

@@ -3,14 +3,15 @@
 Settings and procedure are those of their published code since its revision of 2018, whose results BALI's tables
 quote: for every split, rate and noise precision are chosen by the log-likelihood of the last fifth of the
 training rows, and a network is trained anew on all of them. One thing differs: the precision τ enters training
-only through a weight decay below 1e-5, so one training per rate serves all precisions of the grid.
+only through a weight decay below 1e-5, so one training per rate serves all precisions of the grid; and the networks
+that choose may be trained for fewer epochs (`search_epochs`).
 
 A step of so small a network costs its overhead, not its arithmetic: networks are trained side by side.
 """
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,9 @@ from ...runner import provenance
 from ...runner.experiment import Outcome
 from ...settings import explicit
 
+#: Outputs of draws that are held at once while rate and precision are chosen: 2 GB.
+MOST_OUTPUTS = 500_000_000
+
 
 @dataclass(frozen=True, kw_only=True)
 class DropoutSearch:
@@ -32,6 +36,7 @@ class DropoutSearch:
 
     Args:
         precisions: the grid of noise precisions τ, in original units of the targets.
+        search_epochs: passes while rate and precision are chosen; None is `epochs`.
         rates: the grid of dropout rates, on the inputs of both layers.
         hidden: units of the hidden layer.
         epochs: passes over the training rows: 40, times the factor 100 of the runs with one hidden layer.
@@ -44,6 +49,7 @@ class DropoutSearch:
     """
 
     precisions: tuple[float, ...]
+    search_epochs: int | None = None
     rates: tuple[float, ...] = (0.005, 0.01, 0.05, 0.1)
     hidden: int = 50
     epochs: int = 4000
@@ -59,6 +65,8 @@ class DropoutSearch:
         for rate in self.rates:
             require_fraction(zero=False, rate=rate)
         require_count(hidden=self.hidden, epochs=self.epochs)
+        if self.search_epochs is not None:
+            require_count(search_epochs=self.search_epochs)
         require_count(batch_size=self.batch_size, num_samples=self.num_samples)
         require_positive(lr=self.lr, eps=self.eps, lengthscale=self.lengthscale)
         require_fraction(zero=False, validation=self.validation)
@@ -157,13 +165,9 @@ def search(
     middle = settings.precisions[len(settings.precisions) // 2]
     members = tuple(Member(part, rate, middle) for rate in settings.rates for part in range(len(trains)))
     own = [seeds.derived(seed, "search") for seed in seeds_of_parts]
-    grid = fit(firsts, members, settings, own, steps)
+    grid = fit(firsts, members, replace(settings, epochs=settings.search_epochs or settings.epochs), own, steps)
     num_samples = settings.num_samples if steps is None else steps
-    scores: list[dict[tuple[float, float], float]] = [{} for _ in trains]
-    for member, means in grid.draws([part.inputs for part in asides], num_samples, own[0]):
-        for precision in settings.precisions:
-            score = log_likelihood(asides[member.part].targets, means, precision)
-            scores[member.part][member.rate, precision] = score
+    scores = graded(grid, asides, settings.precisions, num_samples, own[0])
     chosen = [Member(part, *max(found, key=found.__getitem__)) for part, found in enumerate(scores)]
     chosen = tuple(sorted(chosen, key=lambda member: (member.rate, member.part)))
     own = [seeds.derived(seed, "refit") for seed in seeds_of_parts]
@@ -173,6 +177,25 @@ def search(
         for member, means in refit.draws([part.inputs for part in tests], num_samples, own[0])
     }
     return [outcomes[part] for part in range(len(trains))]
+
+
+def graded(
+    grid: Fitted, parts: Sequence[Part], precisions: Sequence[float], num_samples: int, seed: int
+) -> list[dict[tuple[float, float], float]]:
+    """The log-likelihood of each table's rows by rate and precision; many rows are read piece by piece."""
+    scores: list[dict[tuple[float, float], float]] = [{} for _ in parts]
+    count = len(parts[0].targets)
+    at_once = max(1, MOST_OUTPUTS // (num_samples * len(grid.members)))
+    for start in range(0, count, at_once):
+        piece = [Part(part.inputs[start : start + at_once], part.targets[start : start + at_once]) for part in parts]
+        share = len(piece[0].targets) / count
+        stream = seeds.derived(seed, start) if start else seed
+        for member, means in grid.draws([part.inputs for part in piece], num_samples, stream):
+            own = scores[member.part]
+            for precision in precisions:
+                key, score = (member.rate, precision), log_likelihood(piece[member.part].targets, means, precision)
+                own[key] = own.get(key, 0.0) + share * score
+    return scores
 
 
 def outcome(targets: Tensor, means: Tensor, member: Member, scores: dict[tuple[float, float], float]) -> Outcome:

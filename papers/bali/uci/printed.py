@@ -45,8 +45,27 @@ def published(metric: str, printed: str) -> dict[tuple[str, str, str], Published
     return numbers
 
 
-def compared(metric: str, printed: str, others: Iterable[str], text: str, *, lower: bool) -> tuple[Claim, ...]:
-    """BALI against each of the others, on the tables where the paper's numbers are 2 standard errors apart."""
+def compared(
+    metric: str,
+    printed: str,
+    others: Iterable[str],
+    text: str,
+    *,
+    lower: bool,
+    form: str = "bali",
+    called: str = "BALI",
+) -> tuple[Claim, ...]:
+    """BALI against each of the others, on the tables where the paper's numbers are 2 standard errors apart.
+
+    Args:
+        metric: by which.
+        printed: the paper's table of it.
+        others: what BALI is compared with.
+        text: how it is better.
+        lower: whether lower is better.
+        form: the method that is BALI.
+        called: in the claim.
+    """
     numbers = published(metric, printed)
 
     def apart(data: str, other: str) -> bool:
@@ -60,9 +79,9 @@ def compared(metric: str, printed: str, others: Iterable[str], text: str, *, low
 
     return tuple(
         Claim(
-            text=f"BALI has a {text} than {other}",
+            text=f"{called} has a {text} than {other}",
             metric=metric,
-            better="bali",
+            better=form,
             than=other,
             data=tuple(data for data in dict.fromkeys(data for data, _, _ in numbers) if apart(data, other)),
         )
