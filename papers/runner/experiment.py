@@ -81,8 +81,8 @@ class Scale:
     def splits_of(self, data: str, method: str | None = None) -> int:
         """The number of splits of one data set, or of those that a method is run on."""
         splits = self.splits if isinstance(self.splits, int) else self.splits[data]
-        own = None if method is None else self.variants[data, method].splits
-        return splits if own is None else min(own, splits)
+        limit = None if method is None else self.variants[data, method].splits
+        return splits if limit is None else min(limit, splits)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
