@@ -11,9 +11,9 @@ from .terms import explained
 
 #: Columns beside the metrics: heading, what it is, which way is better.
 COSTS = (
-    ("steps", "steps of training, and how it ended", ""),
-    ("memory", "of the posterior", "lower"),
-    ("CPU time", "of a fit, with the MAP fit that it stands on", "lower"),
+    ("steps", "training steps, and whether training stopped early", ""),
+    ("memory", "bytes of the stored posterior", "lower"),
+    ("CPU time", "of a fit, with the MAP fit that it starts from", "lower"),
     ("predict", "CPU time of 1,000 predictions", "lower"),
 )
 #: How training ended, in words.
