@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
+from itertools import starmap
 from typing import Any
 
 from ..compare.folder import MethodRow
@@ -124,9 +125,9 @@ def _fits(rows: Sequence[MethodRow], styles: dict[str, int]) -> str:
             shared = f" + {fit.shared_seconds:.1f} s shared" if fit.shared_seconds else ""
             texts = (
                 f"{fit.split}",
-                f"{fit.steps:,}" + ("" if fit.best_step is None else f", best at {fit.best_step:,.0f}"),
+                f"{fit.steps:,}{_kept(fit.best_step)}",
                 ENDED[fit.ended],
-                ", ".join(f"{name} {_plain(value)}" for name, value in fit.chosen.items()),
+                ", ".join(starmap(_chosen, fit.chosen.items())),
                 "" if fit.validation_nll is None else f"{fit.validation_nll:.4f}",
                 f"{fit.seconds:.1f} s{shared}",
             )
@@ -137,6 +138,19 @@ def _fits(rows: Sequence[MethodRow], styles: dict[str, int]) -> str:
         '<details><summary>Steps, convergence and chosen settings</summary><div class="wide"><table class="left">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
     )
+
+
+def _kept(best_step: int | None) -> str:
+    """Which step's state a fit kept."""
+    if best_step is None:
+        return ""
+    return f", best at {best_step:,.0f}" if best_step else "; none better than the start, which was kept"
+
+
+def _chosen(name: str, value: Any) -> str:
+    if name == "warm":
+        return f"start from {'the MAP fit' if value else 'scratch'}"
+    return f"{name.replace('_', ' ')} {_plain(value)}"
 
 
 def _plain(value: Any) -> str:
