@@ -106,7 +106,7 @@ def confusions(items: Sequence[Item], names: Sequence[str]) -> str:
     told += (
         "Recall: the share of a class that was predicted as it; precision: the share of its predictions that is right."
     )
-    hint = '<p class="scroll narrow">Wide tables go on to the right: scroll them.</p>'
+    hint = '<p class="scroll narrow">Wider tables scroll to the right.</p>'
     return f'<div class="uncertain"><p><b>Confusion matrix.</b> {told}</p>{hint}{"".join(blocks)}</div>'
 
 

@@ -107,7 +107,8 @@ def _row(results: dict[str, Any], rows: tuple[MethodRow, ...], row: MethodRow, n
             told = "–" if half is None else f"{lead:+.3f} ± {readable(half, 2)}".replace("-", "−")
             cells.append(("", lead, told))
     costs = (max((fit.steps for fit in row.fits), default=0), row.nbytes, row.seconds, row.predict_seconds)
-    shown = (size(row.nbytes), f"{row.seconds:.1f} s", f"{1000 * row.predict_seconds:.0f} ms")
+    predict = f"{1000 * row.predict_seconds:.0f} ms" if row.predict_seconds < 0.9995 else f"{row.predict_seconds:.1f} s"
+    shown = (size(row.nbytes), f"{row.seconds:.1f} s", predict)
     pairs = zip(costs, (escape(training_words(row)), *shown), strict=True)
     cells += [("", cost, text) for cost, text in pairs]
     body = "".join(
