@@ -80,6 +80,19 @@ def test_predictions_of_classes_show_their_first_rows(posterior):
     assert float(third["confidence"]) == pytest.approx(float(prediction.confidence[2]), rel=1e-3)
 
 
+def test_printed_predictions_show_their_first_rows(posterior):
+    x, y = rows()
+    title, heads, *lines = str(posterior.predict(x)).splitlines()
+    assert title == "CategoricalPrediction of 40 rows" and heads.split()[:3] == ["row", "labels", "confidence"]
+    assert (
+        len(lines) == 9 and lines[-1] == "… and 32 rows more" and len({len(line) for line in [heads, *lines[:-1]]}) == 1
+    )
+    confidence = posterior.predict(x).confidence[2]
+    assert float(lines[2].split()[2]) == pytest.approx(float(confidence), rel=1e-3)
+    one = MAP().fit(nn.Linear(3, 1), (x, x[:, :1]), Gaussian(), training=Training(epochs=1)).predict(x[:1])
+    assert repr(one).splitlines()[0] == "RealPrediction of 1 row" and len(repr(one).splitlines()) == 3
+
+
 def test_many_classes_and_several_positions_stay_small():
     wide = CategoricalPrediction(
         torch.full((2, 1000), -7.0), torch.zeros(2), function_variance=torch.zeros(2)

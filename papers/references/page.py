@@ -16,7 +16,7 @@ from dubito.report.svg import Axis, Chart, span
 from dubito.storage import write_text
 
 from ..runner.store import Results
-from . import calibration, tabular_page
+from . import calibration, gap_page, tabular_page
 from .ranking import Board, Standing, boards, command, measured, missing, sentence
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -42,11 +42,13 @@ COSTS = {"nbytes": "bytes of the posterior", "seconds": "CPU seconds of a run"}
 
 def page(made: Sequence[Board], results: Results | None = None) -> str:
     """The page for the site."""
-    calibrated = calibration.section(results or Results())
-    parts = [HEAD, *map(section, made), *([calibrated] if calibrated else [])]
+    results = results or Results()
+    calibrated, gaps = calibration.section(results), gap_page.section(results)
+    parts = [HEAD, *map(section, made), *filter(None, (gaps, calibrated))]
     if not made:
         parts.append(NOTHING)
-    if absent := [*missing(made), *(() if calibrated else ("sbc",))]:
+    tables = {"uci-gap": gaps, "sbc": calibrated}
+    if absent := [*missing(made), *(name for name, told in tables.items() if not told)]:
         lines = "\n".join(map(command, absent))
         told = f"No results yet of {', '.join(absent)}. With the data in a folder of DUBITO_DATA:"
         parts.append(f"## Not run\n\n{told}\n\n```sh\n{lines}\npython -m papers.references.page\n```")

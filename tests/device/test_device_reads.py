@@ -44,6 +44,12 @@ from .simulated import Reads, hosted, on_host, simulated
 FORMS = ("sampled", "linearised", "marginal", "per_example")
 
 
+@pytest.fixture(autouse=True)
+def no_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Builds for CUDA send recurrent layers of the made-up device to kernels that it has not."""
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+
+
 class Case(NamedTuple):
     """A method and what it is fitted with."""
 

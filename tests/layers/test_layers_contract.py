@@ -488,7 +488,7 @@ def modules(name: str, kind: str) -> PassModule:
 
 
 by_dynamo = pytest.mark.skipif(
-    torch.__version__.startswith("2.6."), reason="PyTorch 2.6 cannot trace a subclass of tensors made in a pass"
+    torch.__version__ < (2, 13), reason="earlier dynamo cannot trace tensors of a subclass that are made in a pass"
 )
 
 
@@ -512,6 +512,8 @@ def test_compiled_passes_are_eager_ones(name: str, kind: str) -> None:
 @pytest.mark.parametrize("strict", [pytest.param(True, marks=by_dynamo), False], ids=["strict", "not strict"])
 @traced
 def test_exported_passes_are_eager_ones_at_another_batch_size(name: str, kind: str, strict: bool) -> None:
+    if kind == "stack" and torch.__version__ < (2, 13):
+        pytest.skip("earlier exports lose the number of rows behind stacked draws")
     module = modules(name, kind)
     with torch.no_grad():
         inputs, others = inputs_for(name, kind, COUNT, 0), inputs_for(name, kind, COUNT + 3, 1)
@@ -528,7 +530,7 @@ class Doubled(Context):
 
 
 @quiet
-@pytest.mark.skipif(torch.__version__ < (2, 13), reason="earlier dynamo does not trace classes that are changed")
+@by_dynamo
 def test_standins_are_made_anew_while_dynamo_traces() -> None:
     """Those that stood on a module before are read as plain tensors, without an error."""
     network, inputs, _ = case("linear", Layout.ROWS)

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from papers.references import page, ranking
+from papers.references import gap_page, page, ranking
 from papers.references.ranking import SOURCES, Board, Row, Source, Span, ranked, sentence, spanned
 
 DISTANCE = Source(table="planted", metric="total_variation", title="distance", margin=0.005, floor="hmc")
@@ -112,3 +112,24 @@ def test_the_pages_are_those_of_what_is_stored():
     assert page.PAGE.read_text(encoding="utf-8") == page.page(made)
     assert page.CHARTS.read_text(encoding="utf-8") == page.charts(made)
     assert page.TABLES.read_text(encoding="utf-8") == page.tabular_page.page()
+
+
+def test_methods_beside_map_are_paired_by_split_and_table():
+    """Closed forms: a method that is 0.5 better everywhere, and one that is 1 better and 1 worse by turns."""
+    keys = [(data, split, 0) for data in gap_page.WITH_GAPS for split in range(gap_page.SPLITS[data])]
+    base = {key: float(len(key[0]) + key[1]) for key in keys}
+    changes = {"map": lambda split: 0.0, "swag": lambda split: 0.5, "bali": lambda split: (-1.0) ** split}
+    names = ("log_likelihood_inside", "log_likelihood_outside", "coverage_90_inside", "coverage_90_outside")
+    read = {
+        method: {name: {key: value + change(key[1]) for key, value in base.items()} for name in names}
+        for method, change in changes.items()
+    }
+    gap = gap_page.less(read, "swag", "inside")
+    assert (gap.value, gap.half) == (pytest.approx(0.5), pytest.approx(0.0, abs=1e-12)) and gap_page.sign(gap) == 1
+    turns = gap_page.less(read, "bali", "inside", "naval")  # 14 splits, seven of either sign
+    assert turns.value == pytest.approx(0.0) and turns.half == pytest.approx(
+        2.1604 * (14 / 13) ** 0.5 / 14**0.5, rel=1e-4
+    )
+    lines = gap_page.overall(read, list(changes)).splitlines()
+    assert lines[2].startswith("| swag |") and "9 : 0" in lines[2]
+    assert gap_page.by_table(read, list(changes)).count("**0.500") == 9

@@ -6,7 +6,7 @@ rows touch each other, is left out and not got wrong.
 """
 
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -247,10 +247,11 @@ def _autograd(network: nn.Module, inputs: Inputs, names: list[str], noise: Tenso
     """The gradients of the first row's outputs, by parameter."""
     named = dict(network.named_parameters()) | whole_tensors(network)
     leaves = {name: named[name].detach().requires_grad_() for name in names}
-    # cuDNN's recurrent layers have no backward pass in evaluation mode.
+    # cuDNN's recurrent layers have no backward pass in evaluation mode; its switch is one of the whole process.
+    without_cudnn = torch.backends.cudnn.flags(enabled=False) if noise.is_cuda else nullcontext()
     with (
         torch.enable_grad(),
-        torch.backends.cudnn.flags(enabled=False),
+        without_cudnn,
         leased(network, leaves, detached=True) as shell,
         seeded(network, 0, "survey"),
     ):

@@ -27,7 +27,7 @@ def rows_on(axis: int) -> Any:
     return field(metadata={"rows": axis})
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction(ABC):
     """Base of predictions: rows can be indexed, moved, and turned into arrays or a table.
 
@@ -91,26 +91,38 @@ class Prediction(ABC):
         """
         return import_module("dubito.plot").decomposition(self, targets, axis=axis)
 
+    def __repr__(self) -> str:
+        title, columns, rows = self._first_rows()
+        lengths = [max(map(len, column)) for column in columns]
+        lines = [title]
+        for line in zip(*columns, strict=True):
+            lines.append("  ".join(text.rjust(length) for text, length in zip(line, lengths, strict=True)))
+        if (left := rows - len(columns[0]) + 1) > 0:
+            lines.append(f"… and {left:,} rows more")
+        return "\n".join(lines)
+
     def _repr_html_(self) -> str:
         from rich.table import Table
 
-        first = self[:SHOWN_ROWS]
-        table = Table(title=f"{type(self).__name__} of {len(self):,} rows")
+        title, columns, rows = self._first_rows()
+        table = Table(title=title)
+        for name, *_ in columns:
+            table.add_column(name, justify="right")
+        for line in zip(*(values for _, *values in columns), strict=True):
+            table.add_row(*line)
+        return html(table, rows=rows)
+
+    def _first_rows(self) -> tuple[str, list[list[str]], int]:
+        """A title, columns of words under their names, and how many rows there are in all."""
+        first, rows = self[:SHOWN_ROWS], len(self)
         try:
-            columns = list(itertools.islice(first._table_columns(), SHOWN_COLUMNS))
+            columns = [("row", range(len(first))), *itertools.islice(first._table_columns(), SHOWN_COLUMNS)]
         except DataError:  # rows with several positions: what there is, in place of its numbers
             shapes = {name: array.shape[1:] for name, array in first.to_numpy().items()}
             columns = [("quantity", list(shapes)), ("of a row", ["×".join(map(str, s)) for s in shapes.values()])]
-            return self._html(table, columns, len(shapes))
-        return self._html(table, [("row", range(len(first))), *columns], len(self))
-
-    @staticmethod
-    def _html(table: Any, columns: list[tuple[str, Any]], rows: int) -> str:
-        for name, _ in columns:
-            table.add_column(name, justify="right")
-        for values in zip(*(values for _, values in columns), strict=True):
-            table.add_row(*(f"{v:.4g}" if isinstance(v, np.floating) else str(v) for v in values))
-        return html(table, rows=rows)
+            rows = len(shapes)
+        title = f"{type(self).__name__} of {len(self):,} row{'' if len(self) == 1 else 's'}"
+        return title, [[name, *map(_word, values)] for name, values in columns], rows
 
     def finite(self, first: int = 0) -> Self:
         """The prediction, refused where it holds numbers that are none; `first` is the number of its first row."""
@@ -148,3 +160,7 @@ class Prediction(ABC):
             value, axis = getattr(self, item.name), item.metadata.get("rows")
             values[item.name] = change(value, axis) if axis is not None and isinstance(value, Tensor) else value
         return type(self)(**values)
+
+
+def _word(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, np.floating) else str(value)

@@ -16,7 +16,7 @@ from .base import Prediction, rows_on
 from .formulas import aligned, entropy, gathered, labels_for, log_mean_exp, not_binary, sum_events
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClassPrediction(Prediction):
     """Classes: probabilities and the split of their entropy (in nats).
 
@@ -74,7 +74,7 @@ class ClassPrediction(Prediction):
         """Smallest sets of classes that together hold at least `level`, as booleans along the class axis."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CategoricalPrediction(ClassPrediction):
     """One class out of C per position; `probs` has the classes on `class_axis`, as the network has.
 
@@ -127,7 +127,7 @@ class CategoricalPrediction(ClassPrediction):
         return parts if len({part.aleatoric.shape[1:] for part in parts}) == 1 else _as_long(parts)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class BernoulliPrediction(ClassPrediction):
     """Yes or no per output; `probs` is the probability of yes (1).
 

@@ -30,7 +30,7 @@ STRIDES, FINE = 512, 64
 AT_ONCE = 1 << 18
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class MixturePrediction(RealPrediction):
     """A mixture of one component per draw, given by its mean and variance and by a law of its own."""
 
@@ -83,7 +83,7 @@ class MixturePrediction(RealPrediction):
         """The CRPS of every output, [B, ...]."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class StudentTPrediction(MixturePrediction):
     """Reals with Student-t noise.
 
@@ -153,7 +153,7 @@ class StudentTPrediction(MixturePrediction):
         return replace(self, means=self.means * scale + shift, variances=self.variances * scale**2)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class CountPrediction(MixturePrediction):
     """Counts: Poisson, or negative binomial, given the rate that each draw answers; quantiles are whole numbers.
 
@@ -230,7 +230,7 @@ class CountPrediction(MixturePrediction):
         raise ConfigError("counts have no other units; rescale the rates of your network instead")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class OutputPrediction(Prediction):
     """What a likelihood of the user's own says: outputs per draw, judged by its log-density.
 

@@ -16,7 +16,7 @@ from .base import Prediction, rows_on
 from .formulas import aligned, averaged, log_mean_exp, normal_log_prob, sum_events, variance, with_rows
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RealPrediction(Prediction):
     """Real outputs: a mixture of Gaussians, one per draw, kept whole so that nothing is moment matched.
 
