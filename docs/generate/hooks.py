@@ -67,12 +67,16 @@ def on_files(files, config):
 
 
 def methods_reference() -> str:
-    """Every method's class once."""
+    """Every method's class once, with the verbs that it has beside `fit` and `build`."""
     import dubito
 
+    more = {dubito.DeepEnsemble: ["from_networks"], dubito.Laplace: ["around"]}
     kinds = dict.fromkeys(type(method) for method in dubito.methods().values())
-    shown = "\n    options: {members: false}"
-    return "\n\n".join(f"::: {kind.__module__}.{kind.__name__}{shown}" for kind in (*kinds, dubito.HMC))
+    parts = []
+    for kind in (*kinds, dubito.HMC, dubito.PBP):
+        members = more.get(kind) or "false"
+        parts.append(f"::: {kind.__module__}.{kind.__name__}\n    options: {{members: {members}}}")
+    return "\n\n".join(parts)
 
 
 def patient_differences() -> str:

@@ -88,7 +88,8 @@ def sentence(runs: list[Reproduction]) -> str:
 def demo_table(folder: Path) -> str:
     """The table that a comparison printed."""
     content = json.loads((folder / "results.json").read_text())
-    del content["format"]
+    for name in ("format", "sha256"):  # the file's, not the comparison's
+        content.pop(name, None)
     content["rows"] = tuple(MethodRow.from_json(row) for row in content["rows"])
     text, comparison = StringIO(), Comparison(**content)
     console = Console(file=text, width=145, highlight=False)

@@ -58,7 +58,7 @@ class Method(Checked, ABC):
             net: any module; it is copied.
             data: a pair (inputs, targets) of tensors or arrays, a `Dataset` or a `DataLoader`; batches, or all rows,
                 may also be a mapping whose entry `labels` holds the targets.
-            likelihood: `Categorical()`, `Bernoulli()` or `Gaussian()`.
+            likelihood: `Categorical()`, `Gaussian()` or another of `dubito.likelihoods`.
             training: how to train; post-hoc methods take the network as given without it. "auto", or
                 `Training.auto(...)`, is the protocol of `dubito compare`: see `dubito.protocol`.
             validation: data that watch over training, in any form `data` may have.
@@ -120,7 +120,7 @@ class TrainedMethod(Method):
 
         Args:
             net: any module.
-            likelihood: `Categorical()`, `Bernoulli()` or `Gaussian()`.
+            likelihood: `Categorical()`, `Gaussian()` or another of `dubito.likelihoods`.
             num_data: the number of training rows.
             seed: of the start: the one that `fit` with this seed has.
         """

@@ -73,10 +73,10 @@ def test_every_chart_of_a_classification_is_there(pages):
     text = plain(pages["digits"])
     for part in (
         "Quality against memory", "Quality against training time", "Quality against prediction time", "Reliability.",
-        "Leaving out the most uncertain", "Out-of-distribution rows: held-out 8, 9", "Confidence.", "Entropy.",
+        "Selective prediction", "Out-of-distribution rows: held-out 8, 9", "Confidence.", "Entropy.",
         "Accuracy under shift", "NLL under shift", "Calibration error (ECE) under shift",
         "Aleatoric against epistemic", "The test rows of which each method is least certain", "NLL of validation rows",
-        "Settings and versions", "torch 2", "<b>NLL</b> with its 95 % intervals", "Confusions.",
+        "Settings and versions", "torch 2", "<b>NLL</b> with its 95 % intervals", "Confusion matrix.",
         "<b>OOD AUROC</b> with its 95 % intervals",
     ):  # fmt: skip
         assert part in text, part
@@ -86,7 +86,7 @@ def test_every_chart_of_a_classification_is_there(pages):
 def test_every_chart_of_a_regression_is_there(pages):
     text = plain(pages["diabetes"])
     for part in (
-        "Predictions and their spread", "Interval coverage", "RMSE in progression of the rest",
+        "Predictions and their intervals", "Interval coverage", "RMSE of progression, rows kept",
         "Out-of-distribution rows: far", "Standard deviation.", "RMSE under shift", "progression",
     ):  # fmt: skip
         assert part in text, part

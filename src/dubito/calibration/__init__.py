@@ -1,4 +1,4 @@
-"""Calibration after the fact: temperatures, scales, sets and intervals with a guarantee, when to abstain."""
+"""Post-hoc calibration: temperatures, scales, sets and intervals with a guarantee, when to abstain."""
 
 from ..metrics.paired import paired_gain as paired_gain
 from .abstention import Abstention as Abstention

@@ -13,7 +13,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     parser = commands.add_parser(
         "completion", parents=[everywhere], help='print what a shell needs: eval "$(dubito completion bash)"'
     )
-    parser.add_argument("shell", choices=("bash", "zsh", "fish", "powershell"))
+    parser.add_argument("shell", choices=("bash", "zsh", "fish", "powershell"), help="whose completion to print")
     parser.set_defaults(run=run)
 
 

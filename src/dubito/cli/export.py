@@ -17,7 +17,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=int, help="draws (default: as in the comparison)")
     parser.add_argument("--seed", type=int, help="of the draws (default: as in the comparison)")
     parser.add_argument("--fresh", action="store_true", help="let the graph draw at every call")
-    parser.add_argument("--weights", action="store_true", help="of Laplace draws of weights, not linearised")
+    parser.add_argument("--weights", action="store_true", help="for Laplace: draws of weights, not linearised")
     parser.add_argument("--max-bytes", type=int, default=1 << 29, help="the largest file (default: 512 MB)")
     parser.set_defaults(run=run)
 

@@ -42,7 +42,9 @@ def plan(
     done = f", {fits - len(waiting)} of them finished before" if len(waiting) < fits else ""
     told = [f"{parts} = {fits} fits of at most {steps:,} steps each{done}"]
     if isinstance(settings.training, AutoTraining):
-        told.append(f"every split has one fit of {REFERENCE}, with short pilots for its prior; the others stand on it")
+        told.append(
+            f"{REFERENCE} is fitted once per split, with pilot runs that choose its prior; the others reuse both"
+        )
     if limit is not None:
         share = f"{duration(settings.budget)} shared equally" if settings.budget else "the same for each method"
         what = f"{duration(limit)} of CPU time for the training of each fit, which then stops with what it has"

@@ -17,11 +17,11 @@ COLUMNS = (
     ("rmse", "RMSE", "", True, "root mean squared error of the mean, in the target's units"),
     ("nll", "NLL", "{:.4f}", True, "mean negative log-likelihood of the test rows, in nats"),
     ("crps", "CRPS", "", True, "continuous ranked probability score, in the target's units"),
-    ("coverage_90", "90 % coverage", "{:.1%}", None, "share of test rows within their 90 % interval; 90 % is right"),
+    ("coverage_90", "90 % coverage", "{:.1%}", None, "share of test rows within their 90 % interval; 90 % is ideal"),
     ("width_90", "90 % width", "", None, "mean width of 90 % intervals; narrower is better where coverage is right"),
     ("ece", "ECE", "{:.4f}", True, "expected calibration error: mean gap between confidence and accuracy, 15 bins"),
     ("brier", "Brier", "{:.4f}", True, "squared error of the probabilities, summed over classes"),
-    ("surest_accuracy", "surest 80 %", "{:.2%}", False, "accuracy of the 80 % of test rows of highest confidence"),
+    ("surest_accuracy", "surest 80 %", "{:.2%}", False, "selective accuracy: of the 80 % most confident test rows"),
     (
         "ood_auroc", "OOD AUROC", "{:.4f}", False,
         "chance that an out-of-distribution row is more uncertain than a test row; 0.5 is guessing",
@@ -30,7 +30,7 @@ COLUMNS = (
 )  # fmt: skip
 #: Sets of out-of-distribution rows that are made of a table's test rows.
 SETS = {
-    "shuffled": "each column of the test rows in an order of its own: every value is usual, their combination is not",
+    "shuffled": "columns of the test rows, each permuted by itself: every value is usual, their combination is not",
     "far": "rows far outside of the training rows' range",
 }
 

@@ -140,7 +140,7 @@ def standing(folder: Folder, network: nn.Module) -> tuple[Posterior, float]:
     """The MAP fit of a split, on which its other methods stand, and the seconds that it took."""
     result = folder.result(REFERENCE)
     if result is None:
-        raise TrainingError(f"it stands on the fit of {REFERENCE}, which failed")
+        raise TrainingError(f"it starts from the fit of {REFERENCE}, which failed")
     return load(folder.posterior(REFERENCE), network), result.row.seconds
 
 

@@ -71,7 +71,7 @@ class DeepEnsemble(Method):
     """Point estimates from different starts and orders of the data, averaged.
 
     Member 0 starts from the given weights, the others from those that `start` of `fit` makes, or, without it, from
-    new ones by their modules' own rules (`networks.renewed`). `from_networks` takes networks that are trained already.
+    new ones by their modules' own rules. `from_networks` takes networks that are trained already.
 
     Args:
         members: how many networks.

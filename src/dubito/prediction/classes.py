@@ -182,9 +182,9 @@ def targets_as_long(targets: list[Tensor], ignored: int | None) -> Tensor:
 
 
 def _as_long(parts: list[Any]) -> list[Any]:
-    """Predictions of rows of different lengths, all as long as the longest: added positions know nothing.
+    """Predictions of rows of different lengths, all as long as the longest: added positions are uniform.
 
-    They hold the uniform distribution, with no doubt about it, and are for labels that are ignored.
+    They have no epistemic uncertainty, and are for labels that are ignored.
     """
     first = parts[0]
     if first.ignore_index is None or first.aleatoric.ndim != 2:

@@ -103,7 +103,7 @@ def reliability(items: Sequence[Item]) -> str:
         curves.append(Line(item, curve["confidence"], shown))
     caption = (
         "<b>Reliability.</b> Of the answers given with some confidence, how many are right? On the diagonal as many "
-        "as were promised, below it fewer."
+        "as the confidence says; below it fewer: overconfident."
     )
     x, y = Axis(title="confidence", **share), Axis(title="share of right answers", **share)  # pyright: ignore
     return lines(curves, x, y, caption, dots=True, diagonal=True)
@@ -114,12 +114,15 @@ def rejection(items: Sequence[Item], what: str, percent: bool) -> str:
     curves = [Line(item, item.evidence["rejection"]["rejected"], item.evidence["rejection"]["kept"]) for item in items]
     values = [value for line in curves for value in line.ys]
     low, high = span(values)
-    y = Axis(title=f"{what} of the rest", low=low, high=min(high, 1.002) if percent else high, percent=percent)
+    y = Axis(title=f"{what}, rows kept", low=low, high=min(high, 1.002) if percent else high, percent=percent)
     x = Axis(
         title="share of rows left out, most uncertain first", low=0, high=0.95, percent=True, ticks=(0, 0.25, 0.5, 0.75)
     )
     good = "rise" if percent else "fall"
-    caption = f"<b>Leaving out the most uncertain.</b> Where uncertainty is well placed, curves {good} quickly."
+    caption = (
+        f"<b>Selective prediction.</b> {escape(what[:1].upper() + what[1:])} when the most uncertain rows are left "
+        f"out. Where uncertainty finds the errors, curves {good} quickly."
+    )
     return lines(curves, x, y, caption)
 
 
@@ -132,11 +135,11 @@ def roc(items: Sequence[Item], other: str) -> str:
         if other in item.evidence.get("roc", {})
     ]
     caption = (
-        f"<b>Out-of-distribution rows: {escape(other)}.</b> Share detected against test rows mistaken for them, by "
-        "uncertainty alone; the upper left corner is perfect, the diagonal is guessing."
+        f"<b>Out-of-distribution rows: {escape(other)}.</b> ROC curve of their detection by uncertainty alone; the "
+        "upper left corner is perfect, the diagonal is guessing."
     )
-    x = Axis(title="test rows mistaken for them", **share)  # pyright: ignore
-    y = Axis(title="out-of-distribution rows detected", **share)  # pyright: ignore
+    x = Axis(title="false positive rate: test rows", **share)  # pyright: ignore
+    y = Axis(title="true positive rate: rows detected", **share)  # pyright: ignore
     return lines(curves, x, y, caption, diagonal=True)
 
 
@@ -183,10 +186,10 @@ def coverage(items: Sequence[Item]) -> str:
         if "coverage" in item.evidence
     ]
     caption = (
-        "<b>Interval coverage.</b> Of the intervals that promise a share, how many hold the truth? Below the "
-        "diagonal too few: overconfident."
+        "<b>Interval coverage.</b> How many true values lie in the intervals of each level? Below the diagonal "
+        "too few: overconfident."
     )
-    x, y = Axis(title="promised", **share), Axis(title="observed", **share)  # pyright: ignore
+    x, y = Axis(title="level of the interval", **share), Axis(title="observed coverage", **share)  # pyright: ignore
     return lines(curves, x, y, caption, dots=True, diagonal=True)
 
 

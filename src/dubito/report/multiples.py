@@ -85,8 +85,8 @@ def decomposition(items: Sequence[Item], target: str | None) -> str:
     figures = [_scatter(item, sets[item.name], aleatoric, epistemic, axes) for item in items if item.name in sets]
     of = "" if target is None else f" of {escape(target)}"
     text = (
-        f"<b>Aleatoric against epistemic{of}.</b> Across: what more data would not remove. Up: what it would. "
-        f"In {escape(unit)}; what lies beyond stands on the edge."
+        f"<b>Aleatoric against epistemic{of}.</b> Horizontal: what more data would not remove; vertical: what they "
+        f"would. In {escape(unit)}; points beyond the axes are drawn at the edge."
     )
     legend = '<p class="key"><i class="dot"></i>test rows'
     others = any(len(rows) > 1 for rows in sets.values())
@@ -173,7 +173,7 @@ def fans(items: Sequence[Item], target: str) -> str:
         figures.append(_small(item, chart))
     name = having[0].evidence["fan"]["name"]
     text = (
-        f"<b>Predictions and their spread.</b> {escape(target)} over {escape(name)}: mean, 50 % and 95 % bands; "
+        f"<b>Predictions and their intervals.</b> {escape(target)} over {escape(name)}: mean, 50 % and 95 % bands; "
         "dots are true values."
     )
     return grid(text, figures).replace("multiples", "multiples larger", 1)

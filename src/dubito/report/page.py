@@ -157,7 +157,7 @@ def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[
     if not items:
         return []
     real = task["task"] == "regression"
-    rejected = charts.rejection(items, f"RMSE in {task['target']}" if real else "accuracy", percent=not real)
+    rejected = charts.rejection(items, f"RMSE of {task['target']}" if real else "accuracy", percent=not real)
     forest = [charts.intervals(items, metric) for metric in ("nll", "rmse", "accuracy", "ood_auroc")]
     quality = [charts.cost(items, what) for what in charts.COSTS if not (timed and what == "time")]
     shifts = [

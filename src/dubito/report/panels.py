@@ -102,10 +102,12 @@ def confusions(items: Sequence[Item], names: Sequence[str]) -> str:
             f'<details class="rows m{item.place}"{"" if number else " open"}><summary><i class="swatch"></i>'
             f'{escape(item.name)}</summary><div class="wide" tabindex="0">{drawn}</div></details>'
         )
-    told = "Of the test rows of a true class (line), how many were taken for which (column)? "
-    told += "Recall: the share of a class that was recognised; precision: the share of its predictions that is right."
-    hint = '<p class="scroll narrow">Wide tables go on to the right: scroll them.</p>'
-    return f'<div class="uncertain"><p><b>Confusions.</b> {told}</p>{hint}{"".join(blocks)}</div>'
+    told = "Test rows by true class (rows) and predicted class (columns). "
+    told += (
+        "Recall: the share of a class that was predicted as it; precision: the share of its predictions that is right."
+    )
+    hint = '<p class="scroll narrow">Wider tables scroll to the right.</p>'
+    return f'<div class="uncertain"><p><b>Confusion matrix.</b> {told}</p>{hint}{"".join(blocks)}</div>'
 
 
 def _share(part: int, whole: int) -> str:

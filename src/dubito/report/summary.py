@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
+from itertools import starmap
 from typing import Any
 
 from ..compare.folder import MethodRow
@@ -11,9 +12,9 @@ from .terms import explained
 
 #: Columns beside the metrics: heading, what it is, which way is better.
 COSTS = (
-    ("steps", "steps of training, and how it ended", ""),
-    ("memory", "of the posterior", "lower"),
-    ("CPU time", "of a fit, with the MAP fit that it stands on", "lower"),
+    ("steps", "training steps, and whether training stopped early", ""),
+    ("memory", "bytes of the stored posterior", "lower"),
+    ("CPU time", "of a fit, with the MAP fit that it starts from", "lower"),
     ("predict", "CPU time of 1,000 predictions", "lower"),
 )
 #: How training ended, in words.
@@ -106,7 +107,8 @@ def _row(results: dict[str, Any], rows: tuple[MethodRow, ...], row: MethodRow, n
             told = "–" if half is None else f"{lead:+.3f} ± {readable(half, 2)}".replace("-", "−")
             cells.append(("", lead, told))
     costs = (max((fit.steps for fit in row.fits), default=0), row.nbytes, row.seconds, row.predict_seconds)
-    shown = (size(row.nbytes), f"{row.seconds:.1f} s", f"{1000 * row.predict_seconds:.0f} ms")
+    predict = f"{1000 * row.predict_seconds:.0f} ms" if row.predict_seconds < 0.9995 else f"{row.predict_seconds:.1f} s"
+    shown = (size(row.nbytes), f"{row.seconds:.1f} s", predict)
     pairs = zip(costs, (escape(training_words(row)), *shown), strict=True)
     cells += [("", cost, text) for cost, text in pairs]
     body = "".join(
@@ -124,9 +126,9 @@ def _fits(rows: Sequence[MethodRow], styles: dict[str, int]) -> str:
             shared = f" + {fit.shared_seconds:.1f} s shared" if fit.shared_seconds else ""
             texts = (
                 f"{fit.split}",
-                f"{fit.steps:,}" + ("" if fit.best_step is None else f", best at {fit.best_step:,.0f}"),
+                f"{fit.steps:,}{_kept(fit.best_step)}",
                 ENDED[fit.ended],
-                ", ".join(f"{name} {_plain(value)}" for name, value in fit.chosen.items()),
+                ", ".join(starmap(_chosen, fit.chosen.items())),
                 "" if fit.validation_nll is None else f"{fit.validation_nll:.4f}",
                 f"{fit.seconds:.1f} s{shared}",
             )
@@ -137,6 +139,19 @@ def _fits(rows: Sequence[MethodRow], styles: dict[str, int]) -> str:
         '<details><summary>Steps, convergence and chosen settings</summary><div class="wide"><table class="left">'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
     )
+
+
+def _kept(best_step: int | None) -> str:
+    """Which step's state a fit kept."""
+    if best_step is None:
+        return ""
+    return f", best at {best_step:,.0f}" if best_step else "; none better than the start, which was kept"
+
+
+def _chosen(name: str, value: Any) -> str:
+    if name == "warm":
+        return f"start from {'the MAP fit' if value else 'scratch'}"
+    return f"{name.replace('_', ' ')} {_plain(value)}"
 
 
 def _plain(value: Any) -> str:

@@ -60,7 +60,7 @@ def last_used(network: nn.Module, surveyed: Survey) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Laplace(Method):
-    """Laplace approximation, after the fact: the network as given, or its MAP fit first with `training=`.
+    """Laplace approximation, post hoc: the network as given, or its MAP fit first with `training=`.
 
     Args:
         structure: how much of the curvature is kept: `Diagonal()`, `KFAC()`, `EFB()` or `INF(rank=100)`.
