@@ -81,7 +81,7 @@ def test_predictions_of_classes_show_their_first_rows(posterior):
 
 
 def test_printed_predictions_show_their_first_rows(posterior):
-    x, y = rows()
+    x = rows()[0]
     title, heads, *lines = str(posterior.predict(x)).splitlines()
     assert title == "CategoricalPrediction of 40 rows" and heads.split()[:3] == ["row", "labels", "confidence"]
     assert (

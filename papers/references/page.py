@@ -56,13 +56,13 @@ def page(made: Sequence[Board], results: Results | None = None) -> str:
 
 
 def section(board: Board) -> str:
-    """One source: a table in order, and a sentence for standing method."""
+    """One source: a table in order, with a sentence for each method."""
     lines = [
         f"## {_title(board)}",
         "",
         f"{_over(board)} {'Lower' if board.source.lower_is_better else 'Higher'} is closer.",
         "",
-        f"| | {board.source.metric.replace('_', ' ')} | minus the closest's | bytes | CPU-seconds | |",
+        f"| | {board.source.metric.replace('_', ' ')} | minus the closest's | bytes | CPU-seconds | what follows |",
         "|---|---|---|---:|---:|---|",
     ]
     floor = [board.floor] if board.floor else []
@@ -74,20 +74,10 @@ def section(board: Board) -> str:
             "" if standing.gap is None else _gap(standing),
             "" if row.nbytes is None else size(row.nbytes),
             "" if row.seconds is None else readable(row.seconds, 3),
-            "floor" if standing in floor else VERDICTS[standing.status],
+            "The floor." if standing in floor else sentence(standing, board),
         )
         lines.append(f"| {' | '.join(cells)} |")
-    lines += ["", *(f"- **{standing.method}**: {sentence(standing, board)}" for standing in board.standings)]
     return "\n".join(lines)
-
-
-VERDICTS = {
-    "nearest": "closest",
-    "ties": "ties",
-    "open": "no difference shown",
-    "farther": "farther",
-    "one run": "too few runs",
-}
 
 
 def _title(board: Board) -> str:
@@ -132,7 +122,8 @@ def drawn(board: Board, places: dict[str, int]) -> str:
     for standing in board.standings:
         numbers = (standing.span.value, standing.row.nbytes, standing.row.seconds)
         texts = (
-            readable(standing.span.value, 3),
+            readable(standing.span.value, 3)
+            + ("" if standing.span.half is None else f" ± {readable(standing.span.half, 2)}"),
             "" if standing.row.nbytes is None else size(standing.row.nbytes),
             "" if standing.row.seconds is None else readable(standing.row.seconds, 3),
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import mean, variance
 from typing import Literal
 
-from dubito.compare.words import duration, readable, size, times
+from dubito.compare.words import readable, times
 
 from ..runner import tables
 from ..runner.intervals import quantile
@@ -254,12 +254,8 @@ def rows_of(source: Source, results: Results) -> dict[str, Row]:
 
 
 def sentence(standing: Standing, board: Board) -> str:
-    """What a reader takes away of a method."""
-    return " ".join(
-        part
-        for part in (_place(standing, board), _floor(standing, board), _cost(standing, board), _room(standing, board))
-        if part
-    )
+    """What a reader takes away of a method; its numbers stand beside it."""
+    return " ".join(filter(None, (_place(standing, board), _room(standing, board))))
 
 
 def measured(span: Span, runs: int) -> str:
@@ -271,58 +267,49 @@ def measured(span: Span, runs: int) -> str:
 
 
 def _place(standing: Standing, board: Board) -> str:
-    told = measured(standing.span, len(standing.row.values))
     if standing.status == "nearest":
-        return f"Closest of {len(board.standings)}: {told}."
-    nearest = board.standings[0].method
-    if standing.gap is None:
-        return f"{told}; it shares no runs with {nearest}, the closest."
-    gap = readable(abs(standing.gap.value), 3)
-    way = "farther" if standing.gap.value >= 0 else "closer on the runs that both have"
-    if standing.gap.half is None:
-        return f"{told}, by {gap} {way} than {nearest}: too few runs to show a difference."
-    low, high = (readable(end, 3) for end in standing.gap.ends)
+        far = ""
+        if board.floor is not None and board.floor.span.value > 0:
+            far = f", {times(standing.span.value / board.floor.span.value)} as far as the reference is from itself"
+        return f"Closest of {len(board.standings)}{far}."
+    nearest, gap = board.standings[0].method, standing.gap
+    if gap is None:
+        return f"Shares no runs with {nearest}, the closest."
+    if gap.half is None:
+        way = "farther" if gap.value >= 0 else "closer on the runs that both have"
+        return f"By {readable(abs(gap.value), 3)} {way} than {nearest}: too few runs to show a difference."
     if standing.status == "ties":
-        return f"{told}; ties with {nearest}: a difference of {low} to {high} is within {board.source.margin:g}."
+        return f"Ties with {nearest}: a difference within {board.source.margin:g}."
     if standing.status == "open":
-        return f"{told}; no difference from {nearest} shown: farther by {low} to {high}, which holds 0."
-    return f"{told}, place {standing.rank}; farther than {nearest} by {gap} ({low} to {high})."
-
-
-def _floor(standing: Standing, board: Board) -> str:
-    if board.floor is None or board.floor.span.value <= 0:
-        return ""
-    ratio = standing.span.value / board.floor.span.value
-    return f"That is {times(ratio)} the {readable(board.floor.span.value, 3)} of the reference against itself."
-
-
-def _cost(standing: Standing, board: Board) -> str:
-    row, first = standing.row, board.standings[0].row
-    parts = []
-    for value, rival, words in ((row.nbytes, first.nbytes, size), (row.seconds, first.seconds, _cpu)):
-        if value is not None:
-            ratio = f" ({times(value / rival)})" if rival and standing.rank > 1 else ""
-            parts.append(f"{words(value)}{ratio}")
-    return f"{', '.join(parts)}." if parts else ""
+        return f"No difference from {nearest} shown."
+    low, high = (readable(end, 3) for end in gap.ends)
+    return f"Farther than {nearest} by {low} to {high}."
 
 
 def _room(standing: Standing, board: Board) -> str:
-    """Which method is nearer at no more bytes, and at no more time, by the means."""
-    told = []
+    """Which method is closer at no more bytes, and at no more time, by the means."""
+    if standing.rank == 1:
+        return ""
+    closer: dict[str, str | None] = {}
     for name, words in (("nbytes", "bytes"), ("seconds", "CPU time")):
         price = getattr(standing.row, name)
-        if price is None or standing.rank == 1:
-            continue
-        better = [
-            other.method
-            for other in board.standings[: standing.rank - 1]
-            if other.span.value != standing.span.value
-            and (paid := getattr(other.row, name)) is not None
-            and paid <= price
-        ]
-        told.append(f"at no more {words} {better[0]} is closer" if better else f"nothing of no more {words} is closer")
-    return f"By the means, {' and '.join(told)}." if told else ""
-
-
-def _cpu(seconds: float) -> str:
-    return f"{duration(seconds)} of CPU time"
+        if price is not None:
+            closer[words] = next(
+                (
+                    other.method
+                    for other in board.standings[: standing.rank - 1]
+                    if other.span.value != standing.span.value
+                    and (paid := getattr(other.row, name)) is not None
+                    and paid <= price
+                ),
+                None,
+            )
+    frontier = [words for words, method in closer.items() if method is None]
+    beaten = {words: method for words, method in closer.items() if method is not None}
+    told = [f"nothing of no more {' or '.join(frontier)} is closer"] if frontier else []
+    if len({*beaten.values()}) == 1:
+        told.append(f"{next(iter(beaten.values()))} is closer at no more {' and '.join(beaten)}")
+    else:
+        told += [f"{method} is closer at no more {words}" for words, method in beaten.items()]
+    text = "; ".join(told)
+    return f"By the means, {text}." if text else ""
