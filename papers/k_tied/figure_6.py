@@ -76,8 +76,9 @@ def table(data: str, suffix: str, paper_seconds: float) -> Table:
         title=f"test metrics after training with tied standard deviations, {words}",
         paper="k-tied Normal, Figure 6, left",
         plus_minus=trainings.PLUS_MINUS,
-        differs=f"{ours}; {regimes.differs(data)}; {NO_CLAIM * (data == LENET_DATA)}at the paper's size the divergence is annealed by 0.00005 per "
-        "batch, of its two coefficients, and one rate is for all",
+        differs=f"{ours}; {regimes.differs(data)}; {NO_CLAIM * (data == LENET_DATA)}"
+        "at the paper's size the divergence is annealed by 0.00005 per batch, of its two coefficients, and "
+        "one rate is for all",
         experiment=experiment(data, suffix, paper_seconds),
         metrics=(
             *trainings.METRICS,
