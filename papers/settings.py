@@ -276,7 +276,8 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 ADDED: Mapping[str, Mapping[str, Any]] = {
     "AutoTraining": {"watched": 1000},
     "BALI": {"refactor_every": 1},
-    "Fit": {"standardise": True, "curve_rows": 0},  # of BALI's images
+    "Fit": {"standardise": True, "curve_rows": 0, "kernels": False},  # of BALI's images, and of the reduced CIFAR-10
+    "Judged": {"shifted": True},  # of the reduced CIFAR-10
     "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},
     "DropoutSearch": {"search_epochs": None},
     "Categorical": {"class_weights": None, "ignore_index": None, "shift": False},

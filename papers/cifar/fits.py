@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dubito import MAP, Categorical, DeepEnsemble, Implicit, MeanField, Rank1
 from dubito.data import Part
@@ -51,6 +51,8 @@ class Fit:
         weight_decay: of the weights.
         kl_warmup: epochs over which the divergence's weight rises to 1.
         start: a training that gives the network to start from; None starts from new weights.
+        kernels: whether of a mean field kernels alone are random, and biases and batch norm points: pulled to 0 by a
+            prior, batch norm's factors would silence the network.
     """
 
     method: Method
@@ -69,6 +71,7 @@ class Fit:
     weight_decay: float = 5e-4
     kl_warmup: float = 4.0
     start: "Fit | None" = None
+    kernels: bool = False
 
     def training(self, steps: int | None) -> Training:
         """The run, ended after `steps` where given."""
@@ -101,7 +104,8 @@ class Fit:
     @property
     def plain(self) -> "Fit":
         """The point estimate of the same network and run."""
-        return replace(self, method=explicit(MAP), variational_lr=None, variational_schedule=None, start=None)
+        plain = replace(self, method=explicit(MAP), variational_lr=None, variational_schedule=None)
+        return replace(plain, start=None, kernels=False)
 
 
 def trained(
@@ -123,11 +127,15 @@ def trained(
     if fit.start is not None:
         first, before = trained(fit.start, pictures, seed, steps)
         network = first.fold(0).train()
+    method = fit.method
+    if fit.kernels:
+        assert isinstance(method, MeanField)
+        method = replace(method, subset=random_kernel)
     part = learned(pictures, fit.num_images)
     training, likelihood = fit.training(steps), explicit(Categorical)
     with accounted(Account()) as account:
         posterior = provenance.fit(
-            fit.method,
+            method,
             network,
             Augmented(part).loader(fit.batch_size),
             likelihood,
@@ -139,6 +147,11 @@ def trained(
             callbacks=callbacks,
         )
         return posterior, before + account.spent()
+
+
+def random_kernel(name: str, weight: Tensor) -> bool:
+    """Whether a parameter is a kernel, of a convolution or a dense layer."""
+    return weight.ndim > 1
 
 
 def learned(pictures: Pictures, count: int) -> Part:

@@ -112,7 +112,8 @@ def judged(
     components = min(posterior.num_components, len(draws))
     seen = log_probs(posterior, pictures.train.inputs[:TRAINED], num_samples, seed)
     values = measured(logs, labels) | {"train_nll": measured(mixed(seen), pictures.train.targets[:TRAINED])["nll"]}
-    values |= {f"c_{name}": mean([row[name] for row in corrupt.values()]) for name in MEASURES}
+    if corrupt:
+        values |= {f"c_{name}": mean([row[name] for row in corrupt.values()]) for name in MEASURES}
     values |= {"auroc": area(entropy(logs), entropy(foreign)), "bytes": float(file_bytes(posterior))}
     facts: dict[str, Any] = {"reliability": reliability(logs, labels), "severities": severities(corrupt)}
     facts["corruptions"] = {f"{name} {at}": row for (name, at), row in corrupt.items()}

@@ -15,7 +15,6 @@ from ..cifar.cells import cost, rehearsed, shared_work
 from ..cifar.fits import DATA, Fit
 from ..cifar.images import MEAN, STD, Pictures, Pixels, generate_cell, load_cell, pictures
 from ..runner.experiment import Cell, Claim, Experiment, Outcome, Scale, Table, Variant
-from ..settings import explicit
 from . import figure_2, figure_3, figures_4_8
 from .fashion import Judged
 from .figure_2 import Surface
@@ -24,8 +23,6 @@ from .table_3 import OURS, PAPER, SMALL, SMALLER
 
 #: Test images that are looked at, and draws: four of each component.
 SEEN: Mapping[str, int] = {"num_test": 2_000, "num_samples": 16}
-#: Weights of the networks of several starts that stand beside the components.
-PLAIN = explicit(DeepEnsemble, members=4)
 BESIDE = "networks, prior and start are those of implicit-cifar10"
 
 
@@ -96,7 +93,7 @@ def cost_of(fit: Fit) -> float:
 
 
 IMPLICIT, DROPOUT = ((SMALL[name].fit, PAPER[name].fit) for name in ("implicit-4", "mc-dropout"))
-STARTS = tuple(replace(chosen["sgd"].fit, method=PLAIN) for chosen in (SMALL, PAPER))
+STARTS = tuple(chosen["deep-ensemble"].fit for chosen in (SMALL, PAPER))
 
 
 def again(source: Table, name: str, title: str, made: Experiment, data: tuple[str, ...], differs: str) -> Table:

@@ -65,6 +65,7 @@ imdb-lstm       2-tied      0.560±0.0042  0.484±0.0041  78.2±0.26  2694
 imdb-lstm       3-tied      0.550±0.0051  0.491±0.0050  78.8±0.26  2695
 """
 COLUMNS = ("neg_elbo", "nll", "accuracy", "thousand_parameters")
+NO_CLAIM = "the paper's own CNN does best with rank 1, so that none is claimed to do worse; "
 
 
 def table(data: str, suffix: str, paper_seconds: float) -> Table:
@@ -75,15 +76,18 @@ def table(data: str, suffix: str, paper_seconds: float) -> Table:
         title=f"test metrics after training with tied standard deviations, {words}",
         paper="k-tied Normal, Figure 6, left",
         plus_minus=trainings.PLUS_MINUS,
-        differs=f"{ours}; {regimes.differs(data)}; at the paper's size the divergence is annealed by 0.00005 per "
-        "batch, of its two coefficients, and one rate is for all",
+        differs=f"{ours}; {regimes.differs(data)}; {NO_CLAIM * (data == LENET_DATA)}"
+        "at the paper's size the divergence is annealed by 0.00005 per batch, of its two coefficients, and "
+        "one rate is for all",
         experiment=experiment(data, suffix, paper_seconds),
         metrics=(
             *trainings.METRICS,
             Metric(name="thousand_parameters", title="thousand parameters", lower_is_better=True),
         ),
         published=trainings.published(LEFT, COLUMNS, data),
-        claims=trainings.better_than_rank_one(data, "{}-tied has a lower {} than 1-tied"),
+        claims=trainings.better_than_rank_one(
+            data, "{}-tied has a lower {} than 1-tied", trainings.published(LEFT, COLUMNS, table_2.printed_as(data))
+        ),
     )
 
 

@@ -101,7 +101,9 @@ imdb-lstm       1-tied      0.687±0.0058  0.491±0.0056  80.0±0.25
 imdb-lstm       2-tied      0.621±0.0058  0.494±0.0057  80.1±0.25
 imdb-lstm       3-tied      0.595±0.0058  0.493±0.0056  80.1±0.25
 """
+COLUMNS = ("neg_elbo", "nll", "accuracy")
 FLOOR = "standard deviations have a floor of 1e-6, the paper's of 0 makes its −ELBO infinite"
+UNFINISHED = "; where a cut lowers the −ELBO, the short run of mean field had not reached its optimum"
 #: Network and data in words, and what is ours besides the schedule.
 WORDS = {
     MLP_DATA: ("MLP on MNIST", "its data, network and batches are the paper's"),
@@ -114,6 +116,11 @@ WORDS = {
 
 
 CLAIM = "cutting down to rank {} leaves a lower {} than to rank 1"
+
+
+def printed_as(data: str) -> str:
+    """The paper's data set of a network: its LeNet learns CIFAR-100, so that ours has its claims, not its numbers."""
+    return "cifar100-lenet" if data == LENET_DATA else data
 
 
 def length(data: str) -> str:
@@ -129,11 +136,11 @@ def table(data: str, suffix: str) -> Table:
         title=f"a trained mean field with its standard deviations cut down to a rank, {words}",
         paper="k-tied Normal, Table 2",
         plus_minus=trainings.PLUS_MINUS,
-        differs=f"{length(data)}{ours}; {regimes.differs(data)}; {FLOOR}",
+        differs=f"{length(data)}{ours}; {regimes.differs(data)}; {FLOOR}{UNFINISHED * (data != MLP_DATA)}",
         experiment=EXPERIMENTS[data],
         metrics=trainings.METRICS,
-        published=trainings.published(PRINTED, ("neg_elbo", "nll", "accuracy"), data),
-        claims=trainings.better_than_rank_one(data, CLAIM),
+        published=trainings.published(PRINTED, COLUMNS, data),
+        claims=trainings.better_than_rank_one(data, CLAIM, trainings.published(PRINTED, COLUMNS, printed_as(data))),
     )
 
 

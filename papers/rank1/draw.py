@@ -90,7 +90,8 @@ def sides(results: Results) -> Figure | None:
 def components(results: Results) -> Figure | None:
     """Figure 3: the number of components."""
     runs = runs_by_method("rank1-ablations", results)
-    return bars({**runs, "k-4": runs.get("both", [])}, ("k-1", "k-2", "k-4", "k-8", "k-16"), BOTH) if runs else None
+    named = {"k-4" if name == "both" else name: made for name, made in runs.items()}
+    return bars(named, ("k-1", "k-2", "k-4", "k-8", "k-16"), BOTH)
 
 
 def likelihoods(results: Results) -> Figure | None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dubito import MAP, DeepEnsemble, Implicit, MCDropout, Rank1
+from dubito import MAP, DeepEnsemble, Implicit, MCDropout, MeanField, Rank1
 from dubito.data import Part
 from dubito.training.steps import GradientStepper
 from papers.cifar import fits, images, scores
@@ -151,6 +151,23 @@ def test_a_cell_holds_what_tables_and_figures_read(tiny):
     assert len(outcome.details["severities"]["nll"]) == 2
 
 
+def test_corrupted_images_are_judged_where_they_are_asked_for(tiny):
+    cell = Cell(fits.DATA, "plain")
+    outcome = run_cell(cell, images.generate_cell(cell), Judged(fit=tiny, num_samples=1, shifted=False), 2)
+    assert "nll" in outcome.metrics and "auroc" in outcome.metrics
+    assert not any(name.startswith("c_") for name in outcome.metrics)
+    assert not outcome.details["corruptions"]
+
+
+def test_a_mean_field_of_kernels_leaves_biases_and_batch_norm_points(tiny):
+    seen = images.pictures(images.generate_cell(Cell(fits.DATA, "")), 8)
+    fit = replace(tiny, method=explicit(MeanField), kernels=True)
+    posterior, _ = fits.trained(fit, seen, 0, 2)
+    sizes = {name: weight.numel() for name, weight in posterior.network.named_parameters() if weight.ndim > 1}
+    assert sum(std.numel() for std in posterior.standard_deviations()) == sum(sizes.values())
+    assert not fit.plain.kernels
+
+
 def test_a_run_is_watched_epoch_by_epoch_and_ends_where_the_posterior_is(tiny, monkeypatch):
     monkeypatch.setattr(ablations, "WATCHED", 24)
     seen = images.pictures(images.generate_cell(Cell(fits.DATA, "")), 8)
@@ -170,6 +187,8 @@ def test_tiles_hold_as_many_rows_whatever_the_components():
     for count in ablations.COMPONENTS:
         fit = ablations.SETTINGS[f"k-{count}"].fit
         assert fit.batch_size * fit.method.components == 512  # pyright: ignore[reportAttributeAccessIssue]
+        assert fit.lr / fit.batch_size == pytest.approx(0.2 / 128)
+        assert fit.variational_lr == 2.0
 
 
 def test_induced_weights_have_the_variances_of_their_laws():

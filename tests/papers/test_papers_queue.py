@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,19 @@ def test_measured_seconds_and_what_is_there_change_the_order(toys):
     assert (first.method, first.cpu_seconds, first.measured) == ("dear", 1.0, True)
     assert first.waiting == (Cell("data", "dear", 1),)
     assert (second.method, second.cpu_seconds) == ("cheap", 10.0)
+
+
+def test_costs_of_cells_that_share_work_are_to_each_other_as_they_were_estimated(toys):
+    experiment = tables()["shared"].experiment
+    costs = {"one": 2.0, "two": 6.0}
+    variants = {(d, m): replace(v, cpu_seconds=costs[m]) for (d, m), v in experiment.scales["paper"].variants.items()}
+    experiment = replace(experiment, scales={"paper": replace(experiment.scales["paper"], variants=variants, seeds=2)})
+    table = replace(tables()["shared"], experiment=experiment)
+    spent = Spent(cpu_seconds=4.0, peak_memory_bytes=None, together=(0,))
+    results = Results(folder=toys)
+    results.write(experiment, "paper", Cell("data", "one"), Outcome(metrics={"error": 0.0}), spent)
+    groups = {group.method: group for group in ranked({"shared": table}, results)}
+    assert {name: group.cell_seconds for name, group in groups.items()} == {"one": 4.0, "two": 12.0}
 
 
 def test_a_group_closes_the_rows_of_all_tables_that_read_it(monkeypatch, toys):

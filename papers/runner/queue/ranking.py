@@ -124,15 +124,17 @@ def _scales(experiment: Experiment, scale: str | None) -> list[str]:
 
 def _groups(readers: list[Table], scale: str, results: Results, only: str | None) -> list[Group]:
     experiment = readers[0].experiment
-    # What cells have in common was paid by the first of them: its cost is shared out over all.
-    shared = _measured(experiment, scale, results) if experiment.shares else []
+    # What cells have in common was paid by the first of them: estimates are right or wrong for all of them together.
+    shared = _dearer(experiment, scale, results) if experiment.shares else None
     groups = []
     for (data, method), variant in experiment.scales[scale].variants.items():
         if only and not any(_matches(f"{table.name} {scale} {data} {method}", only) for table in readers):
             continue
         cells = experiment.scales[scale].select(data=[data], methods=[method])
         stored = {cell: results.stored(experiment, scale, cell) for cell in cells}
-        seconds = shared or [result.cpu_seconds for result in stored.values() if result is not None]
+        seconds = [result.cpu_seconds for result in stored.values() if result is not None]
+        if shared is not None:
+            seconds = [shared * variant.cpu_seconds]
         waiting = tuple(cell for cell, result in stored.items() if result is None)
         if waiting:
             groups.append(
@@ -151,9 +153,11 @@ def _groups(readers: list[Table], scale: str, results: Results, only: str | None
     return groups
 
 
-def _measured(experiment: Experiment, scale: str, results: Results) -> list[float]:
-    stored = [results.stored(experiment, scale, cell) for cell in experiment.scales[scale].cells]
-    return [result.cpu_seconds for result in stored if result is not None]
+def _dearer(experiment: Experiment, scale: str, results: Results) -> float | None:
+    """What finished cells took over what they were thought to take; None where there are none."""
+    stored = {cell: results.stored(experiment, scale, cell) for cell in experiment.scales[scale].cells}
+    spent = {cell: result.cpu_seconds for cell, result in stored.items() if result is not None}
+    return sum(spent.values()) / experiment.scales[scale].cpu_seconds(spent) if spent else None
 
 
 def _matches(words: str, pattern: str) -> bool:
