@@ -291,7 +291,7 @@ def _room(standing: Standing, board: Board) -> str:
     if standing.rank == 1:
         return ""
     closer: dict[str, str | None] = {}
-    for name, words in (("nbytes", "bytes"), ("seconds", "CPU time")):
+    for name, words in (("nbytes", "small"), ("seconds", "fast")):
         price = getattr(standing.row, name)
         if price is not None:
             closer[words] = next(
@@ -306,10 +306,10 @@ def _room(standing: Standing, board: Board) -> str:
             )
     frontier = [words for words, method in closer.items() if method is None]
     beaten = {words: method for words, method in closer.items() if method is not None}
-    told = [f"nothing of no more {' or '.join(frontier)} is closer"] if frontier else []
+    told = [f"nothing as {' or as '.join(frontier)} is closer"] if frontier else []
     if len({*beaten.values()}) == 1:
-        told.append(f"{next(iter(beaten.values()))} is closer at no more {' and '.join(beaten)}")
+        told.append(f"{next(iter(beaten.values()))} is closer and as {' and as '.join(beaten)}")
     else:
-        told += [f"{method} is closer at no more {words}" for words, method in beaten.items()]
+        told += [f"{method} is closer and as {words}" for words, method in beaten.items()]
     text = "; ".join(told)
     return f"By the means, {text}." if text else ""

@@ -44,12 +44,12 @@ def test_sentences_say_what_the_numbers_say(board):
     told = {each.method: sentence(each, board) for each in board.standings}
     assert told["deep-ensemble"] == "Closest of 5, 2.2× as far as the reference is from itself."
     assert told["laplace-inf"].startswith("Ties with deep-ensemble: a difference within 0.005.")
-    assert told["laplace-inf"].endswith("nothing of no more bytes or CPU time is closer.")
+    assert told["laplace-inf"].endswith("nothing as small or as fast is closer.")
     assert told["rank1"].startswith("No difference from deep-ensemble shown.")
-    assert "nothing of no more bytes is closer; deep-ensemble is closer at no more CPU time." in told["rank1"]
+    assert "nothing as small is closer; deep-ensemble is closer and as fast." in told["rank1"]
     assert re.match(r"Farther than deep-ensemble by 0\.09\d+ to 0\.1\d+\.", told["map"])
     assert told["swag"].startswith("By 0.150 farther than deep-ensemble: too few runs")
-    assert "deep-ensemble is closer at no more bytes; laplace-inf is closer at no more CPU time." in told["swag"]
+    assert "deep-ensemble is closer and as small; laplace-inf is closer and as fast." in told["swag"]
 
 
 def test_where_higher_is_nearer_the_order_turns():
@@ -63,7 +63,7 @@ def test_equals_tie_and_neither_is_nearer():
     board = ranked(DISTANCE, {"map": row(0.1, 0.2), "swa": row(0.1, 0.2, nbytes=2e6)})
     second = board.standings[1]
     assert (second.status, second.gap) == ("ties", Span(value=0.0, half=0.0))
-    assert "nothing of no more bytes or CPU time is closer" in sentence(second, board)
+    assert "nothing as small or as fast is closer" in sentence(second, board)
 
 
 def test_means_are_over_data_sets_and_their_variances_add_up():

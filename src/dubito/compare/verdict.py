@@ -82,7 +82,8 @@ class Verdict:
             value = self.standing.metrics[second]["nll"] - self.standing.metrics[first]["nll"]
             return f"{value:.3f} (how sure that is cannot be said: some losses are not finite)"
         chance = ", so that the two cannot be distinguished" if lead.lower <= 0 else ""
-        return f"{lead.value:.3f} ({_ends(lead)}{chance})"
+        shown = f"{lead.value:.3f}" if lead.value >= 5e-4 else "less than 0.001"
+        return f"{shown} ({_ends(lead)}{chance})"
 
     def _costs(self, row: MethodRow) -> dict[str, float]:
         costs = {"memory": row.nbytes, "CPU time of training": row.seconds, "prediction time": row.predict_seconds}
