@@ -137,12 +137,12 @@ def torch_uncertainty(net: nn.Sequential, x: Tensor, y: Tensor, places: Tensor) 
         "kl_error": float(torch.cat(divergences).std() / 4000**0.5),
         "mean": stacked.mean(0).flatten().tolist(),
         "output_std": stacked.std(0).flatten().tolist(),
-        "temperature": float(scaler.temperature[0]),
+        "temperature": float(scaler.temperature[0].detach()),
     }
 
 
-def main() -> None:
-    """Ask each library."""
+def main(out: Path = OUT) -> None:
+    """Ask each library; answers go to a file."""
     net, x, y, places = problem()
     stored: dict = {
         "problem": {
@@ -161,9 +161,9 @@ def main() -> None:
     for name, ask in libraries.items():
         stored[name] = ask(copy.deepcopy(net), x, y, places)
         stored["versions"][name] = importlib.metadata.version(name)
-    OUT.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write(f"{OUT}: {stored['versions']}\n")
+    out.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    sys.stdout.write(f"{out}: {stored['versions']}\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(*map(Path, sys.argv[1:]))
