@@ -1,7 +1,7 @@
 """No step and no prediction waits for a device: reads do not grow with a fit's steps, and predictions have none."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
@@ -45,9 +45,10 @@ FORMS = ("sampled", "linearised", "marginal", "per_example")
 
 
 @pytest.fixture(autouse=True)
-def no_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_cudnn() -> Iterator[None]:
     """Builds for CUDA send recurrent layers of the made-up device to kernels that it has not."""
-    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    with torch.backends.cudnn.flags(enabled=False):
+        yield
 
 
 class Case(NamedTuple):
