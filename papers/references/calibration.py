@@ -216,7 +216,7 @@ def section(results: Results) -> str:
             "Weights drawn from the prior, data from them: how often the true function is among the outermost quarter "
             "of 63 draws (.25 where a method draws from the posterior; more, and it is too sure), and in brackets the "
             "chance of a histogram of ranks at least as uneven, by chi-square. Table `sbc`. The chains are short: "
-            "where hmc is not uniform, its draws are not yet the posterior's, and others can be held against .25 alone.",
+            "where hmc is not uniform, its draws are not yet the posterior's, and others are held against .25 alone.",
             "",
             head,
             "|---|---:|" + "---:|" * len(PLACES),
