@@ -3,10 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from dubito import DeepEnsemble
+from dubito import DeepEnsemble, Flipout, MeanField
 from dubito.posterior import Posterior
 
 from ..runner.experiment import Cell, Claim, Experiment, Metric, Outcome, Scale, Variant
+from ..settings import explicit
 from .fits import DATA, Fit, first_std, last_std, trained
 from .images import Pictures, Pixels, generate_cell, load_cell, pictures
 from .scores import judged
@@ -22,6 +23,9 @@ METRICS = (
     Metric(name="bytes", title="bytes", lower_is_better=True),
     Metric(name="seconds", title="CPU-seconds of training", lower_is_better=True),
 )
+#: The prior is all that shrinks kernels; biases and batch norm are points.
+MEAN_FIELD = explicit(MeanField, prior_std=0.1, estimator=explicit(Flipout))
+NORMAL_KERNELS = {"kernels": True, "weight_decay": 0.0}
 #: What stands in a table whose cells leave corrupted images out.
 CLEAN = tuple(metric for metric in METRICS if not metric.name.startswith("c_"))
 #: CPU-seconds of an image that goes forth and back through the plain networks, and of a draw for all images of a test.

@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dubito import MAP, DeepEnsemble, Flipout, Implicit, MCDropout, MeanField
+from dubito import MAP, DeepEnsemble, Implicit, MCDropout
 from dubito.method import Method
 from dubito.training import Constant, Linear
 
-from ..cifar.cells import CLEAN, DIFFERS, METRICS, Judged, experiment, lower
+from ..cifar.cells import CLEAN, DIFFERS, MEAN_FIELD, METRICS, NORMAL_KERNELS, Judged, experiment, lower
 from ..cifar.fits import DATA, Fit
 from ..runner.experiment import Published, Table
 from ..settings import explicit
@@ -39,9 +39,6 @@ def small(method: Method, num_samples: int = 8, **changes: object) -> Judged:
 
 
 PLAIN = small(explicit(MAP), 1)
-#: The prior is all that shrinks kernels; biases and batch norm are points.
-MEAN_FIELD = explicit(MeanField, prior_std=0.1, estimator=explicit(Flipout))
-NORMAL_KERNELS = {"kernels": True, "weight_decay": 0.0}
 #: That of rank-1's table: at a tenth of it standard deviations would stay where they start.
 STD_LR = 10.0
 #: The seed's own plain run and further ones, which stand beside the components in Figure 2 too.

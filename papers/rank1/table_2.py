@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from dubito import MAP, SWAG, BatchEnsemble, DeepEnsemble, Flipout, MCDropout, MeanField, Rank1, factors
+from dubito import MAP, SWAG, BatchEnsemble, DeepEnsemble, MCDropout, Rank1, factors
 from dubito.method import Method
 from dubito.training import Step
 
-from ..cifar.cells import DIFFERS, METRICS, TABLE_2, Judged, experiment, lower
+from ..cifar.cells import DIFFERS, MEAN_FIELD, METRICS, NORMAL_KERNELS, TABLE_2, Judged, experiment, lower
 from ..cifar.fits import DATA, Fit
 from ..runner.experiment import Published, Table
 from ..settings import explicit
@@ -37,9 +37,6 @@ def small(method: Method, num_samples: int = 8, **changes: object) -> Judged:
 
 
 CAUCHY = explicit(factors.Cauchy)
-#: The prior is all that shrinks kernels; biases and batch norm are points.
-MEAN_FIELD = explicit(MeanField, prior_std=0.1, estimator=explicit(Flipout))
-NORMAL_KERNELS = {"kernels": True, "weight_decay": 0.0}
 #: Of 2, 10 and 50: after 10,000 images standard deviations go from .010 to .012, .025 and .098 at NLLs of validation
 #: images of 1.27, 1.39 and 1.77 (the plain network's 1.23); at the first the posterior is hardly more than a point.
 STD_LR = 10.0
