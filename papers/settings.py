@@ -229,6 +229,7 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
     KL: {"weight": 1.0, "warmup": 0.0, "every": "step"},
     AutoTraining: {
         "iterations": None,
+        "longer": None,
         "batch_size": 64,
         "lr": 2e-3,
         "patience": 400,
@@ -274,8 +275,9 @@ FROZEN: Mapping[type, Mapping[str, Any]] = {
 #: Fields that a class gained after results were stored, with the value under which nothing changes: at that value they
 #: are no part of a checksum. Class and fields by name: {"Rank1": {"new_field": None}}.
 ADDED: Mapping[str, Mapping[str, Any]] = {
-    "AutoTraining": {"watched": 1000},
+    "AutoTraining": {"watched": 1000, "longer": None},  # cells that longer fits would change were run again
     "BALI": {"refactor_every": 1},
+    "Ours": {"longer": [2000, 8000]},  # likewise
     "Fit": {"standardise": True, "curve_rows": 0, "kernels": False},  # of BALI's images, and of the reduced CIFAR-10
     "Judged": {"shifted": True},  # of the reduced CIFAR-10
     "EarlyStopping": {"steps": None, "every": None, "start": False, "last": False},

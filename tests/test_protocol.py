@@ -250,3 +250,45 @@ def test_few_rows_that_are_all_right_do_not_ask_for_certainty():
 
     assert found == pytest.approx(2.718281828 ** minimize_scalar(loss, bounds=(-4, 3), method="bounded").x, rel=1e-3)
     assert targets.shape == labels.shape
+
+
+def test_a_map_fit_is_made_again_while_its_limit_ends_it():
+    """The least validation loss chooses among fits of 10, 40 and 80 steps, each the one a limit alone would give."""
+    auto = dataclasses.replace(QUICK, iterations=10, patience=20, longer=(40, 80), priors=(None,))
+    point = fit(training=auto)
+    facts = point.details["protocol"]
+    alone = {limit: fit(training=dataclasses.replace(auto, iterations=limit, longer=())) for limit in (10, 40, 80)}
+    losses = {limit: posterior.history[-1]["best_nll"] for limit, posterior in alone.items()}
+    assert alone[10].history[-1]["step"] == 10  # the limit ended it
+    assert facts["runs"] == [[limit, losses[limit]] for limit, _ in facts["runs"]]
+    last = facts["runs"][-1][0]
+    assert last == 80 or alone[last].history[-1]["step"] < last  # patience ended the last
+    assert len(facts["runs"]) > 1 and facts["limit"] == min(losses, key=losses.__getitem__)
+    assert same(point, alone[facts["limit"]])
+
+
+def test_patience_leaves_a_map_fit_at_its_first_limit():
+    auto = dataclasses.replace(QUICK, iterations=400, patience=10, longer=(4000,), lr=0.1)
+    point = fit(training=auto)
+    assert point.history[-1]["step"] < 400
+    assert point.details["protocol"]["limit"] == 400 and len(point.details["protocol"]["runs"]) == 1
+
+
+def test_methods_from_scratch_have_the_limit_of_the_map_fit():
+    auto = AutoTraining()
+    pilot = Pilot(prior_std=0.3, best_step=100, rows=1000, real=True, limit=8000)
+    assert recipe(MCDropout(), pilot, auto).training.iterations == 8000
+    assert recipe(MeanField(), pilot, auto).training.iterations == 1000  # it starts from the fit
+    assert recipe(MCDropout(), dataclasses.replace(pilot, limit=None), auto).training.iterations == 2000
+
+
+def test_limits_grow_at_least_twofold_and_only_by_default():
+    auto = AutoTraining()
+    assert auto.limits(1000) == (2000, 8000, 32_000)
+    assert auto.limits(50_000) == (7820, 32_000)
+    assert auto.limits(500_000) == (78_130,)
+    assert AutoTraining(iterations=60).limits(1000) == (60,)
+    assert AutoTraining(iterations=60, longer=(100, 240)).limits(1000) == (60, 240)
+    assert AutoTraining(longer=()).limits(1000) == (2000,)
+    with pytest.raises(ConfigError, match="longer"):
+        AutoTraining(longer=(0,))

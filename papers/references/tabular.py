@@ -5,6 +5,7 @@ by the median and flagged. Nothing was tuned; peers have their own defaults but 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 
 import torch
@@ -90,7 +91,9 @@ def settings_of(name: str) -> Ours | Peer:
     if name in PEERS:
         options = OPTIONS[name.removesuffix("-mapie")]
         return Peer(tool=name, options=options, train_rows=TRAIN_ROWS, test_rows=TEST_ROWS)
-    method, trainings = methods()[name], (training_for(SMALL // 2), training_for(SMALL))
+    method, few = methods()[name], training_for(SMALL // 2)
+    trainings = replace(few, longer=None), training_for(SMALL)
+    assert few.longer is not None
     pilots = [Pilot(prior_std=0.3, best_step=400, rows=1000, real=real) for real in (False, True)]
     parameters = signature(BayesianEstimator.__init__).parameters.values()
     left_out = ("self", "method", "random_state")
@@ -98,6 +101,7 @@ def settings_of(name: str) -> Ours | Peer:
         method=method,
         estimator={item.name: item.default for item in parameters if item.name not in left_out},
         trainings=trainings,
+        longer=few.longer,
         recipes=tuple(recipe(method, pilot, trainings[1]) for pilot in pilots),
         train_rows=TRAIN_ROWS,
         test_rows=TEST_ROWS,

@@ -67,7 +67,8 @@ class Ours:
     Args:
         method: with all its settings.
         estimator: the other arguments of the estimator.
-        trainings: of the protocol for few rows, as an example, and for many.
+        trainings: of the protocol for few rows, as an example, and for many, without longer fits.
+        longer: most steps of the longer fits for few rows, in the same example.
         recipes: what the protocol makes of the method for classes and for reals, under a prior as an example.
         train_rows: at most so many of a split.
         test_rows: likewise.
@@ -76,6 +77,7 @@ class Ours:
     method: Method
     estimator: Mapping[str, Any]
     trainings: tuple[AutoTraining, ...]
+    longer: tuple[int, ...]
     recipes: tuple[Recipe, ...]
     train_rows: int
     test_rows: int

@@ -47,7 +47,7 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
         "--budget", help="time for the whole command, such as 90s, 10m or 1h, shared equally among methods"
     )
     budget.add_argument("--budget-per-method", help="CPU time for each method instead")
-    parser.add_argument("--steps", type=int, help="the most steps of a fit (default: 2000, at least 10 epochs)")
+    parser.add_argument("--steps", type=int, help="the most steps of a fit (default: 2000, more where these are few)")
     parser.add_argument("--tune", type=int, help="trials that choose each method's settings, by Optuna")
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--model", help="a network of your own, as package.module:factory")

@@ -45,6 +45,9 @@ def plan(
         told.append(
             f"{REFERENCE} is fitted once per split, with pilot runs that choose its prior; the others reuse both"
         )
+        if longer := settings.training.limits(len(task.train.targets))[1:]:
+            counts = " and ".join(f"{limit:,}" for limit in longer)
+            told.append(f"where its validation loss still falls at the last step, it is fitted again, of {counts}")
     if limit is not None:
         share = f"{duration(settings.budget)} shared equally" if settings.budget else "the same for each method"
         what = f"{duration(limit)} of CPU time for the training of each fit, which then stops with what it has"

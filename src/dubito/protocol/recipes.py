@@ -30,6 +30,7 @@ class Pilot(Checked):
     Attributes:
         prior_std: of the Normal prior that its pilots chose; None is the flat prior.
         best_step: the steps after which its validation loss was least.
+        limit: the most steps that it might have made; None for the first of the protocol.
         rows: the number of training rows.
         real: whether targets are real.
     """
@@ -38,6 +39,7 @@ class Pilot(Checked):
     best_step: int
     rows: int
     real: bool
+    limit: int | None = None
 
     @property
     def weight_decay(self) -> float:
@@ -71,7 +73,7 @@ def recipe(method: Method, pilot: Pilot, auto: AutoTraining) -> Recipe:
     """
     method = _with_defaults(method, prior_std=pilot.prior_std)
     decay = 0.0 if hasattr(method, "prior_std") else pilot.weight_decay
-    return Recipe(method=method, training=auto.training(auto.steps(pilot.rows), weight_decay=decay), warm=False)
+    return Recipe(method=method, training=auto.training(_steps(pilot, auto), weight_decay=decay), warm=False)
 
 
 @recipe.register(Laplace)
@@ -83,7 +85,7 @@ def _standing(method: Method, pilot: Pilot, auto: AutoTraining) -> Recipe:
 
 @recipe.register(MAP)
 def _point(method: MAP, pilot: Pilot, auto: AutoTraining) -> Recipe:
-    training = auto.training(auto.steps(pilot.rows))
+    training = auto.training(_steps(pilot, auto))
     return Recipe(method=_with_defaults(method, prior_std=pilot.prior_std), training=training, warm=False)
 
 
@@ -137,7 +139,7 @@ def _factors(method: Rank1 | BatchEnsemble, pilot: Pilot, auto: AutoTraining) ->
 @recipe.register(Implicit)
 def _implicit(method: Implicit, pilot: Pilot, auto: AutoTraining) -> Recipe:
     if not pilot.real:
-        training = auto.training(auto.steps(pilot.rows), weight_decay=pilot.weight_decay)
+        training = auto.training(_steps(pilot, auto), weight_decay=pilot.weight_decay)
         return Recipe(method=method, training=training, warm=False)
     return _warm(_with_defaults(method, mean_std=0.1), pilot, auto, weight_decay=pilot.weight_decay)
 
@@ -148,6 +150,11 @@ def _bali(method: BALI, pilot: Pilot, auto: AutoTraining) -> Recipe:
         method = _with_defaults(method, step_size=0.1, update_rate=0.1, prior_scale=10.0)
     batch_size = max(auto.batch_size, 256) if pilot.real else auto.batch_size
     return _cold(method, pilot, auto, falling=False, batch_size=batch_size)
+
+
+def _steps(pilot: Pilot, auto: AutoTraining) -> int:
+    """The most steps from scratch: those of the MAP fit."""
+    return pilot.limit or auto.steps(pilot.rows)
 
 
 def _warm(method: Method, pilot: Pilot, auto: AutoTraining, **changes: Any) -> Recipe:

@@ -84,6 +84,7 @@ def pilot_of(point: Posterior) -> Pilot:
     return Pilot(
         prior_std=point.method.prior_std,
         best_step=facts["best_step"],
+        limit=facts.get("limit"),
         rows=facts["rows"],
         real=not isinstance(point.likelihood, CategoricalLikelihood | BernoulliLikelihood),
     )
@@ -138,10 +139,26 @@ def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
                 trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.rows))
             losses[prior] = trained.history[-1]["best_nll"]
     method = MAP(prior_std=min(losses, key=lambda prior: losses[prior]) if losses else priors[0])
-    training = auto.training(auto.steps(prepared.rows))
-    point = method.fit_prepared(_from(prepared, auto, "map"), training)
-    facts = {"pilots": [[prior, loss] for prior, loss in losses.items()], "rows": prepared.rows}
-    return settled(point, prepared, facts)
+    point, limit, runs = _long_enough(method, prepared, auto)
+    pilots = [[prior, loss] for prior, loss in losses.items()]
+    return settled(point, prepared, {"pilots": pilots, "rows": prepared.rows, "limit": limit, "runs": runs})
+
+
+def _long_enough(method: MAP, prepared: Prepared, auto: AutoTraining) -> tuple[Posterior, int, list[list[float]]]:
+    """The best of fits that are longer and longer, until patience ends one; its limit; limit and loss of each.
+
+    The rate falls towards the limit, so that a run which its limit ended was still improving, or had no rate left.
+    """
+    fits, runs = {}, []
+    for limit in auto.limits(prepared.rows):
+        name = f"map-{limit}" if fits else "map"
+        fits[limit] = method.fit_prepared(_from(prepared, auto, name), auto.training(limit))
+        last = fits[limit].history[-1]
+        runs.append([limit, last["best_nll"]])
+        if last["step"] < limit:
+            break
+    limit = min(runs, key=lambda run: run[1])[0]
+    return fits[limit], limit, runs
 
 
 def _fitted(method: Method, prepared: Prepared, point: Posterior, auto: AutoTraining) -> Posterior:

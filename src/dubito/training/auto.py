@@ -8,6 +8,9 @@ from ..precision import Precision
 from .schedules import Constant, Cosine
 from .settings import EarlyStopping, Training
 
+#: `AutoTraining.longer`, unless said otherwise.
+LONGER = (8_000, 32_000)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AutoTraining(Checked):
@@ -15,6 +18,8 @@ class AutoTraining(Checked):
 
     Args:
         iterations: the most steps of a run; None takes 2,000, and 10 epochs where these are more.
+        longer: the most steps of further MAP fits, each made where the one before was still improving: its steps ended
+            it, not its patience. None takes 8,000 and 32,000, or no further fit where `iterations` is given.
         batch_size: rows per step.
         lr: the first learning rate of runs from scratch, from which it falls along half a cosine.
         patience: steps without a better validation loss before a run ends.
@@ -27,6 +32,7 @@ class AutoTraining(Checked):
     """
 
     iterations: int | None = None
+    longer: tuple[int, ...] | None = None
     batch_size: int = 64
     lr: float = 2e-3
     patience: int = 400
@@ -42,6 +48,10 @@ class AutoTraining(Checked):
         require_count(watched=self.watched)
         if self.iterations is not None:
             require_count(iterations=self.iterations)
+        if self.longer is not None:
+            object.__setattr__(self, "longer", tuple(self.longer))
+            for limit in self.longer:
+                require_count(longer=limit)
         require_positive(lr=self.lr)
         require_fraction(zero=False, one=True, pilot=self.pilot)
         require_fraction(zero=False, held_out=self.held_out)
@@ -55,6 +65,15 @@ class AutoTraining(Checked):
     def steps(self, rows: int) -> int:
         """The most steps of a run on so many rows."""
         return self.iterations or max(2000, 10 * -(-rows // self.batch_size))
+
+    def limits(self, rows: int) -> tuple[int, ...]:
+        """The most steps of the MAP fit, and of those after it; each at least twice the one before."""
+        limits = [self.steps(rows)]
+        further = LONGER if self.longer is None and self.iterations is None else self.longer or ()
+        for limit in further:
+            if limit >= 2 * limits[-1]:
+                limits.append(limit)
+        return tuple(limits)
 
     def training(
         self,
