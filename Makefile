@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-oldest test-newest mutants chaos lint docs serve runs defaults bench bench-env release clean
+.PHONY: demo test test-oldest test-newest mutants chaos lint docs serve runs pages defaults bench bench-env release clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -37,6 +37,14 @@ lint: .venv/ready
 # The papers' cells that were not run yet; stop and start it at any time. RUNS="--only bali --jobs 1" for a part.
 runs: .venv/ready
 	$(BIN)/python -m papers runs $(RUNS)
+
+# All that is made of the papers' stored results: pictures, pages, README's counts.
+pages: .venv/ready
+	$(BIN)/python -m papers pictures
+	for page in k_tied.page references.page defaults.page mixtures.page bali.uci.deviations; do \
+		$(BIN)/python -m papers.$$page || exit 1; \
+	done
+	$(BIN)/python docs/generate/readme.py
 
 # The tables behind the defaults through the same queue, and their page; with the data in a folder of DUBITO_DATA.
 defaults: .venv/ready

@@ -1,7 +1,7 @@
 """What a step of BALI costs in width, batch and rows, beside the operation count of its Appendix D.
 
 `python -m papers.bali.costs` measures CPU time with one thread, about two minutes, and writes papers/bali/costs.json;
-`python -m papers.bali.draw` draws it. A step's cost is the difference of a longer and a shorter run over the steps
+`python -m papers pictures` draws it. A step's cost is the difference of a longer and a shorter run over the steps
 between, the median of a few such pairs behind a run that only warms up, so that what is done once does not count.
 """
 

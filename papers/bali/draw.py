@@ -1,13 +1,10 @@
-"""Draw BALI's Figures 1 to 3 and its costs from what was run: `python -m papers.bali.draw [results]`.
+"""BALI's Figures 1 to 3 and its costs, drawn from what was run (`python -m papers pictures`).
 
-Writes papers/bali/pictures/*.png, for the first draw or split, at the largest size that was run; figures that were not
-run are left out.
+For the first draw or split, at the largest size that was run.
 """
 
 import json
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
@@ -16,10 +13,8 @@ from dubito.plot.axes import colour
 
 from ..runner.experiment import Experiment
 from ..runner.first_cells import first_cells
-from ..runner.store import PAPERS, Results
+from ..runner.store import Results
 from . import binary, costs, figure_1, figure_3
-
-PICTURES = Path(__file__).parent / "pictures"
 
 
 def toys(results: Results) -> Figure | None:
@@ -129,6 +124,7 @@ def cost_curves(results: Results) -> Figure | None:
     return figure
 
 
+#: What draws each picture, by the name of its file.
 PICTURED = {
     "figure-1": toys,
     "figure-2": convergence,
@@ -138,13 +134,6 @@ PICTURED = {
 }
 
 
-def main() -> None:
-    """Draw what is there."""
-    results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else PAPERS)
-    for name, draw in PICTURED.items():
-        if figure := draw(results):
-            figure.savefig(PICTURES / f"{name}.png", dpi=60)
-
-
-if __name__ == "__main__":
-    main()
+def figures(results: Results) -> dict[str, Figure | None]:
+    """Every figure, by the name of its file."""
+    return {name: draw(results) for name, draw in PICTURED.items()}

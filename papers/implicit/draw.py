@@ -1,11 +1,6 @@
-"""Draw the implicit paper's figures from what was run: `python -m papers.implicit.draw [results]`.
+"""The implicit paper's figures, drawn from what was run (`python -m papers pictures`): the first run of each cell."""
 
-Writes papers/implicit/pictures/figure-*.png, for the first run of each cell; figures that were not run are left out.
-"""
-
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
@@ -16,7 +11,7 @@ from dubito.plot.axes import colour
 
 from ..runner.experiment import Outcome
 from ..runner.first_cells import first_cells, runs_by_method
-from ..runner.store import PAPERS, Results
+from ..runner.store import Results
 from ..runner.tables import tables
 from . import figures_4_8
 from .figure_1 import DATA as CUBIC
@@ -25,7 +20,6 @@ from .figures_4_8 import WIDTHS
 
 Runs = Mapping[str, Sequence[Outcome]]
 
-PICTURES = Path(__file__).parent / "pictures"
 OBJECTS = ("plane", "car", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CLASSES = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "boot")
 
@@ -161,16 +155,13 @@ MEANS = {
 }
 
 
-def main() -> None:
-    """Draw what is there."""
-    results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else PAPERS)
+def figures(results: Results) -> dict[str, Figure | None]:
+    """Every figure, by the name of its file."""
+    made: dict[str, Figure | None] = {}
     for name, draw in FIGURES.items():
-        if kept := details(name, results):
-            draw(kept).savefig(PICTURES / f"{name.removeprefix('implicit-')}.png", dpi=60)
+        kept = details(name, results)
+        made[name.removeprefix("implicit-")] = draw(kept) if kept else None
     for name, (table, draw) in MEANS.items():
-        if (runs := runs_by_method(table, results)) and (figure := draw(runs)):
-            figure.savefig(PICTURES / f"{name}.png", dpi=60)
-
-
-if __name__ == "__main__":
-    main()
+        runs = runs_by_method(table, results)
+        made[name] = draw(runs) if runs else None
+    return made

@@ -1,11 +1,6 @@
-"""Draw INF's Figures 4 to 7, and its cost, from what was run: `python -m papers.inf.draw [results]`.
-
-Writes papers/inf/pictures/*.png; figures that were not run are left out.
-"""
+"""INF's Figures 4 to 7, and its cost, drawn from what was run (`python -m papers pictures`)."""
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,10 +12,8 @@ from dubito.plot.axes import colour
 
 from ..runner.experiment import Cell
 from ..runner.first_cells import first_cells
-from ..runner.store import PAPERS, Results
+from ..runner.store import Results
 from . import cost, figure_4, figure_5, searched, table_2
-
-PICTURES = Path(__file__).parent / "pictures"
 
 
 def toy(results: Results) -> Figure | None:
@@ -143,14 +136,7 @@ def errors(results: Results, data: str, method: str) -> Tensor | None:
     return torch.tensor([one.details["rmse"] for one in found if one]) if all(found) else None
 
 
-def main() -> None:
-    """Draw what is there."""
-    results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else PAPERS)
+def figures(results: Results) -> dict[str, Figure | None]:
+    """Every figure, by the name of its file."""
     drawn = {"figure-4": toy, "figure-5": active, "figure-6": reliability, "figure-7": entropies, "cost": costs}
-    for name, draw in drawn.items():
-        if figure := draw(results):
-            figure.savefig(PICTURES / f"{name}.png", dpi=60)
-
-
-if __name__ == "__main__":
-    main()
+    return {name: draw(results) for name, draw in drawn.items()}

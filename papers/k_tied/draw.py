@@ -1,12 +1,10 @@
-"""Draw the k-tied paper's Figures 3 to 7 and 9 to 12 from what was run: `python -m papers.k_tied.draw [results]`.
+"""The k-tied paper's Figures 3 to 7 and 9 to 12, drawn from what was run (`python -m papers pictures`).
 
-Writes papers/k_tied/pictures/figure-*.png: curves are means over seeds in a band from the least to the largest of them,
-spectra and heat maps are those of the first seed; panels and figures that were not run are left out.
+Curves are means over seeds in a band from the least to the largest of them, spectra and heat maps are those of the
+first seed; panels that were not run are left out.
 """
 
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,13 +16,12 @@ from dubito.plot.axes import colour
 
 from ..runner.experiment import Cell, Experiment
 from ..runner.first_cells import first_cells
-from ..runner.store import PAPERS, Results
+from ..runner.store import Results
 from . import figure_3, figure_7, resnet
 from .regimes import RESNET_HE, SHORT
 from .tasks import LENET_DATA, LSTM_DATA, MLP_DATA, RESNET_DATA
 from .trainings import METHODS
 
-PICTURES = Path(__file__).parent / "pictures"
 TITLES = {MLP_DATA: "MLP, MNIST", LENET_DATA: "LeNet, CIFAR-10", LSTM_DATA: "LSTM, IMDB"}
 
 
@@ -147,28 +144,15 @@ def along(axis: Any, runs: dict[str, list[dict[str, list[float]]]], key: str) ->
 
 
 def figures(results: Results) -> dict[str, Figure | None]:
-    """Every figure by its number."""
+    """Every figure, by the name of its file."""
     deep = [f"{RESNET_DATA}-{stage}" for stage in ("stage-2", "stage-3", "stage-4")]
     return {
-        "3": spectra(results),
-        "4": heat_maps(results, figure_3.EXPERIMENTS[LENET_DATA], [f"{LENET_DATA}-dense-1"]),
-        "5": resnet_spectra(results, RESNET_DATA),
-        "6": signal(results),
-        "7": convergence(results),
-        "9": resnet_spectra(results, RESNET_HE),
-        "10": stds(results),
-        "11": heat_maps(results, resnet.SPECTRUM, deep),
+        "figure-3": spectra(results),
+        "figure-4": heat_maps(results, figure_3.EXPERIMENTS[LENET_DATA], [f"{LENET_DATA}-dense-1"]),
+        "figure-5": resnet_spectra(results, RESNET_DATA),
+        "figure-6": signal(results),
+        "figure-7": convergence(results),
+        "figure-9": resnet_spectra(results, RESNET_HE),
+        "figure-10": stds(results),
+        "figure-11": heat_maps(results, resnet.SPECTRUM, deep),
     }
-
-
-def main() -> None:
-    """Draw what is there."""
-    results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else PAPERS)
-    PICTURES.mkdir(exist_ok=True)
-    for number, figure in figures(results).items():
-        if figure:
-            figure.savefig(PICTURES / f"figure-{number}.png", dpi=60)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,11 +12,11 @@ from pathlib import Path
 from dubito.errors import StorageError
 from dubito.storage import write_text
 
+from .. import pictures
 from ..runner.experiment import Table
 from ..runner.judge import Row, judged, rows
 from ..runner.store import Results
 from ..runner.tables import tables
-from .draw import PICTURES
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods" / "k-tied.md"
 BEGIN, END = "<!-- runs: papers/k_tied/page.py -->", "<!-- end of runs -->"
@@ -110,7 +110,7 @@ def main() -> None:
     """Write the page from the results that are there."""
     results = Results(folder=Path(sys.argv[1])) if len(sys.argv) > 1 else Results()
     shown = (table for table in tables().values() if table.experiment.paper == "k_tied")
-    write(PAGE, part(shown, results, PICTURES))
+    write(PAGE, part(shown, results, pictures.folder("k_tied")))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
-"""Draw rank-1's figures from what was run: `python -m papers.rank1.draw [results]`.
+"""Rank-1's figures, drawn from what was run (`python -m papers pictures`): means over the seeds that are there.
 
-Writes papers/rank1/pictures/figure-*.png, means over the seeds that are there; figures that were not run are left out.
 Figure 1, which needs no run, is drawn from draws of the priors.
 """
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,9 +15,8 @@ from dubito.plot.axes import colour
 
 from ..runner.experiment import Outcome
 from ..runner.first_cells import runs_by_method
-from ..runner.store import PAPERS, Results
+from ..runner.store import Results
 
-PICTURES = Path(__file__).parent / "pictures"
 TITLES = {"nll": "NLL", "accuracy": "accuracy (%)", "ece": "ECE"}
 Runs = Mapping[str, Sequence[Outcome]]
 
@@ -150,14 +146,6 @@ FIGURES: Mapping[str, Callable[[Results], Figure | None]] = {
 }
 
 
-def main() -> None:
-    """Draw what is there."""
-    results = Results(folder=Path(sys.argv[1]) if len(sys.argv) > 1 else PAPERS)
-    PICTURES.mkdir(exist_ok=True)
-    for name, draw in FIGURES.items():
-        if (figure := draw(results)) is not None:
-            figure.savefig(PICTURES / f"{name}.png", dpi=60)
-
-
-if __name__ == "__main__":
-    main()
+def figures(results: Results) -> dict[str, Figure | None]:
+    """Every figure, by the name of its file."""
+    return {name: draw(results) for name, draw in FIGURES.items()}

@@ -10,10 +10,10 @@ import torch
 from dubito import MAP, DeepEnsemble, Implicit, MCDropout, MeanField, Rank1
 from dubito.data import Part
 from dubito.training.steps import GradientStepper
+from papers.__main__ import main
 from papers.cifar import fits, images, scores
 from papers.cifar.cells import Judged, run_cell
 from papers.cifar.fits import Fit
-from papers.implicit import draw as implicit_draw
 from papers.implicit import table_1
 from papers.rank1 import ablations
 from papers.rank1 import draw as rank1_draw
@@ -201,7 +201,7 @@ def test_induced_weights_have_the_variances_of_their_laws():
     assert float(halves) == pytest.approx(0.5, abs=0.01)
 
 
-def test_pictures_are_drawn_from_what_is_there(tmp_path, monkeypatch):
+def test_pictures_are_drawn_from_what_is_there(tmp_path):
     results = Results(folder=tmp_path)
     for name, methods in (
         ("rank1-cifar10", ("deterministic", "batch-ensemble")),
@@ -213,12 +213,14 @@ def test_pictures_are_drawn_from_what_is_there(tmp_path, monkeypatch):
             settings = made.settings("small", cell)
             (outcome,) = made.run([cell], [made.generate(cell)], settings, 2)
             results.write(made, "small", cell, outcome, Spent(cpu_seconds=1.0, peak_memory_bytes=None, together=(0,)))
-    for module in (rank1_draw, implicit_draw):
-        monkeypatch.setattr(module, "PICTURES", tmp_path / "pictures")
-        monkeypatch.setattr("sys.argv", ["draw", str(tmp_path)])
-        module.main()
-    drawn = {path.name for path in (tmp_path / "pictures").iterdir()}
-    assert drawn == {f"figure-{number}.png" for number in (1, 4, 5, 6, 7)}
+    assert main(["pictures", "--results", str(tmp_path)]) == 0
+    drawn = {str(path.relative_to(tmp_path)) for path in tmp_path.glob("*/pictures/*")}
+    assert drawn == {
+        *(f"rank1/pictures/figure-{number}.png" for number in (1, 4, 5, 7)),
+        *(f"implicit/pictures/figure-{number}.png" for number in (6, 7)),
+        "bali/pictures/costs.png",  # of measured times, which lie beside the code
+        "inf/pictures/cost.png",
+    }
     assert [len(runs) for runs in runs_by_method("rank1-cifar10", results).values()] == [2, 2]
 
 

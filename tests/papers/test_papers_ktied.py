@@ -192,10 +192,10 @@ def test_figures_are_drawn_of_what_was_run_alone(tmp_path):
     cell = Cell(f"{tasks.LENET_DATA}-dense-1", "stds")
     results.write(lenet, "small", cell, Outcome(metrics={}, details={"heat_map": figure_3.heat_map(std)}), spent)
     drawn = {number: figure for number, figure in draw.figures(results).items() if figure}
-    assert drawn.keys() == {"4", "7"}  # of the LSTM's panel alone, and the first layer's map
-    (axis,) = drawn["7"].axes
+    assert drawn.keys() == {"figure-4", "figure-7"}  # of the LSTM's panel alone, and the first layer's map
+    (axis,) = drawn["figure-7"].axes
     assert [line.get_ydata().tolist() for line in axis.lines] == [[5.0, 2.0]] * 4  # means over seeds
-    image = drawn["4"].axes[0].images[0].get_array()
+    image = drawn["figure-4"].axes[0].images[0].get_array()
     torch.testing.assert_close(torch.tensor(image.data), std.double().mT, rtol=1e-3, atol=0)
 
 
