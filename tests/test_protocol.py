@@ -11,11 +11,13 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import dubito
 from dubito import (
     MAP,
+    BatchEnsemble,
     Categorical,
     ConfigError,
     DataError,
     DubitoWarning,
     Gaussian,
+    Implicit,
     Interrupted,
     Laplace,
     MCDropout,
@@ -282,13 +284,32 @@ def test_methods_from_scratch_have_the_limit_of_the_map_fit():
     assert recipe(MCDropout(), dataclasses.replace(pilot, limit=None), auto).training.iterations == 2000
 
 
+@pytest.mark.parametrize("method", [Rank1(), BatchEnsemble(), Implicit()])
+def test_factors_of_reals_start_from_a_map_fit_unless_it_was_a_long_one(method):
+    auto = AutoTraining()
+    short = recipe(method, Pilot(prior_std=0.3, best_step=100, rows=1000, real=True, limit=2000), auto)
+    assert short.warm and short.training.iterations == 1000 and short.training.lr == auto.lr / 4
+    long = recipe(method, Pilot(prior_std=0.3, best_step=100, rows=1000, real=True, limit=8000), auto)
+    assert not long.warm and long.training.iterations == 8000 and long.training.lr == auto.lr
+    assert long.training.weight_decay == short.training.weight_decay == pytest.approx(1 / (0.3**2 * 1000))
+    assert long.method == short.method
+
+
+@pytest.mark.parametrize(("count", "fits"), [(39, 1), (40, 2)])
+def test_few_validation_rows_leave_a_map_fit_at_its_first_limit(count, fits):
+    auto = dataclasses.replace(QUICK, iterations=10, patience=20, longer=(40,), priors=(None,))
+    point = fit(training=auto, validation=rows(count, 1))
+    assert len(point.details["protocol"]["runs"]) == fits
+
+
 def test_limits_grow_at_least_twofold_and_only_by_default():
     auto = AutoTraining()
-    assert auto.limits(1000) == (2000, 8000, 32_000)
-    assert auto.limits(50_000) == (7820, 32_000)
-    assert auto.limits(500_000) == (78_130,)
-    assert AutoTraining(iterations=60).limits(1000) == (60,)
-    assert AutoTraining(iterations=60, longer=(100, 240)).limits(1000) == (60, 240)
-    assert AutoTraining(longer=()).limits(1000) == (2000,)
+    assert auto.limits(1000, 100) == (2000, 8000, 32_000)
+    assert auto.limits(50_000, None) == (7820, 32_000)
+    assert auto.limits(500_000, 50_000) == (78_130,)
+    assert AutoTraining(iterations=60).limits(1000, 100) == (60,)
+    assert AutoTraining(iterations=60, longer=(100, 240)).limits(1000, 40) == (60, 240)
+    assert AutoTraining(longer=()).limits(1000, 100) == (2000,)
+    assert auto.limits(1000, 39) == (2000,)  # too few to judge
     with pytest.raises(ConfigError, match="longer"):
         AutoTraining(longer=(0,))

@@ -31,8 +31,6 @@ except ImportError as error:
 
 #: Tables of fewer rows are trained by a shorter run.
 SMALL = 1000
-#: From so many rows on, those kept back can tell whether a longer run is better.
-JUDGED = 100
 
 
 class BayesianEstimator(BaseEstimator):
@@ -288,13 +286,12 @@ def training_for(rows: int) -> AutoTraining:
 
     A small one begins with fewer steps at a higher rate, and has one prior, which its few validation rows could not
     choose: on 30 to 250 rows of diabetes, breast cancer and Friedman's function likelihoods were like those after 2,000
-    steps. Yacht and energy, whose noise is small, ask for more; below 100 rows those kept back could not tell.
+    steps. Yacht and energy, whose noise is small, ask for more.
     """
     if rows >= SMALL:
         return Training.auto()
     steps = max(60, rows)
-    longer = (4 * steps, 16 * steps) if rows >= JUDGED else ()
-    return Training.auto(iterations=steps, longer=longer, lr=2e-2, priors=(0.5,))
+    return Training.auto(iterations=steps, longer=(4 * steps, 16 * steps), lr=2e-2, priors=(0.5,))
 
 
 def _array(values: Tensor) -> np.ndarray:

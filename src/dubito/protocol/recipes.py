@@ -132,8 +132,7 @@ def _factors(method: Rank1 | BatchEnsemble, pilot: Pilot, auto: AutoTraining) ->
     if not pilot.real:
         method = _with_defaults(method, initial=NearOne(std=0.5))
         return recipe.dispatch(Method)(method, pilot, auto)
-    method = _with_defaults(method, initial=NearOne(std=0.1), factor_rate=1.0)
-    return _warm(method, pilot, auto, weight_decay=pilot.weight_decay)
+    return _real_factors(_with_defaults(method, initial=NearOne(std=0.1), factor_rate=1.0), pilot, auto)
 
 
 @recipe.register(Implicit)
@@ -141,7 +140,7 @@ def _implicit(method: Implicit, pilot: Pilot, auto: AutoTraining) -> Recipe:
     if not pilot.real:
         training = auto.training(_steps(pilot, auto), weight_decay=pilot.weight_decay)
         return Recipe(method=method, training=training, warm=False)
-    return _warm(_with_defaults(method, mean_std=0.1), pilot, auto, weight_decay=pilot.weight_decay)
+    return _real_factors(_with_defaults(method, mean_std=0.1), pilot, auto)
 
 
 @recipe.register(BALI)
@@ -150,6 +149,17 @@ def _bali(method: BALI, pilot: Pilot, auto: AutoTraining) -> Recipe:
         method = _with_defaults(method, step_size=0.1, update_rate=0.1, prior_scale=10.0)
     batch_size = max(auto.batch_size, 256) if pilot.real else auto.batch_size
     return _cold(method, pilot, auto, falling=False, batch_size=batch_size)
+
+
+def _real_factors(method: Method, pilot: Pilot, auto: AutoTraining) -> Recipe:
+    """Factors of real targets start from the MAP fit, unless that took longer than the first limit.
+
+    Then noise is small, and factors that stray from 1 have left the fit farther than a short run can mend.
+    """
+    steps, decay = _steps(pilot, auto), pilot.weight_decay
+    if steps > auto.steps(pilot.rows):
+        return Recipe(method=method, training=auto.training(steps, weight_decay=decay), warm=False)
+    return _warm(method, pilot, auto, weight_decay=decay)
 
 
 def _steps(pilot: Pilot, auto: AutoTraining) -> int:

@@ -150,7 +150,8 @@ def _long_enough(method: MAP, prepared: Prepared, auto: AutoTraining) -> tuple[P
     The rate falls towards the limit, so that a run which its limit ended was still improving, or had no rate left.
     """
     fits, runs = {}, []
-    for limit in auto.limits(prepared.rows):
+    assert prepared.run.validation is not None
+    for limit in auto.limits(prepared.rows, prepared.run.validation.num_data):
         name = f"map-{limit}" if fits else "map"
         fits[limit] = method.fit_prepared(_from(prepared, auto, name), auto.training(limit))
         last = fits[limit].history[-1]
