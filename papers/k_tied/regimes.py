@@ -119,7 +119,8 @@ SHORT: Mapping[str, Short] = {
 
 
 #: The MLP of Table 2 and Figure 3, whose data, network and draws are the paper's: the length of its training is ours.
-CONVERGED = replace(SHORT[MLP_DATA].regime, epochs=300)
+#: Without annealing units die before they have learned anything: −ELBOs are like, accuracies lower.
+CONVERGED = replace(SHORT[MLP_DATA].regime, epochs=300, variational_lr=3e-2, kl_warmup=150.0)
 CONVERGED_SECONDS = 400.0
 
 
@@ -128,8 +129,21 @@ def with_he(regime: Regime) -> Regime:
     return replace(regime, prior_std=explicit(He))
 
 
+def converged(data: str) -> str:
+    """What the whole training of the MLP does otherwise than its short one, in words; nothing of other networks."""
+    if data != MLP_DATA:
+        return ""
+    regime = CONVERGED
+    return (
+        f"{regime.epochs} epochs, where the paper trains until the ELBO converges, the divergence's weight rising over "
+        f"the first {regime.kl_warmup:g} and standard deviations at a rate of {regime.variational_lr:g} (of runs of "
+        "120 epochs, validation rows have an accuracy of 97.2 % and a −ELBO of 0.503 so, and 96.5 % and 0.474 with the "
+        "whole divergence from the start); the rest is that of shorter runs: "
+    )
+
+
 def differs(data: str) -> str:
-    """What a run of ours does otherwise than the paper, in words."""
+    """What a short run of ours does otherwise than the paper, in words."""
     regime, chosen = SHORT[data].regime, SHORT[data].chosen
     return (
         "Adam's rate falls by half a cosine to 0, which the paper does not say; standard deviations learn at a rate of "
