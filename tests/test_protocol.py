@@ -6,11 +6,14 @@ import pytest
 import torch
 from scipy.optimize import minimize_scalar
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, TensorDataset
 
 import dubito
 from dubito import (
+    BALI,
     MAP,
+    PBP,
+    Around,
     BatchEnsemble,
     Categorical,
     ConfigError,
@@ -19,9 +22,11 @@ from dubito import (
     Gaussian,
     Implicit,
     Interrupted,
+    KTied,
     Laplace,
     MCDropout,
     MeanField,
+    OnlineEvidence,
     Rank1,
     Training,
     methods,
@@ -131,6 +136,59 @@ def test_a_warm_start_begins_at_the_map_fit():
         assert (weight - point.weights()[name]).abs().max() < 0.01 < (weight - start).abs().max()
 
 
+@pytest.mark.parametrize("method", [MAP, Laplace, MeanField, KTied])
+def test_a_prior_around_pretrained_weights_holds_the_map_fit_too(method):
+    """Within some of its standard deviations: without the prior weights move by fifty of them."""
+    net, std = network(1), 1e-3
+    fitted = method(prior=Around(net, std=std))
+    posterior = fit(fitted, real=True, training=dataclasses.replace(QUICK, priors=(0.3, 1.0)))
+    assert posterior.method.prior is not None
+    moved = [(p - q).abs().max() / std for p, q in zip(posterior.network.parameters(), net.parameters(), strict=True)]
+    assert 0 < float(torch.stack(moved).max().detach()) < 5
+
+
+def test_noise_that_the_user_knows_stays():
+    for method in (MAP(), Laplace(), MCDropout()):
+        inputs, targets = rows(120, 0, True)
+        validation, options = rows(40, 1, True), {"training": QUICK, "progress": False}
+        posterior = method.fit(
+            network(1), (inputs, targets), Gaussian(std=0.25), validation=validation, **options
+        )  # fmt: skip
+        assert posterior.likelihood.std().item() == pytest.approx(0.25)
+
+
+@pytest.mark.filterwarnings("ignore::dubito.DubitoWarning")  # two passes are few
+def test_pbp_filters_rows_by_the_protocol():
+    posterior = fit(PBP(epochs=2), real=True)
+    assert posterior.details["protocol"]["warm"] and posterior.details["noise"]["shape"] > 6
+
+
+def test_a_batch_of_one_row_under_batch_norm_says_what_to_do():
+    net = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(DataError, match="drop_last"):
+        part = TensorDataset(*rows(33))
+        loader = DataLoader(part, batch_size=32, sampler=RandomSampler(part, replacement=True))
+        MAP().fit(net, loader, Categorical(), training=QUICK, validation=rows(40, 1), progress=False)
+
+
+@pytest.mark.parametrize("method", [MAP(), BALI(), Laplace()], ids=lambda method: type(method).__name__)
+def test_a_loader_with_an_order_of_its_own_keeps_its_batches(method):
+    part = TensorDataset(*rows(60))
+    loader = DataLoader(part, batch_size=10, sampler=RandomSampler(part, replacement=True))
+    posterior = method.fit(network(), loader, Categorical(), training=QUICK, validation=rows(40, 1), progress=False)
+    assert posterior.details["protocol"]["rows"] == 60
+
+
+def test_few_watching_rows_are_too_few_for_longer_fits():
+    longer = dataclasses.replace(QUICK, iterations=10, longer=(40,), priors=(None,), watched=39)
+    assert len(fit(training=longer).details["protocol"]["runs"]) == 1
+
+
+def test_a_number_of_data_that_the_user_gives_leaves_the_length_of_a_run(recwarn):
+    posterior = fit(num_data=10**6, training=dataclasses.replace(QUICK, iterations=None, patience=5))
+    assert posterior.details["protocol"]["rows"] == 120
+
+
 def test_a_method_of_ones_own_starts_from_scratch():
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Mine(MAP):
@@ -170,9 +228,17 @@ class Stream(IterableDataset):
         return zip(*rows(40), strict=True)
 
 
+@pytest.mark.filterwarnings("ignore::dubito.DubitoWarning")
+def test_ten_rows_leave_two_to_judge():
+    posterior = Laplace().fit(nn.Linear(3, 2), rows(10), Categorical(), training=QUICK, progress=False)
+    assert posterior.details["protocol"]["rows"] == 8
+
+
 def test_what_cannot_be_parted_is_refused_before_work():
     with pytest.raises(ConfigError, match="pass validation="):
         MAP().fit(network(), Stream(), Categorical(), training="auto", num_data=40)
+    with pytest.raises(ConfigError, match="training of its own"):
+        Laplace(evidence=OnlineEvidence()).fit(network(), rows(20), Categorical(), training="auto")
     with pytest.raises(DataError, match="at least 10 rows"):
         MAP().fit(network(), rows(8), Categorical(), training="auto")
     with pytest.raises(ConfigError, match='or "auto", got'):

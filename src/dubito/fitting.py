@@ -103,7 +103,7 @@ class Prepared(Start):
     @property
     def rows(self) -> int:
         """The number of rows that are read, whatever they weigh."""
-        return max(1, round(self.num_data / self.source.mean_weight))
+        return self.source.num_data or max(1, round(self.num_data / self.source.mean_weight))
 
 
 def prepare_start(net: nn.Module, likelihood: Likelihood, num_data: int, seed: int) -> Start:

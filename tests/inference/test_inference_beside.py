@@ -342,6 +342,8 @@ def test_a_prior_around_pretrained_weights(tmp_path):
     each = math.log(2.0) + 0.125 - 0.5
     torch.testing.assert_close(built.kl() - factors, torch.tensor(count * each, dtype=torch.float64))
     posterior = fit(Rank1(components=2, beside=beside))
+    assert posterior.normals.kl() > 0
+    torch.testing.assert_close(posterior.kl(), posterior.factor_kl(posterior.stds()) + posterior.normals.kl())
     posterior.save(tmp_path / "around.safetensors")
     loaded = dubito.load(tmp_path / "around.safetensors", network())
     prior = loaded.normals.prior

@@ -160,6 +160,19 @@ def test_draws_and_densities_are_under_the_chosen_precision(structure) -> None:
         assert chosen.block(name).precision_matrix.equal(plain.block(name).precision_matrix)
 
 
+@pytest.mark.filterwarnings("ignore::dubito.DubitoWarning")  # of a network that has learned nothing
+@pytest.mark.parametrize("structure", [KFAC(), INF(rank=2)], ids=str)
+def test_weights_near_0_have_the_narrowest_prior(structure) -> None:
+    """The precision of the weights themselves is beyond all that a prior may have."""
+    network, inputs = mlp(1), normal(40, 4)
+    with torch.no_grad():
+        for weight in network[-1].parameters():
+            weight.mul_(1e-6)
+    rows = inputs, inputs.sum(1, keepdim=True)
+    posterior = Laplace(structure=structure, subset=dubito.last_layer).fit(network, rows, Gaussian(), validation=rows)
+    assert posterior.prior_precision == HIGHEST
+
+
 def test_uncertainty_that_helps_is_kept() -> None:
     # Least squares of few rows: the exact posterior predicts better than its mean.
     inputs, held = normal(12, 6), normal(300, 6, seed=5)

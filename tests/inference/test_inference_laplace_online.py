@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from dubito import (
     Gaussian,
     Laplace,
     OnlineEvidence,
+    StudentT,
     Training,
 )
 from dubito.training import EarlyStopping
@@ -160,6 +162,47 @@ def test_an_interrupted_run_goes_on(monkeypatch, tmp_path, kind, at) -> None:
     assert resumed.details["evidence"] == whole.details["evidence"]
     for name, tensor in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], tensor), name
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Rows with noise from the global generator, as augmentation has it."""
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = torch.tensor([row / 24 - 1, (row % 7) / 7, 1.0])
+        return inputs + 0.3 * torch.randn(3), inputs[:1].sin()
+
+
+def test_an_interrupted_run_on_augmented_rows_goes_on_to_the_same_turns(monkeypatch, tmp_path) -> None:
+    training = Training(epochs=6, batch_size=16, lr=0.05, checkpoint_minutes=0)
+    net = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 1))
+    fit = partial(Laplace(evidence=OnlineEvidence(every=2)).fit, net, Augmented(), Gaussian(), training=training)
+    whole, step = fit(), GradientStepper.step
+
+    def broken(self, number, *rest):
+        if number == 9:
+            raise KeyboardInterrupt
+        return step(self, number, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GradientStepper, "step", broken)
+        with pytest.raises(KeyboardInterrupt):
+            fit(checkpoint=tmp_path / "c")
+    resumed = fit(checkpoint=tmp_path / "c")
+    assert resumed.details["evidence"] == whole.details["evidence"]
+    assert resumed.log_marginal_likelihood() == whole.log_marginal_likelihood()
+
+
+def test_learned_noise_of_other_likelihoods_is_judged_as_it_is_kept() -> None:
+    inputs, targets = linear_rows()
+    method = Laplace(evidence=OnlineEvidence(every=1))
+    posterior = method.fit(
+        nn.Linear(WIDTH, 1).double(), (inputs, targets), StudentT(), training=Training(epochs=4, lr=0.02)
+    )
+    best = max(posterior.details["evidence"]["values"])
+    assert posterior.log_marginal_likelihood() == pytest.approx(best, rel=1e-9)
 
 
 def test_refusals() -> None:

@@ -329,6 +329,9 @@ FROZEN[0].bias.requires_grad_(False)
         (Hidden(lambda x: nn.functional.leaky_relu(x, 0.01)), "dense layers with ReLU between them"),
         (nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)), "dense layers with ReLU"),
         (nn.Sequential(nn.Unflatten(1, (1, 2)), nn.Conv1d(1, 1, 2), nn.Flatten()), "dense layers with ReLU"),
+        (nn.Sequential(nn.Linear(2, 50), nn.ReLU(), nn.Linear(50, 1), nn.ReLU()), "dense layers with ReLU"),
+        (nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 1), nn.Hardtanh(-3, 3)), "dense layers with ReLU"),
+        (nn.Sequential(nn.Linear(2, 6), nn.ReLU6(), nn.Linear(6, 1)), "dense layers with ReLU"),
         (FROZEN, "each used once and trained"),
         (network(outputs=2), "networks with one output, got 2"),
     ],
@@ -340,8 +343,32 @@ def test_other_networks_are_refused_with_the_reason(net: nn.Module, match: str) 
         PBP().fit(net, (inputs, targets), Gaussian(standardise=True))
 
 
+def test_rows_of_several_positions_are_refused() -> None:
+    with pytest.raises(NetworkError, match="dense layers with ReLU"):
+        PBP().fit(network(), (torch.randn(8, 2, 2), torch.randn(8, 2, 1)), Gaussian())
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_column_that_is_always_0_is_no_trouble() -> None:
+    inputs, targets = rows(20)
+    inputs[:, 1] = 0
+    posterior = PBP(epochs=1).fit(network(), (inputs, targets), Gaussian(standardise=True))
+    assert posterior.predict(inputs).mean.isfinite().all()
+
+
+def test_what_is_cut_down_to_a_rank_predicts_in_closed_form_too(tmp_path) -> None:
+    cut, inputs = fitted().tied(1), rows(5)[0]
+    assert type(cut) is type(fitted()) and cut.kl() > 0
+    cut.save(tmp_path / "cut")
+    assert torch.equal(load(tmp_path / "cut", network()).predict(inputs).std, cut.predict(inputs).std)
+    draws = cut.predict(inputs, 4000, linearised=False)
+    torch.testing.assert_close(cut.predict(inputs).std, draws.std, rtol=0.05, atol=0)
+
+
 def test_other_likelihoods_settings_and_data_are_refused_with_the_reason() -> None:
     inputs, targets = rows(8)
+    with pytest.raises(ConfigError, match=r"8 rows.*leave num_data= out"):
+        PBP().fit(network(), (inputs, targets), Gaussian(standardise=True), num_data=100)
     with pytest.raises(ConfigError, match="real targets whose noise is learned"):
         PBP().fit(network(outputs=3), (inputs, torch.zeros(8).long()), Categorical())
     with pytest.raises(ConfigError, match="real targets whose noise is learned"):

@@ -33,6 +33,11 @@ def test_agreement_and_total_variation_by_hand() -> None:
     assert total_variation(probs, probs) == 0 and agreement(probs, probs) == 1
 
 
+def test_a_reference_in_double_precision_is_not_rounded_to_ties() -> None:
+    close = torch.tensor([[0.5 - 1e-9, 0.5 + 1e-9]], dtype=torch.float64)
+    assert agreement(torch.tensor([[0.4, 0.6]]), close) == 1
+
+
 def test_total_variation_is_the_largest_difference_of_any_event() -> None:
     probs, reference = rows(6, 5).softmax(-1), rows(6, 5, seed=1).softmax(-1)
     events = [[bool(number >> bit & 1) for bit in range(5)] for number in range(32)]

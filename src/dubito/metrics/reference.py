@@ -75,4 +75,5 @@ def wasserstein2(draws: Tensor, reference: Tensor) -> float:
 def _both(probs: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
     probs, reference = probabilities(probs), probabilities(reference)
     same_shape("probs", probs, "reference", reference)
-    return probs, reference.to(probs)
+    wider = torch.promote_types(probs.dtype, reference.dtype)  # rounding would make classes tie
+    return probs.to(wider), reference.to(probs.device, wider)

@@ -134,7 +134,7 @@ class ComponentObjective(NodeObjective):
 
     def divergence(self, stds: Stds) -> Tensor:
         """KL terms of [rank-1, Eq. 2]: the mean over components that is meant, a bound of the mixture's, or the sum."""
-        kl = self.draft.kl(stds)
+        kl = self.draft.factor_kl(stds)
         return kl if self.summed else kl / self.draft.num_components
 
 

@@ -213,9 +213,13 @@ class NodePosterior(Posterior):
         """The weight with the factors of one pass in it, whose rows share them."""
         return fold(self.uses[name], weight, factors, additive=self.method.additive)
 
-    def kl(self, stds: Stds | None = None) -> Tensor:
+    def kl(self) -> Tensor:
+        """Divergence in nats of all factors, and of the Normal weights beside them, from their priors."""
+        factors = self.factor_kl(self.stds())
+        return factors if self.normals is None else factors + self.normals.kl()
+
+    def factor_kl(self, stds: Stds) -> Tensor:
         """KL(q(r) ‖ p(r)) + KL(q(s) ‖ p(s)) of the factors in nats, summed over all components   [rank-1, Eq. 2]."""
-        stds = self.stds() if stds is None else stds
         total = next(iter(self.weights().values())).new_zeros(())
         for side, family in self.families.items():
             names = [name for where, name in stds if where == side]

@@ -25,10 +25,10 @@ NUM_SAMPLES = 32
 def settled(posterior: Posterior, prepared: Prepared, facts: dict[str, Any]) -> Posterior:
     """The posterior with what validation rows choose, and the protocol's facts among its details.
 
-    Real targets always have their noise fitted; a scale other than 1 and a temperature other than 1 must gain one
-    paired standard error. A Laplace posterior has chosen its precision already, which is its scale, and stands on the
-    MAP fit's noise or temperature: fitted anew, noise would shrink by what the weights add on the data, and lack where
-    there are none (inside gaps, intervals then cover less than those of MAP).
+    Real targets have their noise fitted, unless it was given; a scale other than 1 and a temperature other than 1 must
+    gain one paired standard error. A Laplace posterior has chosen its precision already, which is its scale, and stands
+    on the MAP fit's noise or temperature: fitted anew, noise would shrink by what the weights add on the data, and lack
+    where there are none (inside gaps, intervals then cover less than those of MAP).
 
     Args:
         posterior: as fitted.
@@ -77,8 +77,13 @@ def _at(posterior: Posterior, scale: float) -> Posterior:
 
 
 def calibrated(posterior: Posterior, rows: Source, seed: int) -> Posterior:
-    """The posterior with noise, or a temperature, fitted on rows; as it is where its likelihood has neither."""
-    if not isinstance(posterior.likelihood, RealLikelihood | CategoricalLikelihood | BernoulliLikelihood):
+    """The posterior with noise, or a temperature, fitted on rows; as it is where its likelihood has neither.
+
+    Noise that the user gave, `Gaussian(std=0.1)`, is known, and stays.
+    """
+    likelihood = posterior.likelihood
+    given = any(getattr(likelihood.settings, name, None) is not None for name in ("std", "covariance"))
+    if given or not isinstance(likelihood, RealLikelihood | CategoricalLikelihood | BernoulliLikelihood):
         return posterior
     with warnings.catch_warnings():  # temperatures at the ends of the search belong to scales that lose
         warnings.simplefilter("ignore", DubitoWarning)

@@ -185,7 +185,12 @@ def _cold(method: Method, pilot: Pilot, auto: AutoTraining, **changes: Any) -> R
 
 
 def _with_defaults(method: Any, **values: Any) -> Any:
-    """The method with other defaults: settings that its user changed stay, and so do those whose value here is None."""
+    """The method with other defaults: settings that its user changed stay, and so do those whose value here is None.
+
+    A method with a prior of its user's has no `prior_std` beside it.
+    """
+    if getattr(method, "prior", None) is not None:
+        values = {name: value for name, value in values.items() if name != "prior_std"}
     defaults = {item.name: item.default for item in fields(method) if item.default is not MISSING}
     untouched = {
         name: value

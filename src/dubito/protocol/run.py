@@ -16,11 +16,11 @@ from ..fitting import Prepared, prepare, require_agreement, undisturbed
 from ..hints import checked
 from ..inference.map import MAP
 from ..likelihoods import BernoulliLikelihood, CategoricalLikelihood, Likelihood
-from ..method import Method, with_inputs
+from ..method import Method, check_answers, single_rows, with_inputs
 from ..networks import duplicate, with_flags
 from ..posterior import Posterior
 from ..sources import OrderedSource, RowsSource
-from ..training import AutoTraining
+from ..training import AutoTraining, Training
 from ..training.account import part
 from .choices import settled
 from .recipes import Pilot, recipe
@@ -62,17 +62,23 @@ def fit(
         start: as in `DeepEnsemble.fit`.
         point: the MAP fit of this protocol on the same rows, where it was made before; None makes it.
     """
+    if getattr(method, "evidence", None) is not None:
+        raise ConfigError(
+            "evidence= chooses the prior in a training of its own, without pilots; give training=Training(...) in "
+            'place of "auto"'
+        )
     with torch.inference_mode(False):
         given: dict[str, Any] = {"validation": validation, "num_data": num_data, "checkpoint": checkpoint}
         given |= {"seed": seed, "progress": progress, "callbacks": callbacks, "start": start}
         prepared = _parted(prepare(net, data, _standardised(likelihood), **given), auto)
-        with undisturbed(prepared, "fit"):
+        with undisturbed(prepared, "fit"), single_rows():
             require_agreement(prepared, auto.training(1).timeout)
             if point is None:
-                point = _map_fit(method if isinstance(method, MAP) else MAP(), prepared, auto)
-            if isinstance(method, MAP):
-                return with_inputs(point, prepared)
-            return with_inputs(_fitted(method, prepared, point, auto), prepared)
+                around = MAP(prior=getattr(method, "prior", None))
+                point = _map_fit(method if isinstance(method, MAP) else around, prepared, auto)
+            posterior = point if isinstance(method, MAP) else _fitted(method, prepared, point, auto)
+        check_answers(posterior.network, prepared.example.inputs)
+        return with_inputs(posterior, prepared)
 
 
 @checked
@@ -111,7 +117,7 @@ def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:
             f'training="auto" needs at least {LEAST_ROWS} rows to keep some back, got {rows}; pass validation=, or a '
             "Training(...)"
         )
-    count = max(1, round(auto.held_out * rows))
+    count = max(2, round(auto.held_out * rows))
     order = torch.randperm(rows, generator=seeds.generator(prepared.seed, "validation rows"))
     held, rest = order[:count].sort().values, order[count:].sort().values
     warn(
@@ -129,16 +135,16 @@ def _parted(prepared: Prepared, auto: AutoTraining) -> Prepared:
 
 
 def _map_fit(method: MAP, prepared: Prepared, auto: AutoTraining) -> Posterior:
-    """The MAP fit that others stand on, under the prior that its pilots chose."""
+    """The MAP fit that others stand on, under the prior that its pilots chose, or the user's."""
     priors = list(auto.priors) if method == MAP() else [method.prior_std]
     losses = {}
     if len(priors) > 1:
         for number, prior in enumerate(priors):
             start = _from(prepared, auto, f"pilot-{number}")
             with part(auto.pilot / (1 + auto.pilot * (len(priors) - number))):  # of a limited time
-                trained = MAP(prior_std=prior).fit_prepared(start, auto.pilot_training(prepared.rows))
+                trained = _run(MAP(prior_std=prior), start, auto.pilot_training(prepared.rows))
             losses[prior] = trained.history[-1]["best_nll"]
-    method = MAP(prior_std=min(losses, key=lambda prior: losses[prior]) if losses else priors[0])
+    method = replace(method, prior_std=min(losses, key=lambda prior: losses[prior]) if losses else priors[0])
     point, limit, runs = _long_enough(method, prepared, auto)
     pilots = [[prior, loss] for prior, loss in losses.items()]
     return settled(point, prepared, {"pilots": pilots, "rows": prepared.rows, "limit": limit, "runs": runs})
@@ -151,9 +157,10 @@ def _long_enough(method: MAP, prepared: Prepared, auto: AutoTraining) -> tuple[P
     """
     fits, runs = {}, []
     assert prepared.run.validation is not None
-    for limit in auto.limits(prepared.rows, prepared.run.validation.num_data):
+    judges = prepared.run.validation.num_data
+    for limit in auto.limits(prepared.rows, None if judges is None else min(judges, auto.watched)):
         name = f"map-{limit}" if fits else "map"
-        fits[limit] = method.fit_prepared(_from(prepared, auto, name), auto.training(limit))
+        fits[limit] = _run(method, _from(prepared, auto, name), auto.training(limit))
         last = fits[limit].history[-1]
         runs.append([limit, last["best_nll"]])
         if last["step"] < limit:
@@ -167,9 +174,16 @@ def _fitted(method: Method, prepared: Prepared, point: Posterior, auto: AutoTrai
     start = _from(prepared, auto, "method", point if steps.warm else None)
     if steps.training is None:
         start = replace(start, run=replace(start.run, validation=prepared.run.validation))
-    posterior = steps.method.fit_prepared(start, steps.training)
+    posterior = _run(steps.method, start, steps.training)
     facts = {"rows": prepared.rows, "prior_std": point.method.prior_std, "warm": steps.warm}
     return settled(posterior, prepared, facts)
+
+
+def _run(method: Method, prepared: Prepared, training: Training | None) -> Posterior:
+    """One of the protocol's runs; a loader with an order of its own keeps its batches too."""
+    if training is not None and not isinstance(prepared.source, OrderedSource):
+        training = replace(training, batch_size=None)
+    return method.fit_prepared(prepared, training)
 
 
 def _from(prepared: Prepared, auto: AutoTraining, name: str, point: Posterior | None = None) -> Prepared:

@@ -75,7 +75,7 @@ class AutoTraining(Checked):
 
         Args:
             rows: of training.
-            validation_rows: None where their source does not tell.
+            validation_rows: those that watch; None where their source does not tell.
         """
         limits = [self.steps(rows)]
         further = LONGER if self.longer is None and self.iterations is None else self.longer or ()

@@ -150,7 +150,7 @@ class NormalPosterior(BlockPosterior):
         for key, side in (("u", 0), ("v", 1)):
             tensors[key] = tensors.get(key, {}) | {name: pair[side] for name, pair in factors.items()}
         floors = {**self.details.get("floors", {}), **dict.fromkeys(ranks, floor)}
-        return NormalPosterior(
+        return type(self)(
             duplicate(self.network),
             duplicate(self.likelihood),
             method=self.method,

@@ -21,6 +21,7 @@ from ...networks import Subset, resolve, trainable, with_flags
 from ...posterior import MixturePosterior, Posterior
 from ...precision import Precision, passes_in
 from ...priors import Around, require_one_prior
+from ...sources import reading
 from ...storage import LATER
 from ...training import Training, current, train
 from ..map import MAP, PointPosterior
@@ -142,9 +143,11 @@ class Laplace(Method):
         if training is None:
             raise ConfigError("evidence= chooses the prior while the network is trained; give training=Training(...)")
 
-        def around(point: Posterior, precisions: dict[str, float], *, trained: bool = False, **facts: Any) -> Any:
+        def around(point: Posterior, precisions: dict[str, float], step: int, *, trained: bool, **facts: Any) -> Any:
             there = with_point(prepared, point)
-            return self._standing(there, survey(there.network, inputs), names, trained, precisions, **facts)
+            device = TensorOptions.of(there.network).device
+            with reading(there.source, there.seed, "turn", step, device=device):  # also after an interruption
+                return self._standing(there, survey(there.network, inputs), names, trained, precisions, **facts)
 
         inputs, blocks = prepared.example.inputs, covered.blocks.values()
         objective = OnlineObjective(
@@ -158,8 +161,8 @@ class Laplace(Method):
         )
         history = train(objective, prepared.source, training, prepared.run)
         turns = objective.turns
-        precisions = turns["precisions"][turns["best"]]
-        return around(objective.posterior(), precisions, trained=True, history=history, evidence=turns)
+        precisions, step = turns["precisions"][turns["best"]], turns["steps"][turns["best"]]
+        return around(objective.posterior(), precisions, step, trained=True, history=history, evidence=turns)
 
     def _standing(
         self,

@@ -56,7 +56,8 @@ class OnlineObjective(PlainObjective):
     Args:
         draft: the point under training.
         settings: when and how the prior moves.
-        around: from a point, prior precisions and whether its noise stays, to the Laplace posterior around it.
+        around: from a point, prior precisions, the number of steps made and whether its noise was trained, to the
+            Laplace posterior around it.
         blocks: names of the parameters of every block.
         precision: where prior precisions start; that of parameters in no block stays there.
         num_data: the number of training rows.
@@ -67,7 +68,7 @@ class OnlineObjective(PlainObjective):
         self,
         draft: Posterior,
         settings: OnlineEvidence,
-        around: Callable[[Posterior, dict[str, float]], LaplacePosterior],
+        around: Callable[..., LaplacePosterior],
         blocks: Mapping[str, tuple[str, ...]],
         precision: float,
         *,
@@ -106,7 +107,7 @@ class OnlineObjective(PlainObjective):
         """
         with warnings.catch_warnings():  # of a network on its way
             warnings.simplefilter("ignore", DubitoWarning)
-            posterior = self.around(detached(self.draft), self.present)
+            posterior = self.around(detached(self.draft), self.present, step, trained=not self.noise)
             changes = best_prior(posterior, prior=True, per_layer=self.settings.per_layer, noise=self.noise)
         best, most = changes["prior_precision"], self.settings.step
         wanted: dict[str, Any] = best if isinstance(best, dict) else dict.fromkeys(self.present, best)

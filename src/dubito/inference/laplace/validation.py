@@ -44,7 +44,7 @@ def chosen_precision(posterior: "LaplacePosterior", validation: Source, seed: in
         seed: of what loaders draw.
     """
     start = float(posterior.details["prior_precision"])
-    grid = [start * factor for factor in FACTORS if start * factor < HIGHEST]
+    grid = [start * factor for factor in FACTORS if start * factor < HIGHEST] or [HIGHEST]
     # A precision of INF is a factorisation, and a pass costs little beside it; others share one pass.
     groups = [[precision] for precision in grid] if isinstance(posterior.method.structure, INF) else [grid]
     margin = REALS_MARGIN if needs_pairs(posterior.likelihood) else CLASSES_MARGIN

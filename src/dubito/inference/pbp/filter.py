@@ -105,12 +105,12 @@ def _refreshed(moments: np.ndarray, precision: Any, part: np.ndarray, prior: Gam
         valid = (rest >= 1e-6) & (gamma.shape > 1) & (gamma.rate > 0) & (new.shape > 1) & (new.rate > 0)
         factor = 1 / variances[0]
         whole = rest + factor
-    return (
-        np.where(valid, (rest * centre / whole, 1 / whole), moments),
-        np.where(valid, factor, precision),
-        np.where(valid, (new.shape - gamma.shape, new.rate - gamma.rate), part),
-        Gamma(np.where(valid, new.shape, prior.shape), np.where(valid, new.rate, prior.rate)),
-    )
+        return (
+            np.where(valid, (rest * centre / whole, 1 / whole), moments),
+            np.where(valid, factor, precision),
+            np.where(valid, (new.shape - gamma.shape, new.rate - gamma.rate), part),
+            Gamma(np.where(valid, new.shape, prior.shape), np.where(valid, new.rate, prior.rate)),
+        )
 
 
 def filtered(mean: Tensor, variance: Tensor, by_mean: Tensor, by_variance: Tensor) -> LayerMoments:

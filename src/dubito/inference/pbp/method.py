@@ -66,6 +66,11 @@ class PBP(Method):
             raise ConfigError(
                 "PBP takes rows in one by one and knows no weights of them; repeat rows with whole weights"
             )
+        if prepared.source.num_data not in (None, prepared.num_data):
+            raise ConfigError(
+                f"PBP takes each of {prepared.source.num_data:,} rows in once a pass, got num_data="
+                f"{prepared.num_data:,}; leave num_data= out"
+            )
         likelihood = require_learned_noise(prepared.likelihood)
         surveyed = survey(prepared.network, prepared.example.inputs)
         names = dense_layers(prepared.network, prepared.example.inputs, surveyed)

@@ -1,6 +1,6 @@
 """Predictions of PBP in closed form, and the layers that have them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
 import torch
@@ -22,6 +22,9 @@ from ...storage.schema import Positive
 from ...weight_normals import NormalPosterior
 from ...weight_normals.posterior import NormalDetails
 from .moments import Gamma, LayerMoments, propagated
+
+#: Sizes of rows and outputs at which a network is tried: beyond the ends of functions that are linear between them.
+SIZES = (1.0, 10.0, 100.0)
 
 
 class PBPDetails(NormalDetails, total=False):
@@ -79,9 +82,11 @@ class PBPPosterior(NormalPosterior):
 
 
 def require_learned_noise(likelihood: BuiltLikelihood) -> GaussianLikelihood:
-    """Refuse what is no real target with noise to be learned."""
-    if isinstance(likelihood, GaussianLikelihood) and likelihood.raw_std is not None:
-        return likelihood
+    """Refuse what is no real target with noise to be learned; a fit before this one may have fixed it."""
+    if isinstance(likelihood, GaussianLikelihood):
+        settings = likelihood.settings
+        if settings.std is None and settings.covariance is None:
+            return likelihood
     raise ConfigError(
         "PBP has its evidence in closed form for real targets whose noise is learned, Gaussian(), got "
         f"{likelihood.settings!r}; take MeanField() or another method"
@@ -104,24 +109,48 @@ def dense_layers(network: nn.Module, inputs: Inputs, surveyed: Survey) -> list[l
     used = [name for layer in names for name in layer if name is not None]
     plain = all(isinstance(use.form, Dense) and not use.form.turned for use in surveyed.uses)
     if plain and rows.numel() and sorted(used) == sorted(weights) == sorted(dict(network.named_parameters())):
-        stream = seeds.generator(0, "pbp")
-        others = {
-            name: torch.randn(p.shape, generator=stream).to(p) / max(1, p[0].numel()) ** 0.5
-            for name, p in weights.items()
-        }
         rows = torch.cat([rows, -rows])
-        with torch.no_grad():
-            truth, answers = run(network, others, rows), rows.flatten(1)
-            for number, (weight, bias) in enumerate(names):
-                answers = F.linear(answers.relu() if number else answers, others[str(weight)], others.get(str(bias)))
-        if truth.shape == answers.shape and agree(answers, truth):
-            if answers.shape[1] == 1:
+        if all(_answers_as_dense(network, names, weights, rows, size) for size in SIZES):
+            outputs = len(weights[str(names[-1][0])])
+            if outputs == 1:
                 return names
-            raise NetworkError(f"PBP is for networks with one output, got {answers.shape[1]}; fit one network for each")
+            raise NetworkError(f"PBP is for networks with one output, got {outputs}; fit one network for each")
     raise NetworkError(
         "PBP has moments for dense layers with ReLU between them, each used once and trained, that read one tensor; "
         f"this network ({type(network).__name__}) is another; take MeanField() or another method"
     )
+
+
+@torch.no_grad()
+def _answers_as_dense(
+    network: nn.Module, names: Sequence[Sequence[str | None]], weights: Mapping[str, Tensor], rows: Tensor, size: float
+) -> bool:
+    """Whether a network answers as dense layers with ReLU between them do, under random weights and their opposites.
+
+    Args:
+        network: in evaluation mode.
+        names: of weight and bias of the layers.
+        weights: all parameters.
+        rows: to answer.
+        size: what the last layer is multiplied with, so that outputs leave the range of a function that bounds them.
+    """
+    stream, width = seeds.generator(0, "pbp", str(size)), rows[0].numel()
+    drawn = {
+        name: torch.randn(p.shape, generator=stream).to(p) / max(1, p[0].numel()) ** 0.5 for name, p in weights.items()
+    }
+    for weight, _ in names:
+        if drawn[str(weight)].shape[1] != width:
+            return False
+        width = len(drawn[str(weight)])
+    for factor in (size, -size):
+        last = {name: factor * drawn[name] for name in names[-1] if name is not None}
+        others, answers = {**drawn, **last}, size * rows.flatten(1)
+        truth = run(network, others, size * rows)
+        for number, (weight, bias) in enumerate(names):
+            answers = F.linear(answers.relu() if number else answers, others[str(weight)], others.get(str(bias)))
+        if truth.shape != answers.shape or not agree(answers, truth):
+            return False
+    return True
 
 
 def joined(names: Sequence[str | None], tensors: Any) -> Tensor:
