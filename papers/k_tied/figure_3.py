@@ -137,7 +137,7 @@ def table(data: str, suffix: str, where: str) -> Table:
         title=f"variance explained by the first singular values of means and standard deviations, {words}",
         paper=f"k-tied Normal, Figure 3, {where} (a picture, without numbers)",
         plus_minus="none",
-        differs=f"{table_2.length(data)}{ours}; {regimes.differs(data)}; {CENTRED}",
+        differs=f"{ours}; {regimes.converged(data)}{regimes.differs(data)}; {CENTRED}",
         experiment=made,
         metrics=METRICS,
         published={},

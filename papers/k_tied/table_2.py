@@ -123,11 +123,6 @@ def printed_as(data: str) -> str:
     return "cifar100-lenet" if data == LENET_DATA else data
 
 
-def length(data: str) -> str:
-    """How long the MLP is trained at the paper's size, in words."""
-    return f"{regimes.CONVERGED.epochs} epochs, where the paper trains until the ELBO converges; " * (data == MLP_DATA)
-
-
 def table(data: str, suffix: str) -> Table:
     """Table 2's columns of one network."""
     words, ours = WORDS[data]
@@ -136,7 +131,7 @@ def table(data: str, suffix: str) -> Table:
         title=f"a trained mean field with its standard deviations cut down to a rank, {words}",
         paper="k-tied Normal, Table 2",
         plus_minus=trainings.PLUS_MINUS,
-        differs=f"{length(data)}{ours}; {regimes.differs(data)}; {FLOOR}{UNFINISHED * (data != MLP_DATA)}",
+        differs=f"{ours}; {regimes.converged(data)}{regimes.differs(data)}; {FLOOR}{UNFINISHED * (data != MLP_DATA)}",
         experiment=EXPERIMENTS[data],
         metrics=trainings.METRICS,
         published=trainings.published(PRINTED, COLUMNS, data),

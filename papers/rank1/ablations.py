@@ -126,6 +126,7 @@ SETTINGS: Mapping[str, Judged] = {
     "positive": varied(family=explicit(factors.LogNormal)),
     "half-cauchy": varied(family=explicit(factors.HalfCauchy)),
     "inverse-gamma": varied(family=explicit(factors.InverseGamma)),
+    "additive": varied(additive=True, family=explicit(factors.Normal, prior_mean=0.0), arrangement="auto"),
 }
 FULL: Mapping[str, Judged] = {
     "both": PAPER["rank1-normal"],
@@ -175,7 +176,8 @@ TABLES = (
             lower("with a lower NLL", "both", "batch-ensemble"),
             lower("real scale priors do better than positive ones", "both", "positive"),
         ),
-        differs="images per step times components is 512 throughout, with the weights' rate in proportion to the "
+        differs="additive is W + r sᵀ with priors around 0, whose draws all images of a step share, one pass for each "
+        "component; images per step times components is 512 throughout, with the weights' rate in proportion to the "
         "images per step and one rate of factors; epochs are 6 for every number of components, where the paper tunes "
         f"them; {TABLE_2}; {DIFFERS}",
     ),
