@@ -38,7 +38,8 @@ lint: .venv/ready
 runs: .venv/ready
 	$(BIN)/python -m papers runs $(RUNS)
 
-# All that is made of the papers' stored results: pictures, pages, README's counts.
+# All that is made of the papers' stored results: pictures, pages, README's counts; some pictures show images, for which
+# the data must lie in a folder of DUBITO_DATA.
 pages: .venv/ready
 	$(BIN)/python -m papers pictures
 	for page in k_tied.page references.page defaults.page mixtures.page bali.uci.deviations; do \

@@ -260,9 +260,9 @@ TABLES = (
         paper="the project's own, after Talts et al. 2018",
         plus_minus="standard error over blocks of 8 replications",
         differs="one hidden layer of 20 hyperbolic tangents (61 weights), N(0, 0.5²) on all, 20 rows with noise 0.3 on "
-        "either side of a gap; 63 draws, those of HMC two apart, of one chain after 300; tails are the share of ranks in the "
-        "outermost quarter, 0.25 where ranks are uniform; `python -m papers.references.calibration` prints histograms "
-        "and chi-square tests",
+        "either side of a gap; 63 draws, those of HMC two apart, of one chain after 300; tails are the share of ranks "
+        "in the outermost quarter, 0.25 where ranks are uniform; `python -m papers.references.calibration` prints "
+        "histograms and chi-square tests",
         experiment=EXPERIMENT,
         metrics=(
             Metric(name="tails", title="ranks in the outermost quarter (uniform: 0.25)", lower_is_better=True),
