@@ -311,3 +311,12 @@ def test_what_computes_nothing_does_without_pytorch(work: str):
     code = f"import sys\ntry:\n    {work}\nexcept SystemExit as end:\n    assert not end.code\n"
     assert run_code(f"{code}print('torch' in sys.modules)").endswith("False\n")
     assert run_code("import sys, dubito\ndubito.MAP\nprint('torch' in sys.modules)") == "True\n"
+
+
+def test_the_first_console_leaves_pythons_generator_as_it_was():
+    """rich draws from it when it is imported."""
+    code = (
+        "import random, sys; from dubito.lazy import rich_console; random.seed(0); state = random.getstate(); "
+        "rich_console(); assert 'rich.console' in sys.modules and random.getstate() == state"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

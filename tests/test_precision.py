@@ -1,5 +1,7 @@
 """Passes in half precision: the network's products alone, and everything that is summed in full."""
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,7 @@ from dubito import (
     MeanField,
     Rank1,
     Training,
+    last_layer,
 )
 from dubito.distributions.two_sided import TwoSided
 from dubito.inputs import TensorOptions
@@ -76,6 +79,21 @@ def test_predictions_in_bf16_are_those_in_full_precision_to_its_rounding(name: s
     assert not torch.is_autocast_enabled("cpu") and half_passes() is None
     metrics = posterior.evaluate((x, y), num_samples=8, precision="bf16")
     assert metrics["nll"] == pytest.approx(float(-half.log_prob(y).mean()), rel=1e-5)
+
+
+@pytest.mark.parametrize("subset", [None, last_layer])
+def test_the_order_of_precisions_changes_nothing(subset):
+    """What was found of passes in one precision is not taken for those in another."""
+    x = rows(5)[0]
+    for method in (Laplace(subset=subset), Rank1(components=2)):
+        first = fitted(method)
+        orders = (first, ("full", "bf16", "fp16")), (copy.deepcopy(first), ("fp16", "bf16", "full"))
+        answers = [
+            {precision: posterior.predict(x, 8, precision=precision).log_probs for precision in order}
+            for posterior, order in orders
+        ]
+        for precision, log_probs in answers[0].items():
+            assert torch.equal(log_probs, answers[1][precision])
 
 
 def test_a_prediction_in_bf16_is_the_mean_over_passes_under_autocast():

@@ -1,6 +1,7 @@
 """Packages that open their rooms when they are asked for: `import dubito` reads no module but a few of its own."""
 
 import gc
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,15 @@ def attach(
         return value
 
     return get, lambda: sorted({*vars(sys.modules[package]), *modules, *rooms}), sorted(modules)
+
+
+def rich_console() -> Any:
+    """The `Console` of rich, whose first import draws from Python's global generator: its state is put back."""
+    state = random.getstate()
+    try:
+        return import_module("rich.console").Console
+    finally:
+        random.setstate(state)
 
 
 def open_all(package: str) -> None:

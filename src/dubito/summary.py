@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
 
+from .lazy import rich_console
 from .notebook import html
 
 if TYPE_CHECKING:
@@ -46,11 +47,9 @@ class Summary:
     notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
-        from rich.console import Console
-
         # Into a file of its own, and with names as they are: `[0]` or `:x:` in them is no markup.
         text = StringIO()
-        console = Console(file=text, width=110, color_system=None, markup=False, emoji=False)
+        console = rich_console()(file=text, width=110, color_system=None, markup=False, emoji=False)
         console.print(self._table(), *self.notes, sep="\n")
         return text.getvalue()
 

@@ -86,6 +86,7 @@ INPUTS = {
     "recurrent": (Recurrent, torch.randint(7, (12, 3), generator=torch.Generator().manual_seed(0))),
     "named": (Pair, {"a": X, "b": rows(12, 2, seed=4)}),
     "four outputs": (partial(dense, 4), X),
+    "one output": (partial(dense, 1), X),
 }
 COUNTS = (4 * rows(12, 3, seed=6).square()).round()
 LIKELIHOODS = {
@@ -97,6 +98,8 @@ LIKELIHOODS = {
     "heavy tails": (StudentT(), rows(12, 3, seed=3)),
     "Poisson": (Poisson(), COUNTS),
     "negative binomial": (NegativeBinomial(), COUNTS),
+    "one heavy tail": (StudentT(), rows(12, 1, seed=3)),
+    "one count": (NegativeBinomial(), COUNTS[:, :1]),
 }
 
 
@@ -154,6 +157,8 @@ CASES = {
     "last layer, sparse": (Laplace(structure=INF(rank=0.3), subset=last_layer), "dense", "classes", ".onnx", {}),
     "last layer, reals": (Laplace(structure=Diagonal(), subset=last_layer), "dense", "reals", ".pt2", {}),
     "last layer, yes or no": (Laplace(subset=last_layer), "dense", "yes or no", ".pt2", {}),
+    "last layer, one heavy tail": (Laplace(subset=last_layer), "one output", "one heavy tail", ".onnx", {}),
+    "last layer, one count": (Laplace(structure=INF(), subset=last_layer), "one output", "one count", ".pt2", {}),
     "Laplace by draws": (Laplace(), "dense", "yes or no", ".pt2", {"linearised": False}),
     "named program": (Rank1(components=2), "named", "classes", ".pt2", {}),
 }

@@ -8,7 +8,20 @@ import torch
 from laplace_reference import cnn, dense_covariance, jacobian, labels, mlp, normal
 from torch import Tensor, nn
 
-from dubito import EFB, INF, KFAC, Bernoulli, Categorical, Diagonal, Gaussian, Laplace, NetworkError, load
+import dubito
+from dubito import (
+    EFB,
+    INF,
+    KFAC,
+    Bernoulli,
+    Categorical,
+    Diagonal,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Laplace,
+    NetworkError,
+    load,
+)
 from dubito.inference.laplace import covariance, linearised, shares
 from dubito.inputs import map_tensors
 from dubito.layers import survey
@@ -113,6 +126,28 @@ def test_chunks_change_nothing(structure, budget: int, monkeypatch: pytest.Monke
     monkeypatch.setattr(shares, "CHUNK", budget)
     torch.testing.assert_close(output_covariances(posterior, inputs)[1], expected)
     torch.testing.assert_close(output_covariances(posterior, inputs[:1])[1], expected[:1])
+
+
+def test_draws_of_outputs_do_not_depend_on_the_rows_beside() -> None:
+    """Covariances whose eigenvalues are alike: their eigenvectors may turn from one batch to the next."""
+    inputs = normal(30, 4)
+    posterior = Laplace(subset=dubito.last_layer, prior_precision=1.0).fit(
+        mlp(4), (inputs, 0.3 * normal(30, 2, seed=1)), HeteroscedasticGaussian()
+    )
+    whole, parts = posterior.predict(inputs, 6), posterior.predict(inputs, 6, max_rows=7)
+    torch.testing.assert_close(parts.aleatoric_std, whole.aleatoric_std, rtol=1e-5, atol=1e-6)
+    moved = posterior.predict(inputs + 1e-6, 6)
+    torch.testing.assert_close(moved.aleatoric_std, whole.aleatoric_std, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_roots_of_covariances(outputs: int) -> None:
+    factor = normal(5, outputs, outputs).double()
+    covariance = factor @ factor.mT
+    covariance[0, 0] = covariance[0, :, 0] = 0  # an output that no weight moves
+    root = linearised.covariance_root(covariance)
+    torch.testing.assert_close(root @ root.mT, covariance)
+    torch.testing.assert_close(root, root.mT)
 
 
 @one_of_each

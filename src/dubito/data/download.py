@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dubito.errors import StorageError
+from dubito.lazy import rich_console
 
 CHUNK = 1 << 20
 TIMEOUT = 30  # seconds without a byte
@@ -125,10 +126,9 @@ class _DownloadBar:
     """A bar on the terminal's error stream; nothing where there is no terminal."""
 
     def __init__(self, name: str, size: int, start: int) -> None:
-        from rich.console import Console
+        console = rich_console()(stderr=True)
         from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-        console = Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
         self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self.task = self.bar.add_task(name, total=size, completed=start)

@@ -14,6 +14,7 @@ from ..inputs import Inputs, TensorOptions, call, checked_inputs, chunks, map_te
 from ..layers import Survey
 from ..layers.shell import noise_of, seeded
 from ..networks import run, with_weights
+from ..precision import half_passes
 
 #: Tensors of draws, in groups by parameter name.
 Groups = Mapping[str, Mapping[str, Tensor]]
@@ -66,7 +67,6 @@ class Draws(ABC):
         self.facts = {**facts, "kind": self.kind}
         self.count: int = facts["count"]
         self.like = TensorOptions.of(network)
-        self._key = self.kind if self.count > 1 else f"{self.kind}, one draw"  # which no pass can mix up
         self._idle: list[JointPass] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -87,6 +87,13 @@ class Draws(ABC):
     @abstractmethod
     def weights(self, index: int) -> dict[str, Tensor]:
         """The parameters and buffers of a draw that are not the network's own."""
+
+    @property
+    def _key(self) -> str:
+        """Of what a trial finds: one draw cannot be mixed up by any pass, and half precision may find another."""
+        half = half_passes()
+        count = "" if self.count > 1 else ", one draw"
+        return f"{self.kind}{count}" if half is None else f"{self.kind}{count}, {half.precision}"
 
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
         """Makers of passes for all draws at once, the fastest first; each pass serves one caller at a time.

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from ..draws import MixtureModule, PredictiveModule
 from ..errors import ConfigError, NetworkError, require_count
 from ..inputs import Inputs, TensorOptions, checked_inputs, map_tensors, named_tensors, rows_of, take
+from ..lazy import rich_console
 from ..posterior import MixturePosterior, Posterior
 from ..posterior.fingerprint import made
 from .files import WRITERS, quiet, write
@@ -111,7 +111,7 @@ def served(
         parts = [served(part, inputs, share, seed=s, **options) for part, s in posterior.seeded(seed)]
         return MixtureModule(parts, posterior.component_weights)
     pushes = posterior._linearises(linearised)
-    closed = posterior.closed_form(inputs) if pushes else None
+    closed = posterior.closed_form(inputs, num_samples, seed) if pushes else None
     if sampling == "fresh":
         if closed is not None or posterior.num_atoms is not None:
             what = "a prediction in closed form" if closed is not None else f"{posterior.num_atoms} fixed draws"
@@ -144,7 +144,7 @@ def told(count: int, size: int, max_bytes: int) -> None:
             'num_samples, or let the graph draw: sampling="fresh"'
         )
     if count > 1:
-        Console(stderr=True).print(f"{count} draws of weights: {count * size:,} bytes", highlight=False)
+        rich_console()(stderr=True).print(f"{count} draws of weights: {count * size:,} bytes", highlight=False)
 
 
 def example_rows(posterior: Posterior, example: Inputs) -> Inputs:

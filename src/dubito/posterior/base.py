@@ -407,8 +407,14 @@ class Posterior(nn.Module, ABC):
         samples = self.num_atoms or -(-options.num_samples // self.num_components) * self.num_components
         return self.likelihood.predictive(self._outputs(inputs, samples, options.seed, options.max_rows))
 
-    def closed_form(self, inputs: Inputs) -> nn.Module | None:
-        """The module of predictions that need no draws, where this posterior has one for a network of such inputs."""
+    def closed_form(self, inputs: Inputs, num_samples: int, seed: int) -> nn.Module | None:
+        """The module of predictions that need no draws of weights, where this posterior has one for such inputs.
+
+        Args:
+            inputs: checked rows.
+            num_samples: draws of the outputs, where the likelihood needs some.
+            seed: of these.
+        """
         return None
 
     def export(

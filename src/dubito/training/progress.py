@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from ..lazy import rich_console
 from .callbacks import Callback, RunFacts, Told
 
 
@@ -64,9 +65,7 @@ class _Listening(Callback):
 
 
 def _bar(show: bool | None) -> "Bar | None":
-    from rich.console import Console
-
-    console = Console(stderr=True)
+    console = rich_console()(stderr=True)
     return Bar(console) if (console.is_terminal if show is None else show) else None
 
 

@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from ...distributions import SparseInformationNormal, StructuredNormal
 from ...draws.module import answers
-from ...inputs import Inputs, call, take
+from ...inputs import Inputs, TensorOptions, call, take
 from ...layers import Context, Dense, Form
 from ...layers.context import name_of
 from ...layers.module import PassModule
 from ...likelihoods import BuiltLikelihood, CategoricalLikelihood, GaussianLikelihood
 from ...prediction import Prediction
 from .covariance import CANCELLED, in_basis, unit_variance
-from .linearised import predictive
+from .linearised import needs_pairs, predictive, standard_noise
 from .shares import BlockShares
 
 if TYPE_CHECKING:
@@ -72,10 +72,17 @@ class ClosedForm(nn.Module):
         posterior: whose blocks are those of the last layer.
         weight: of that layer, a dense one.
         inputs: checked rows, by which it is decided how precisely differences are taken.
+        num_samples: draws of the outputs for likelihoods without a closed form.
+        seed: of these.
     """
 
-    def __init__(self, posterior: "LaplacePosterior", weight: str, inputs: Inputs) -> None:
+    def __init__(
+        self, posterior: "LaplacePosterior", weight: str, inputs: Inputs, *, num_samples: int, seed: int
+    ) -> None:
         super().__init__()
+        self.register_buffer(
+            "noise", standard_noise(1, num_samples, seed).to(TensorOptions.of(posterior.network).dtype)
+        )
         self.likelihood, self.scale, self.blocks = posterior.likelihood, posterior.scale, posterior.blocks
         names = [name for block in self.blocks.values() for name in block.parameters]
         self.context = LastInputs(weight)
@@ -123,9 +130,9 @@ class ClosedForm(nn.Module):
         total = (total * self.scale**2).reshape(*outputs.shape[:-1], -1)
         if self.class_axis is not None:
             return predictive(self.likelihood, outputs, total[..., :-1], total[..., -1])
-        if isinstance(self.likelihood, GaussianLikelihood):  # marginals need no covariance of outputs
+        if needs_pairs(self.likelihood):  # a Gaussian's marginals need no covariance of outputs
             total = total.flatten(1).diag_embed()
-        return predictive(self.likelihood, outputs, total)
+        return predictive(self.likelihood, outputs, total, noise=self._buffers["noise"])
 
 
 def class_axis_of(likelihood: BuiltLikelihood) -> int | None:
@@ -133,12 +140,19 @@ def class_axis_of(likelihood: BuiltLikelihood) -> int | None:
     return likelihood.settings.class_axis if isinstance(likelihood, CategoricalLikelihood) else None
 
 
-def closed_form(posterior: "LaplacePosterior", inputs: Inputs) -> ClosedForm | None:
+def closed_form(
+    posterior: "LaplacePosterior", inputs: Inputs, *, num_samples: int = 32, seed: int = 0
+) -> ClosedForm | None:
     """The module of a posterior of a dense last layer alone, else None.
+
+    Several outputs of a row that are read by draws, as those of heteroscedastic noise, have none: their covariance
+    would have to be decomposed in the file.
 
     Args:
         posterior: that predicts in closed form.
         inputs: checked rows.
+        num_samples: draws of the outputs for likelihoods without a closed form.
+        seed: of these.
     """
     axis = class_axis_of(posterior.likelihood)
     read = posterior.linearised(inputs)
@@ -148,7 +162,10 @@ def closed_form(posterior: "LaplacePosterior", inputs: Inputs) -> ClosedForm | N
         closed = BlockShares(read.cover, [], pairs=False, class_axis=axis).closed(tail, outputs)
     if tail is None or len(closed) < len(posterior.blocks) or outputs.shape != tail.answer.shape:
         return None
+    drawn = needs_pairs(posterior.likelihood) and not isinstance(posterior.likelihood, GaussianLikelihood)
+    if drawn and outputs[0].numel() > 1:
+        return None
     form, weight = tail.call.form, tail.call.weight
     if not isinstance(form, Dense) or form.turned or weight is None:
         return None
-    return ClosedForm(posterior, weight, inputs)
+    return ClosedForm(posterior, weight, inputs, num_samples=num_samples, seed=seed)

@@ -30,6 +30,7 @@ from ...likelihoods import (
     GaussianLikelihood,
     at_least_float,
 )
+from ...precision import half_passes
 from ...prediction import BernoulliPrediction, CategoricalPrediction, Prediction
 from .covariance import slices
 from .output_gradients import OutputGradients, Reading
@@ -96,7 +97,7 @@ class Linearised:
 
     def __init__(self, network: nn.Module, cover: Cover) -> None:
         self.network, self.cover = network, cover
-        self._sizes: dict[Any, Sizes] = {}  # by the shapes of a row
+        self._sizes: dict[Any, Sizes] = {}  # by the shapes of a row and the precision of passes
 
     def __call__(
         self,
@@ -160,7 +161,7 @@ class Linearised:
     def measured(self, inputs: Inputs, class_axis: int | None = None) -> Sizes:
         """How large the layers are for rows like these."""
         rows = tuple((name, tensor.shape[1:], tensor.dtype) for name, tensor in named_tensors(inputs))
-        key = rows, class_axis
+        key = rows, class_axis, half_passes()  # under autocast a last layer is another
         if key not in self._sizes:
             with self.reading() as (function, record), torch.no_grad():
                 outputs = read(function, take(inputs, slice(1)))
@@ -239,6 +240,7 @@ def predictive(
     *,
     num_samples: int = 32,
     seed: int = 0,
+    noise: Tensor | None = None,
 ) -> Prediction:
     """The prediction from outputs that are Normal around `outputs` [B, ...].
 
@@ -254,12 +256,16 @@ def predictive(
             those of one draw, 0.
         num_samples: draws of the outputs for likelihoods without a closed form (all but classes and Normal noise).
         seed: of those draws.
+        noise: their `standard_noise`, where it was made before.
     """
     outputs = at_least_float(outputs)
     if isinstance(likelihood, GaussianLikelihood):
         return likelihood.predictive(outputs.unsqueeze(0), covariance.unsqueeze(0))
     if needs_pairs(likelihood):
-        return likelihood.predictive(outputs + normal_draws(covariance, num_samples, seed).reshape(-1, *outputs.shape))
+        if noise is None:
+            noise = standard_noise(covariance.shape[-1], num_samples, seed)
+        deviations = torch.einsum("bef,sf->sbe", covariance_root(covariance), noise.to(covariance))
+        return likelihood.predictive(outputs + deviations.reshape(-1, *outputs.shape))
     point = likelihood.predictive(outputs.unsqueeze(0))
     variance = covariance.reshape(outputs.shape)
     # E[Φ(λ f)] = Φ(λ μ / √(1 + λ² v)), with λ² = π/8 for the sigmoid  [MacKay 1992]
@@ -300,23 +306,25 @@ def needs_pairs(likelihood: BuiltLikelihood) -> bool:
     return not isinstance(likelihood, CategoricalLikelihood | BernoulliLikelihood)
 
 
-def normal_draws(covariance: Tensor, num_samples: int, seed: int) -> Tensor:
-    """Draws [S, B, E] of Normals with covariances [B, E, E].
+def standard_noise(outputs: int, num_samples: int, seed: int) -> Tensor:
+    """Standard noise of draws of a row's outputs, [S, E], in double precision.
 
-    All rows have the same standard noise, so that a row's prediction does not depend on the others. A single output has
-    its quantiles at equal probabilities in place of noise.
+    All rows have the same, so that a row's prediction does not depend on the others. A single output has its quantiles
+    at equal probabilities in place of noise.
     """
-    outputs = covariance.shape[-1]
     if outputs == 1:
         levels = (torch.arange(num_samples, dtype=torch.float64) + 0.5) / num_samples
-        noise = torch.special.ndtri(levels).unsqueeze(1)
-    else:
-        stream = seeds.generator(seed, "linearised outputs")
-        noise = torch.randn(num_samples, outputs, dtype=torch.float64, generator=stream)
-    return torch.einsum("bef,sf->sbe", covariance_root(covariance), noise.to(covariance))
+        return torch.special.ndtri(levels).unsqueeze(1)
+    stream = seeds.generator(seed, "linearised outputs")
+    return torch.randn(num_samples, outputs, dtype=torch.float64, generator=stream)
 
 
 def covariance_root(covariance: Tensor) -> Tensor:
-    """R with R Rᵀ = covariance, [B, E, E], which may be singular: outputs that no weight moves."""
+    """The symmetric R with R R = covariance, [B, E, E], which may be singular: outputs that no weight moves.
+
+    Of all roots it alone hardly moves where the covariance hardly does: eigenvectors turn where eigenvalues are alike.
+    """
+    if covariance.shape[-1] == 1:
+        return covariance.clamp(min=0).sqrt()
     values, vectors = torch.linalg.eigh(covariance)
-    return vectors * values.clamp(min=0).sqrt().unsqueeze(-2)
+    return (vectors * values.clamp(min=0).sqrt().unsqueeze(-2)) @ vectors.mT

@@ -224,9 +224,9 @@ class LaplacePosterior(BlockPosterior):
             draws = {"seed": options.seed, "num_samples": options.num_samples}
             return closed_prediction(read, likelihood, inputs, normals, options.max_rows, self.scale, **draws)
 
-    def closed_form(self, inputs: Inputs) -> nn.Module | None:
+    def closed_form(self, inputs: Inputs, num_samples: int, seed: int) -> nn.Module | None:
         with torch.inference_mode(False):
-            return closed_form(self, self.readable(inputs))
+            return closed_form(self, self.readable(inputs), num_samples=num_samples, seed=seed)
 
     @checked
     def joint(self, inputs: Inputs) -> Joint:

@@ -72,7 +72,7 @@ class NaturalPosterior(Posterior):
         return weights | drawn
 
     def _noise(self, shape: Sequence[int], like: Tensor, generator: torch.Generator | None) -> Tensor:
-        return self.scale * torch.randn(*shape, generator=generator, dtype=like.dtype, device=like.device)
+        return self.scale * torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
 
     def standard_deviations(self) -> list[Tensor]:
         return [std for _, std in self.group("std").items()]

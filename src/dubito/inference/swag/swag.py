@@ -87,7 +87,7 @@ class SWAGPosterior(Posterior):
             common: z₂, [K], the same for all parameters.
         """
         if self.rank > 1:
-            low = common.unsqueeze(0) @ self.group("deviations")[name].flatten(1)
+            low = common.unsqueeze(0) @ self.group("deviations")[name].reshape(self.rank, -1)
             total.add_(low.view(total.shape).div_(math.sqrt(self.rank - 1)))
         return total.mul_(self.scale * math.sqrt(self.method.scale / 2))
 
