@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from dubito import MAP, Gaussian, Training
 from dubito.errors import ConfigError, NetworkError, UnknownNameError
 from dubito.layers.shell import leased
 from dubito.networks import copied, frozen_modes, resolve, run, trainable, with_flags, with_weights
@@ -73,6 +74,19 @@ def test_networks_that_cannot_be_treated(net, message: str):
         warnings.simplefilter("ignore", UserWarning)  # lazy modules warn that they are new
         with pytest.raises(NetworkError, match=message):
             copied(net)
+
+
+def test_a_network_without_numbers_is_refused():
+    with pytest.raises(NetworkError, match=r"'weight' is on the meta device"):
+        MAP().fit(nn.Linear(2, 1, device="meta"), (torch.randn(4, 2), torch.randn(4, 1)), Gaussian())
+
+
+def test_a_single_row_is_told_what_it_needs():
+    posterior = MAP().fit(
+        nn.Linear(2, 1), (torch.randn(4, 2), torch.randn(4, 1)), Gaussian(), training=Training(epochs=1)
+    )
+    with pytest.raises(NetworkError, match=r"x\[None\]"):
+        posterior.predict(torch.randn(2))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -450,8 +450,11 @@ def read(function: Callable[[Inputs], Tensor], inputs: Inputs) -> Tensor:
         raise DataError(f"the network cannot read inputs of shape {shapes}: {error}") from error
     rows = rows_of(inputs)
     if outputs.ndim == 0 or len(outputs) != rows:
+        alone = (
+            "; a single row needs an axis of rows, x[None]" if isinstance(inputs, Tensor) and inputs.ndim < 2 else ""
+        )
         raise NetworkError(
             f"the network must answer {rows} rows with {rows} rows of outputs on the first axis, "
-            f"got shape {tuple(outputs.shape)}"
+            f"got shape {tuple(outputs.shape)}{alone}"
         )
     return outputs

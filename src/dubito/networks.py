@@ -43,6 +43,8 @@ def copied(net: nn.Module, base: Collection[str] | None = None) -> nn.Module:
     for name, parameter in named.items():
         if is_lazy(parameter):
             raise NetworkError(f"parameter {name!r} is not initialised; run the network on one batch first")
+        if parameter.is_meta:
+            raise NetworkError(f"parameter {name!r} is on the meta device and holds no numbers; load its weights first")
         if hasattr(parameter, "device_mesh"):
             raise NetworkError(
                 f"the network must not be sharded yet, but {name!r} is a DTensor, which cannot be copied: call "
