@@ -31,7 +31,7 @@ from dubito import (
     Training,
 )
 from dubito.likelihoods import BuiltLikelihood, Likelihood
-from dubito.prediction import CountPrediction, StudentTPrediction, special
+from dubito.prediction import CountPrediction, StudentTPrediction, count_log_prob, special, student_t_log_prob
 
 SETTINGS = {
     "heteroscedastic": HeteroscedasticGaussian(),
@@ -474,3 +474,52 @@ def test_own_likelihood_says_what_it_lacks():
 def test_predictions_are_of_their_kinds():
     assert isinstance(mixture("student-t")[0], StudentTPrediction)
     assert isinstance(mixture("poisson")[0], CountPrediction)
+
+
+@pytest.mark.parametrize("total", [0.5, 29.0, 31.0, 1e3, 1e6])
+def test_large_counts_of_failures_are_nearly_poisson_to_the_last_digit(total: float) -> None:
+    rate, count = 5.0, 7
+    truth = scipy.stats.nbinom.logpmf(count, total, total / (total + rate))
+    means, counted = torch.full((1, 1), rate), torch.tensor([float(count)])
+    many = torch.full((1, 1), total)
+    prediction = CountPrediction(means, means + means.square() / total, total_count=many)
+    assert float(prediction.log_prob(counted)) == pytest.approx(truth, abs=1e-6)
+    assert float(count_log_prob(counted, means.log(), many)) == pytest.approx(truth, abs=1e-5)
+    values = np.arange(2000)
+    below = scipy.stats.nbinom.cdf(values, total, total / (total + rate))
+    assert float(prediction.crps(counted)) == pytest.approx(((below - (values >= count)) ** 2).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("df", [3.0, 59.0, 61.0, 1e4, 1e6])
+def test_many_degrees_of_freedom_are_nearly_normal_to_the_last_digit(df: float) -> None:
+    ours = student_t_log_prob(torch.tensor(1.5), torch.tensor(1.0), torch.tensor(df))
+    assert float(ours) == pytest.approx(scipy.stats.t.logpdf(1.5, df), abs=2e-6)
+
+
+def test_large_counts_keep_their_digits() -> None:
+    prediction = Poisson().build(torch.zeros(1, 1)).predictive(torch.full((1, 1, 1), math.log(1e6)))
+    truth = scipy.stats.poisson.logpmf(1_000_500, float(prediction.means))
+    assert float(prediction.log_prob(torch.tensor([[1_000_500.0]]))) == pytest.approx(truth, abs=1e-5)
+
+
+def test_rates_that_vanish_are_no_rates() -> None:
+    prediction = Poisson().build(torch.zeros(2, 1)).predictive(torch.full((1, 2, 1), -110.0))
+    zero, one = prediction.log_prob(torch.tensor([[0.0], [1.0]])).tolist()
+    assert abs(zero) < 1e-30 and -110 < one < -80
+    assert float(prediction.crps(torch.zeros(2, 1)).abs().max()) < 1e-30
+
+
+@pytest.mark.parametrize(
+    "settings", [StudentT(std=(1.0, 2.0)), StudentT(df=(3.0, 4.0)), NegativeBinomial(total_count=(1.0, 2.0))]
+)
+def test_numbers_for_other_outputs_are_refused(settings: Likelihood) -> None:
+    with pytest.raises(NetworkError, match="has 2 numbers, but the network 3 outputs"):
+        settings.build(torch.zeros(4, 3))
+
+
+def test_fixed_noise_shares_nothing_with_what_it_was_made_of() -> None:
+    built = StudentT().build(torch.zeros(4, 2))
+    made = built.with_noise_times(2.0)
+    assert not {id(p) for p in built.parameters()} & {id(p) for p in made.parameters()}
+    made.double()
+    assert all(p.dtype == torch.float32 for p in built.parameters())

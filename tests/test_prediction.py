@@ -652,3 +652,15 @@ def test_half_precision_outputs_are_judged_in_single():
         found = Gaussian(std=0.5).build(half[0]).predictive(iter(half))
         expected = (0.25 + half.float().var(0, unbiased=False)).sqrt()
         torch.testing.assert_close(found.std, expected, rtol=1e-6, atol=0)
+
+
+def test_rows_in_reverse_half_precision_and_units_beyond_the_dtype() -> None:
+    prediction = RealPrediction(torch.arange(3.0).view(1, 3, 1), torch.ones(1, 3, 1))
+    assert prediction[::-1].mean.flatten().tolist() == [2, 1, 0]
+    assert prediction[2:0:-1].mean.flatten().tolist() == [2, 1]
+    halved = prediction.to(torch.bfloat16)
+    assert halved.to_numpy()["mean"].dtype == np.float32 and "RealPrediction" in repr(halved)
+    for scale in (1e-25, 1e20):
+        with pytest.raises(ConfigError, match="float64"):
+            prediction.rescaled(0, scale)
+        assert prediction.to(torch.float64).rescaled(0, scale).interval()[0].isfinite().all()

@@ -37,11 +37,13 @@ from dubito import (
 )
 from dubito.calibration import temperature_scaled
 from dubito.curvature import find_blocks, statistics
+from dubito.evaluation import weighted_mean
 from dubito.fitting import prepare
 from dubito.inference.hmc.target import Target
 from dubito.inference.laplace import LaplacePosterior
 from dubito.inputs import Batch, map_tensors
 from dubito.posterior import Posterior
+from dubito.posterior.mixture import stacking_weights
 from dubito.sources import TensorSource
 
 pytestmark = pytest.mark.filterwarnings("ignore::dubito.DubitoWarning")
@@ -411,3 +413,24 @@ def test_poisson_rates_of_exposed_rows_are_the_weighted_mean() -> None:
     fitted = MAP(prior_std=None).fit(Constant(), (INPUTS, counts, WEIGHTS), Poisson(), training=long)
     expected = (counts[:, 0] * WEIGHTS).sum() / WEIGHTS.sum()
     assert float(fitted.predict(INPUTS[:1]).mean) == pytest.approx(float(expected), rel=1e-3)  # pyright: ignore
+
+
+def test_rows_that_weigh_nothing_count_nowhere() -> None:
+    """Neither in means over infinite losses, nor where a temperature is smoothed, nor in stacking."""
+    assert weighted_mean(torch.tensor([math.inf, 2.0]), torch.tensor([0.0, 3.0])) == 2
+    logs = -torch.rand(3, 20, generator=torch.Generator().manual_seed(0))
+    weights = torch.ones(20)
+    weights[:8] = 0
+    assert stacking_weights(logs, weights) == pytest.approx(stacking_weights(logs[:, 8:]))
+    repeated = torch.cat([logs, logs[:, :5]], 1)
+    weights = torch.ones(20)
+    weights[:5] = 2
+    assert stacking_weights(logs, weights) == pytest.approx(stacking_weights(repeated))
+    torch.manual_seed(0)
+    inputs, labels = torch.randn(60, 3), torch.randint(2, (60,))
+    posterior = MAP().fit(nn.Linear(3, 2), (inputs, labels), Categorical(), training=Training(epochs=40, lr=0.1))
+    weights = torch.ones(60)
+    weights[:30] = 0
+    heeded = temperature_scaled(posterior, (inputs, labels, weights), smoothed=True)
+    alone = temperature_scaled(posterior, (inputs[30:], labels[30:]), smoothed=True)
+    assert heeded.likelihood.settings.temperature == pytest.approx(alone.likelihood.settings.temperature, rel=1e-3)

@@ -52,7 +52,11 @@ def weighted_mean(values: Tensor, weights: Tensor | None) -> float:
     values = values.detach().cpu().double()
     if weights is not None and not float(weights.sum()) > 0:
         raise DataError("weights must be at least 0, with a sum above it, got a sum of 0")
-    return float(values.mean() if weights is None else weighted(values, weights / weights.mean()).mean())
+    if weights is None:
+        return float(values.mean())
+    counts = weights > 0  # a row that weighs nothing may have an infinite loss
+    values, weights = values[counts.cpu()], weights[counts]
+    return float(weighted(values, weights / weights.mean()).mean())
 
 
 def _weighted_metrics(probs: Tensor, labels: Tensor, weights: Tensor) -> dict[str, float]:

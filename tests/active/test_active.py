@@ -182,6 +182,14 @@ def test_a_run_step_by_step():
         curve.values("rmse")
 
 
+def test_rows_keep_their_weights_and_options_go_first():
+    weights = torch.zeros(50)
+    with pytest.raises(DataError, match="weights"):
+        LOOP.run(net(), (POOL, classes(POOL), weights), TEST, Categorical(), seed=5)
+    curve = LOOP.run(net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5, options={"num_samples": 2})
+    assert len(curve.points) == 4
+
+
 def test_labels_are_not_looked_at_before_they_are_asked_for():
     """Labels that no step asked for may be anything."""
     curve = LOOP.run(net(), (POOL, classes(POOL)), TEST, Categorical(), seed=5)

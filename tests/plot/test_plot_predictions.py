@@ -87,6 +87,16 @@ def test_decomposition_marks_wrong_answers():
         plot.decomposition(reals(), torch.zeros(50))
 
 
+def test_decomposition_knows_labels_that_say_nothing():
+    logits = torch.tensor([[[2.0, 0.0], [0.0, 2.0]], [[2.0, 0.0], [2.0, 0.0]]])  # rows × classes × positions
+    likelihood = Categorical(ignore_index=-100, class_axis=1).build(logits)
+    prediction = likelihood.predictive(logits.unsqueeze(0))
+    targets = prediction.labels.clone()
+    targets[0, 1] = -100
+    right, wrong = plot.decomposition(prediction, targets).collections
+    assert len(right.get_offsets()) == 2 and len(wrong.get_offsets()) == 0
+
+
 def test_fans_draw_intervals_over_the_input_or_in_order():
     prediction, x = reals(), torch.linspace(1, -1, 50)
     axis = plot.regression_fan(prediction, x[:, None], prediction.mean, levels=(0.9,))

@@ -124,7 +124,8 @@ class ActiveLearning(Checked):
             while len(state.points) <= self.steps:
                 step_seed, began = seeds.derived(seed, "step", len(state.points)), time.process_time()
                 labelled = torch.tensor(state.labelled, device=like.device)
-                part = (take(source.batch.inputs, labelled), source.batch.targets[labelled])
+                weights = () if source.batch.weights is None else (source.batch.weights[labelled],)
+                part = (take(source.batch.inputs, labelled), source.batch.targets[labelled], *weights)
                 posterior = self.method.fit(
                     net, part, likelihood, training=self.training, seed=step_seed, progress=False
                 )
@@ -132,7 +133,8 @@ class ActiveLearning(Checked):
                 fitted, last = time.process_time(), len(state.points) == self.steps
                 chosen = () if last else self._chosen(posterior, source, state.labelled, step_seed)
                 acquired = time.process_time()
-                values = posterior.evaluate(test, num_samples=self.num_samples, seed=step_seed, **(options or {}))
+                judged_by = {"num_samples": self.num_samples, "seed": step_seed, **(options or {})}
+                values = posterior.evaluate(test, **judged_by)
                 point = CurvePoint(
                     num_labelled=len(state.labelled),
                     metrics=values,

@@ -119,8 +119,9 @@ def temperature_scaled(
 
 def _class_score(prediction: Prediction, labels: Tensor, weights: Tensor | None, smoothed: bool) -> float:
     """The mean negative log-likelihood of labels, some of which are taken for wrong where it is smoothed."""
-    loss, wrong = mean_nll(prediction, labels, weights), 1 / (len(labels) + 2) if smoothed else 0.0
-    return loss if not wrong else (1 - wrong) * loss + wrong * mean_nll_of_any(prediction, labels)
+    loss, rows = mean_nll(prediction, labels, weights), len(labels) if weights is None else int((weights > 0).sum())
+    wrong = 1 / (rows + 2) if smoothed else 0.0
+    return loss if not wrong else (1 - wrong) * loss + wrong * mean_nll_of_any(prediction, labels, weights)
 
 
 def _real_scores(posterior: Posterior, validation: Any, options: PredictionOptions) -> Callable[[float], float]:
@@ -148,8 +149,8 @@ def mean_nll(prediction: Prediction, targets: Tensor, weights: Tensor | None = N
     return -weighted_mean(prediction.log_prob(targets), weights)
 
 
-def mean_nll_of_any(prediction: Prediction, targets: Tensor) -> float:
-    """Mean negative log-likelihood of labels drawn evenly from all classes, in nats."""
+def mean_nll_of_any(prediction: Prediction, targets: Tensor, weights: Tensor | None = None) -> float:
+    """Mean negative log-likelihood of labels drawn evenly from all classes, in nats; arguments as of `mean_nll`."""
     if isinstance(prediction, BernoulliPrediction):
         logs = (prediction.log_probs + prediction.log_complements) / 2
     else:
@@ -157,7 +158,7 @@ def mean_nll_of_any(prediction: Prediction, targets: Tensor) -> float:
         logs = prediction.log_probs.mean(prediction.class_axis)
         if prediction.ignore_index is not None:
             logs = logs * (targets != prediction.ignore_index)
-    return -float(sum_events(logs, 1).double().mean())
+    return -weighted_mean(sum_events(logs, 1), weights)
 
 
 def best(score: Callable[[float], float]) -> float:

@@ -1,5 +1,6 @@
 """What likelihoods with noise share: the units of real targets, and positive numbers per output, learned or fixed."""
 
+import copy
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..errors import ConfigError, require_positive
+from ..errors import ConfigError, NetworkError, require_positive
 from .base import BuiltLikelihood, Likelihood
 from .moments import Targets, WeightedTargets, moments, per_output
 
@@ -91,7 +92,8 @@ class NoiseNumbers(BuiltLikelihood):
 
     def with_numbers(self, num_components: int = 1, **numbers: Tensor) -> Self:
         """The same likelihood with fixed numbers in place of those named, learned or not."""
-        tensors: dict[str, Any] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        apart = copy.deepcopy(self)  # nothing is shared with what was given
+        tensors: dict[str, Any] = {**dict(apart.named_parameters()), **dict(apart.named_buffers())}
         for name, value in numbers.items():
             tensors.pop(f"raw_{name}", None)
             tensors[name] = value.detach()
@@ -206,4 +208,6 @@ def started(name: str, setting: float | tuple[float, ...] | None, start: Tensor)
     """The tensor of a number: fixed as set, or learned from a start per output."""
     if setting is None:
         return {f"raw_{name}": nn.Parameter(inverse_softplus(start))}
+    if isinstance(setting, tuple) and len(setting) not in (1, start.numel()):
+        raise NetworkError(f"{name} has {len(setting)} numbers, but the network {start.numel()} outputs")
     return {name: torch.tensor(setting, dtype=torch.float64).to(start).expand(start.numel()).reshape(start.shape)}

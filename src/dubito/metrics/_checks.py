@@ -8,7 +8,7 @@ from dubito.hints import require_dense
 
 
 def real(name: str, value: Tensor) -> Tensor:
-    """`value` detached, in float32 or wider; refused where empty, NaN or no tensor of real numbers."""
+    """`value` detached, in float32 or wider, of whole numbers in float64; refused where empty, NaN or not real."""
     if not isinstance(value, Tensor):
         raise DataError(f"{name} must be a tensor, got {type(value).__name__}; use torch.as_tensor({name})")
     require_dense(name, value)
@@ -17,6 +17,8 @@ def real(name: str, value: Tensor) -> Tensor:
     if value.isnan().any():
         raise DataError(f"{name} must not hold NaN, got {int(value.isnan().sum())} of {value.numel()} values NaN")
     # Half precision would round sums over a test set, so it is only a way to store.
+    if not value.is_floating_point() and value.device.type != "mps":
+        return value.detach().double()
     return value.detach().to(torch.promote_types(value.dtype, torch.float32))
 
 

@@ -64,11 +64,9 @@ def decomposition(
         if not isinstance(prediction, ClassPrediction):
             raise DataError(f"targets say what is wrong of classes, got {type(prediction).__name__}; leave them out")
         labels = prediction.labels.cpu()
-        wrong = (
-            (labels != targets.cpu().reshape(labels.shape)).flatten(1).any(1)
-            if labels.ndim > 1
-            else labels != targets.cpu()
-        )
+        truth = targets.cpu().reshape(labels.shape)
+        missed = (labels != truth) & (truth != getattr(prediction, "ignore_index", None))
+        wrong = missed.reshape(len(missed), -1).any(1)
     groups = [("right" if targets is not None else "rows", "o", prediction, ~wrong)]
     if targets is not None:
         groups.append(("wrong", "x", prediction, wrong))

@@ -214,21 +214,21 @@ class MixturePosterior(Posterior):
         elif weighting == "stacking":
             if data is None:
                 raise ConfigError('"stacking" needs rows that were not trained on: weighted("stacking", rows)')
-            chosen = stacking_weights(self._judged(data, num_samples, seed))
+            chosen = stacking_weights(*self._judged(data, num_samples, seed))
         mixture = duplicate(self).finished()
         facts = {} if chosen is None else {"weighting": weighting, "component_weights": chosen}
         mixture.details = {**others, **facts}
         return mixture
 
-    def _judged(self, data: Any, num_samples: int, seed: int) -> Tensor:
-        """Log-densities of held-out rows under each component, [K, N]."""
+    def _judged(self, data: Any, num_samples: int, seed: int) -> tuple[Tensor, Tensor | None]:
+        """Log-densities of held-out rows under each component, [K, N], and what the rows weigh."""
         share = -(-num_samples // len(self.components))
-        logs = []
+        logs, weights = [], None
         for part, part_seed in self.seeded(seed):
             options = PredictionOptions(num_samples=share, seed=part_seed, max_rows=MAX_ROWS)
-            prediction, targets, _ = part.predicted(data, options, "held-out rows")
+            prediction, targets, weights = part.predicted(data, options, "held-out rows")
             logs.append(prediction.log_prob(targets))
-        return torch.stack(logs)
+        return torch.stack(logs), weights
 
     @checked
     @torch.no_grad()
@@ -309,16 +309,22 @@ def require_evidence(kind: Any) -> None:
         )
 
 
-def stacking_weights(log_probs: Tensor) -> list[float]:
+def stacking_weights(log_probs: Tensor, row_weights: Tensor | None = None) -> list[float]:
     """The weights w that maximise Σ_n log Σ_k w_k p_kn, from log-densities [K, N] of held-out rows.
 
     The objective is concave, and w_k ← w_k g_k with g_k = mean_n p_kn / Σ_j w_j p_jn climbs it; what is left to gain is
     at most max_k g_k − 1, which tells when to stop.
+
+    Args:
+        log_probs: of rows under each component.
+        row_weights: how often each row counts, [N]; None for once.
     """
+    rows = log_probs.new_ones(log_probs.shape[1]) if row_weights is None else row_weights.to(log_probs)
+    log_probs, shares = log_probs[:, rows > 0], (rows / rows.sum())[rows > 0].double()
     probs = (log_probs.double() - log_probs.double().amax(0)).exp()
     weights = probs.new_full((len(probs), 1), 1 / len(probs))
     for _ in range(MOST_STEPS):
-        gains = (probs / (weights * probs).sum(0)).mean(1, keepdim=True)
+        gains = (probs / (weights * probs).sum(0) * shares).sum(1, keepdim=True)
         if float(gains.max()) - 1 <= GAP:
             break
         weights = weights * gains

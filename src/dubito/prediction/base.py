@@ -55,6 +55,8 @@ class Prediction(ABC):
             if not -len(self) <= index < len(self):  # also what ends a plain `for row in prediction`
                 raise IndexError(f"row {index} of a prediction with {len(self)} rows")
             index = slice(index, index + 1 or None)
+        elif isinstance(index, slice) and (index.step or 1) < 0:  # which tensors do not take
+            index = list(range(len(self)))[index]
         return self._replaced(lambda tensor, axis: tensor[(slice(None),) * axis + (index,)])
 
     def to(self, *args: Any, **kwargs: Any) -> Self:
@@ -63,7 +65,11 @@ class Prediction(ABC):
 
     def to_numpy(self) -> dict[str, Any]:
         """Arrays by name, one entry per row quantity."""
-        return {name: getattr(self, name).detach().cpu().numpy() for name in self.columns}
+        values = {name: getattr(self, name).detach().cpu() for name in self.columns}
+        return {
+            name: (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
+            for name, tensor in values.items()
+        }
 
     def to_pandas(self) -> Any:
         """One row per example; a quantity with several outputs becomes columns `name_0`, `name_1`, …"""

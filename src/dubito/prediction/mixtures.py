@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 from ..errors import ConfigError
 from ..hints import checked
@@ -28,6 +29,8 @@ SUMMED, REACH = 4096, 12.0
 STRIDES, FINE = 512, 64
 #: Numbers of components × rows that are judged at a time.
 AT_ONCE = 1 << 18
+#: Beyond this Stirling's series has 11 digits.
+FAR = 30.0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -103,7 +106,8 @@ class StudentTPrediction(MixturePrediction):
         return (self.variances * (self.df - 2) / self.df).sqrt()
 
     def component_log_prob(self, targets: Tensor) -> Tensor:
-        return student_t_log_prob(targets - self.means, self._scale, self.df)
+        errors, scale, df = (values.double() for values in (targets - self.means, self._scale, self.df))
+        return student_t_log_prob(errors, scale, df).to(self.means.dtype)
 
     def component_tails(self, values: Tensor) -> tuple[Tensor, Tensor]:
         return student_t_tails((values - self.means) / self._scale, self.df)
@@ -170,7 +174,10 @@ class CountPrediction(MixturePrediction):
             object.__setattr__(self, "total_count", with_rows(self.total_count, self.means.shape[1]))
 
     def component_log_prob(self, targets: Tensor) -> Tensor:
-        return count_log_prob(targets, self.means.log(), self.total_count)
+        # Of large counts single precision would leave few digits; a rate that was rounded to 0 is none.
+        log_rates = self.means.clamp(min=torch.finfo(self.means.dtype).tiny).double().log()
+        total_count = None if self.total_count is None else self.total_count.double()
+        return count_log_prob(targets.double(), log_rates, total_count).to(self.means.dtype)
 
     def component_tails(self, values: Tensor) -> tuple[Tensor, Tensor]:
         return count_tails(values, self.means, self.total_count)
@@ -199,7 +206,7 @@ class CountPrediction(MixturePrediction):
     @staticmethod
     def _summed(rows: "CountPrediction", targets: Tensor) -> Tensor:
         """Σ (F(k) − [y ≤ k])² from 0 on, where F adds up probabilities, which cost less than tails."""
-        rows = replace(rows, means=rows.means.double())
+        rows = rows.to(torch.float64)
         below, score, value = torch.zeros_like(targets), torch.zeros_like(targets), torch.zeros_like(targets)
         last = float(targets.max())
         for number in range(2 * SUMMED):
@@ -266,16 +273,26 @@ class OutputPrediction(Prediction):
 
 def student_t_log_prob(errors: Tensor, scale: Tensor, df: Tensor) -> Tensor:
     """Log-density of Student's t, element by element."""
-    half = (df + 1) / 2
-    normaliser = torch.lgamma(half) - torch.lgamma(df / 2) - 0.5 * (df * math.pi).log() - scale.log()
-    return normaliser - half * torch.log1p((errors / scale).square() / df)
+    normaliser = log_gamma_ratio(df / 2, torch.full_like(df, 0.5)) - 0.5 * (df * math.pi).log() - scale.log()
+    return normaliser - (df + 1) / 2 * torch.log1p((errors / scale).square() / df)
 
 
 def count_log_prob(targets: Tensor, log_rates: Tensor, total_count: Tensor | None) -> Tensor:
     """Log-probability of counts with these logarithms of their means, element by element."""
     if total_count is None:
         return targets * log_rates - log_rates.exp() - torch.lgamma(targets + 1)
-    # y log(μ/(r + μ)) + r log(r/(r + μ)), with log(r + μ) = logaddexp(log r, log μ)
-    both = torch.logaddexp(total_count.log(), log_rates)
-    normaliser = torch.lgamma(targets + total_count) - torch.lgamma(total_count) - torch.lgamma(targets + 1)
-    return normaliser + targets * (log_rates - both) + total_count * (total_count.log() - both)
+    # y log(μ/(r + μ)) + r log(r/(r + μ)), with log((r + μ)/r) = log(1 + μ/r)
+    ratio = log_rates - total_count.log()
+    more = softplus(ratio)
+    normaliser = log_gamma_ratio(total_count, targets) - torch.lgamma(targets + 1)
+    return normaliser + targets * (ratio - more) - total_count * more
+
+
+def log_gamma_ratio(start: Tensor, step: Tensor) -> Tensor:
+    """The difference log Γ(x + s) − log Γ(x), also of so large an x that rounding would leave nothing of it."""
+    far = start.clamp(min=FAR)
+    end = far + step
+    # Stirling: log Γ(x) = (x − ½) log x − x + ½ log 2π + 1/12x − 1/360x³ + …
+    series = (1 / end - 1 / far) / 12 - (end**-3 - far**-3) / 360
+    stirling = (end - 0.5) * torch.log1p(step / far) + step * (far.log() - 1) + series
+    return torch.where(start > FAR, stirling, torch.lgamma(start + step) - torch.lgamma(start))

@@ -174,7 +174,13 @@ class RealPrediction(Prediction):
         shift, scale = self._per_output("shift", shift), self._per_output("scale", scale)
         if not (scale > 0).all():
             raise ConfigError(f"scale must be above 0, got {scale.tolist()}")
-        return self.mapped(shift, scale)
+        rescaled = self.mapped(shift, scale)
+        if not (rescaled.variances.isfinite() & ((rescaled.variances > 0) | (self.variances == 0))).all():
+            raise ConfigError(
+                f"variances times the square of scale {scale.tolist()} leave the range of {self.variances.dtype}; take "
+                "prediction.to(torch.float64).rescaled(...)"
+            )
+        return rescaled
 
     def mapped(self, shift: Tensor, scale: Tensor) -> Self:
         """As `rescaled`, for tensors that are known to fit and never looked at."""

@@ -132,12 +132,12 @@ def evaluate_corruptions(
         per_example: as in `predict`.
     """
     options = PredictionOptions(num_samples, seed, max_rows, linearised, marginal, per_example)
-    predict = posterior.predictor(options)
+    posterior.predictor(options)  # refuses a form that it lacks
     images, labels, prepared = _test_images(data, prepare, subset, seed)
     sets = corruptions(images, names=names, severities=severities, constants=constants, seed=seed)
 
     def measured(pixels: Tensor) -> dict[str, float]:
-        prediction = predict(prepared(pixels))
+        prediction = posterior.predictor(options)(prepared(pixels))
         if not isinstance(prediction, CategoricalPrediction):
             raise DataError(f"corruptions need a posterior over classes, got {type(prediction).__name__}")
         probs, targets = prediction.probs, labels.to(prediction.probs.device)

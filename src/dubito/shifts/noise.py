@@ -16,7 +16,7 @@ def gaussian_noise(images: Tensor, std: float, generator: torch.Generator) -> Te
 
 def shot_noise(images: Tensor, photons: float, generator: torch.Generator) -> Tensor:
     """Poisson noise: as many photons as brightness allows."""
-    return (torch.poisson(images * photons, generator=generator) / photons).clamp(0, 1)
+    return (torch.poisson(images.clamp(min=0) * photons, generator=generator) / photons).clamp(0, 1)
 
 
 def impulse_noise(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
