@@ -37,6 +37,14 @@ def test_compare_prints_a_plan_a_verdict_a_table_and_paths(tmp_path, capsys):
     assert (tmp_path / "report.html").is_file()
 
 
+def test_classes_that_are_held_out_are_named(tmp_path, capsys):
+    arguments = ["compare", "wine", "--methods", "map", "--steps", "4", "--out", str(tmp_path)]
+    assert main([*arguments, "--hold-out", "1"]) == 0
+    assert "\nclasses held out, which no posterior can answer: " in capsys.readouterr().out
+    assert main(arguments) == 0
+    assert "classes held out" not in capsys.readouterr().out
+
+
 def test_json_is_all_that_goes_to_standard_output(tmp_path, capsys):
     main(["compare", "wine", "--methods", "map", "--steps", "4", "--out", str(tmp_path), "--json"])
     result = json.loads(capsys.readouterr().out)
@@ -153,20 +161,20 @@ def test_nothing_happens_off_linux(monkeypatch):
 
 def test_names_in_brackets_are_printed_as_they_are(tmp_path, capsys):
     table = tmp_path / "[red]own.csv"
-    names = ("[bold]no[/]", "[/x]yes")
+    names = ("[bold]no[/]", "[/x]yes:cat:")
     rows = "".join(f"{row},{row % 5},{names[row % 2]}\n" for row in range(40))
-    table.write_text(f"a[1],[blue]b,price[/x]\n{rows}")
+    table.write_text(f"a[1],[blue]b,:cat:[/x]\n{rows}")
     out = tmp_path / "[out]"
-    arguments = ["compare", str(table), "--target", "price[/x]", "--methods", "map", "--steps", "4", "--out", str(out)]
+    arguments = ["compare", str(table), "--target", ":cat:[/x]", "--methods", "map", "--steps", "4", "--out", str(out)]
     assert main(arguments) == 0
     printed = capsys.readouterr().out
-    assert "'price[/x]' holds 2 different words" in printed and f"results and posteriors: {out}" in printed
+    assert "':cat:[/x]' holds 2 different words" in printed and f"results and posteriors: {out}" in printed
     predictions = tmp_path / "[p].csv"
     arguments = ["predict", str(out / "map.safetensors"), str(table), "--keep", "all", "--out", str(predictions)]
     assert main(arguments) == 0
     assert f"40 rows: {predictions}" in capsys.readouterr().err
     header, first, *_ = predictions.read_text().splitlines()
-    assert header.startswith("a[1],[blue]b,price[/x],label,confidence,")
+    assert header.startswith("a[1],[blue]b,:cat:[/x],label,confidence,")
     assert first.startswith("0,0,[bold]no[/],") and "prob_[/x]yes" in header
     assert main([*arguments[:4], "a[2]"]) == 1
     assert "'a[2]', did you mean 'a[1]'?" in capsys.readouterr().err

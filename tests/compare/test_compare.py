@@ -28,6 +28,7 @@ from dubito.compare.new_rows import RowReader
 from dubito.compare.pictures import shown
 from dubito.compare.settings import seconds_of
 from dubito.compare.shift import shifted
+from dubito.compare.table import table as tabulated
 from dubito.compare.task import make_task
 from dubito.compare.words import readable
 from dubito.prediction import RealPrediction
@@ -167,6 +168,16 @@ def test_held_out_classes_are_never_trained_on():
         make_task(quick("diabetes", held_out=1))
 
 
+def test_tables_of_ones_own_keep_all_their_classes(tmp_path):
+    stream = np.random.default_rng(0)
+    table = pandas.DataFrame(stream.normal(size=(90, 2)), columns=["a", "b"]).assign(y=[*"uvwxyz"] * 15)
+    table.to_csv(tmp_path / "own.csv", index=False)
+    for held_out in (None, 0, 2):
+        task = make_task(quick(tmp_path / "own.csv", target="y", held_out=held_out))
+        assert task.held_out == (("y", "z") if held_out else ())
+        assert list(task.ood) == (["held-out y, z"] if held_out else ["shuffled", "far"])
+
+
 def test_fewer_rows_to_train_on():
     whole, fewer, other = (
         make_task(quick("digits", rows=rows, seed=seed)) for rows, seed in ((None, 0), (40, 0), (40, 1))
@@ -300,6 +311,29 @@ def test_one_failing_method_does_not_stop_the_others(monkeypatch):
     assert result.rows[1].failure == "RuntimeError: no layer to treat"
 
 
+def test_out_of_distribution_rows_without_an_answer_are_left_out(tmp_path):
+    stream = np.random.default_rng(0)
+    table = pandas.DataFrame(stream.normal(size=(120, 2)), columns=["a", "b"])
+    table["y"] = stream.poisson(np.exp(1 + table.a))
+    table.to_csv(tmp_path / "own.csv", index=False)
+    pandas.DataFrame({"a": [0.0, 1e6, 1.0], "b": 0.0}).to_csv(tmp_path / "huge.csv", index=False)
+    huge = str(tmp_path / "huge.csv")
+    settings = quick(tmp_path / "own.csv", target="y", likelihood="poisson", ood=(huge, "shuffled"), splits=(0, 1))
+    result = compare(settings, ["map", "gradient-boosting"], out=tmp_path / "out")
+    rows = {row.method: row for row in result.rows}
+    assert rows["map"].failure is None and "ood_auroc" not in rows["map"].metrics and "nll" in rows["map"].metrics
+    (note,) = {note for note in rows["map"].notes if "left out" in note}
+    assert f"out-of-distribution rows {huge!r} are left out for this method" in note and "(rows 1)" in note
+    assert "ood_auroc" in rows["gradient-boosting"].metrics
+    kept = Folder(tmp_path / "out").result("map")
+    assert kept is not None and set(kept.evidence["roc"]) == {"shuffled"}
+    assert "ood_auroc" not in kept.evidence["replicates"]
+    console = Console(file=StringIO(), width=200)
+    console.print(tabulated(result))
+    assert " – " in console.file.getvalue()
+    assert ">–</td>" in write_page(tmp_path / "out").read_text()
+
+
 def test_unknown_methods_are_named_before_work_starts():
     with pytest.raises(dubito.UnknownNameError, match="did you mean 'mean-field'"):
         compare("digits", ["map", "meanfield"])
@@ -326,11 +360,18 @@ def wrong():
 
 def number():
     return 3
+
+def broken(num_outputs):
+    raise ValueError("no such layer")
+
+def needy(width, seed):
+    return torch.nn.Linear(width, 3)
 """
 
 
 def test_networks_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "own_nets.py").write_text(FACTORY)
+    (tmp_path / "torn_nets.py").write_text("1 / 0\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     result = compare(quick("wine", model="own_nets:make", held_out=0), ["map"], out=tmp_path / "out")
@@ -341,10 +382,13 @@ def test_networks_of_ones_own(tmp_path, monkeypatch):
     assert torch.equal(first[0].weight, again[0].weight) and not torch.equal(first[0].weight, other[0].weight)
     for model, message in {
         "own_nets": "named like package.module:factory",
-        "own_nets:absent": "no function 'absent'; it has make, fixed, wrong, number",
+        "own_nets:absent": "no function 'absent'; it has make, fixed, wrong, number, broken, needy",
         "nowhere_at_all:make": "cannot import 'nowhere_at_all'",
         "own_nets:number": "must return an nn.Module, got int",
         "own_nets:wrong": "cannot read inputs of shape",
+        "own_nets:broken": "own_nets:broken must return .* called with num_outputs=3, but raised ValueError: no such",
+        "own_nets:needy": "called with seed=0, but raised TypeError: .*'width'; it may ask for input_shape, num_out",
+        "torn_nets:make": "cannot import 'torn_nets' of --model torn_nets:make: ZeroDivisionError",
     }.items():
         with pytest.raises((ConfigError, DataError), match=message):
             compare(quick("wine", model=model, held_out=0), ["map"])

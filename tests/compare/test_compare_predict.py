@@ -12,12 +12,13 @@ import dubito
 from dubito import ConfigError, DataError, StorageError, Training
 from dubito.cli import main
 from dubito.compare import Settings, compare
+from dubito.compare.export import columns
 from dubito.compare.folder import Folder
 from dubito.compare.network import Network
 from dubito.compare.new_rows import RowReader
-from dubito.compare.predict import _check_words, predict, saved
+from dubito.compare.predict import _check_words, kept_columns, predict, saved
 from dubito.compare.task import make_task
-from dubito.data import Scaling
+from dubito.data import Scaling, load
 from dubito.report import write_page
 
 QUICK = Training(iterations=60, batch_size=32, lr=1e-2)
@@ -95,6 +96,54 @@ def test_the_command_hears_level_samples_and_seed(houses, tmp_path):
     assert "upper_50" in expected and list(rows[0]) == list(expected)
     for name in ("mean", "epistemic_std", "upper_50"):
         assert [float(row[name]) for row in rows] == pytest.approx(expected[name], rel=1e-5)
+
+
+KEPT = {"id": ["12345678", "", "12345680"], "zip": ["01234", "NA", " 1e5"], "sum": ["1234567.25", "1,5", "03/04/2020"]}
+
+
+def test_kept_columns_stand_as_in_the_file_and_numbers_in_full(houses, tmp_path):
+    folder, frame, _ = houses
+    path, new, out = folder / "out" / "mc-dropout.safetensors", tmp_path / "new.csv", tmp_path / "predictions.csv"
+    rows = frame.drop(columns="price").head(3).assign(**KEPT)
+    rows.to_csv(new, index=False, quoting=csv.QUOTE_NONNUMERIC)
+    assert main(["predict", str(path), str(new), "--keep", "id,zip,sum", "--out", str(out)]) == 0
+    found = predict(path, new, keep=["id", "zip", "sum"]).columns
+    with out.open() as file:
+        written = list(csv.DictReader(file))
+    for name, texts in KEPT.items():
+        assert [row[name] for row in written] == texts
+        assert found[name] == [text or None for text in texts]
+    for name in ("mean", "epistemic_std", "upper_95"):
+        assert [float(row[name]) for row in written] == found[name]
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "xlsx"])
+def test_kept_values_of_typed_files_are_whole(tmp_path, suffix):
+    rows = pandas.DataFrame({"id": [12345678, None, 12345680], "zip": ["01", None, "2"], "share": [0.1, 2.5, None]})
+    rows["day"] = pandas.to_datetime(["2020-01-31", None, "2020-02-01"])
+    path, rows = tmp_path / f"new.{suffix}", rows.astype({"id": "Int64"})
+    if suffix == "xlsx":
+        pytest.importorskip("openpyxl")
+        rows.to_excel(path, index=False)
+    else:
+        arrow = pytest.importorskip("pyarrow")
+        plain = arrow.Table.from_pandas(rows).replace_schema_metadata()  # as other programs write it
+        pytest.importorskip("pyarrow.parquet").write_table(plain, path)
+    kept = kept_columns(path, ["id", "zip", "share", "day"], ())
+    assert str(list(kept.values())) == str(
+        [[12345678, None, 12345680], ["01", None, "2"], [0.1, 2.5, None], ["2020-01-31", None, "2020-02-01"]]
+    )
+
+
+def test_a_small_spread_around_a_large_mean_is_told(tmp_path):
+    stream = np.random.default_rng(0)
+    table = pandas.DataFrame({"x": stream.normal(size=60)})
+    table["y"] = 2.0**24 + table.x + 0.1 * stream.normal(size=60)
+    table.to_csv(tmp_path / "own.csv", index=False, float_format="%.17g")
+    compare(quick(tmp_path / "own.csv", target="y"), ["map"], out=tmp_path / "out")
+    columns = pandas.DataFrame(predict(tmp_path / "out" / "map.safetensors", tmp_path / "own.csv").columns)
+    assert ((columns.lower_95 < columns["mean"]) & (columns["mean"] < columns.upper_95)).all()
+    assert columns["mean"].nunique() == 60 and (columns["mean"] - table.y).abs().mean() < 0.8
 
 
 def test_one_network_flags_nothing_and_says_so(houses, tmp_path, capsys):
@@ -267,3 +316,44 @@ def test_a_posterior_is_exported_with_the_scaling_of_the_table_inside(houses, tm
         np.testing.assert_allclose(answer.ravel(), columns[name][:7], rtol=1e-4)
     described = json.loads(graph.with_suffix(".json").read_text())
     assert described["target"] == "price" and "area" in json.dumps(described["inputs"])
+
+
+def test_a_graph_names_every_input_of_every_kind_of_column(tmp_path):
+    """Numbers, categories and dates, with gaps and without."""
+    days = pandas.date_range("2020-01-01", periods=60, freq="31h")
+    frame = pandas.DataFrame({"x": np.arange(60) ** 2.0, "when": days, "city": ["Rome", "Oslo", "Lima"] * 20})
+    whole = frame.assign(then=frame.when.where(frame.x > 9), town=frame.city.where(frame.x > 9), y=-frame.x)
+    whole.to_csv(tmp_path / "own.csv", index=False)
+    data = load(tmp_path / "own.csv", target="y")
+    features = columns(RowReader.of(data))["features"]
+    assert tuple(feature["name"] for feature in features) == data.feature_names
+    told = {feature["name"]: feature["category"] for feature in features}
+    assert (told["x"], told["when: Mon"], told["then is missing"]) == (None, None, "(missing)")
+    assert (told["city=Rome"], told["town is missing"]) == ("Rome", "(missing)")
+
+
+def test_a_column_that_is_not_used_may_hold_anything(tmp_path):
+    names = [f"name {number}" for number in range(60)]
+    frame = pandas.DataFrame({"x": np.arange(60) / 3, "y": np.arange(60) / 7, "who": names})
+    frame.to_csv(tmp_path / "own.csv", index=False)
+    reader = RowReader.of(load(tmp_path / "own.csv", target="y"))
+    dates = ("03/04/2020", "2020-01-01", "")
+    lines = "".join(f"{row},{date},{date}\n" for row, date in enumerate(dates))
+    (tmp_path / "new.csv").write_text(f"x,when,who\n{lines}")
+    inputs, told = reader.read(tmp_path / "new.csv")
+    assert len(inputs) == 3 and told[-1] == "not used, for training did not have it: when"
+
+
+def test_true_and_false_are_told_from_what_is_neither(tmp_path):
+    rows = "".join(f"{bool(row % 2)},{row},{row / 3}\n" for row in range(20))
+    (tmp_path / "own.csv").write_text(f"flag,x,y\n{rows}")
+    reader = RowReader.from_json(json.loads(json.dumps(RowReader.of(load(tmp_path / "own.csv", target="y")).to_json())))
+    new = tmp_path / "new.csv"
+    new.write_text("flag,x\nTrue,1\nmaybe,2\n")
+    with pytest.raises(DataError, match=r"'flag' of .* must hold True and False, as in training, got 'maybe' in row 2"):
+        reader.read(new)
+    found = []
+    for flags in (("True", "False"), ("TRUE", "false"), ("1", "0"), (" true", "False,,")):
+        new.write_text(f"flag,x\n{flags[0]},1\n{flags[1][:5]},1\n" + ",1\n" * (len(flags[1]) > 5))
+        found.append(reader.read(new)[0][:2, 0].tolist())
+    assert found[0][0] > found[0][1] and found == [found[0]] * 4

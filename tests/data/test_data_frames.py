@@ -4,15 +4,17 @@ import csv
 import gzip
 import io
 import itertools
+import json
 
 import numpy as np
 import openpyxl
 import pandas
 import pytest
+import torch
 
 from dubito.compare.new_rows import RowReader
 from dubito.data import load
-from dubito.data.columns import date_of
+from dubito.data.columns import date_of, described
 from dubito.data.frames import decoded, frame, separator_of
 from dubito.data.spelling import date_forms, number_form, typed
 from dubito.errors import ConfigError, DataError, StorageError
@@ -340,3 +342,59 @@ def test_a_missing_reader_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(pandas, "ExcelFile", missing)
     with pytest.raises(ConfigError, match="needs openpyxl"):
         frame(tmp_path / "own.xlsx")
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin", "America/New_York"])
+def test_dates_with_a_zone_are_read_as_their_text_is(tmp_path, zone):
+    pytest.importorskip("pyarrow")
+    when = pandas.date_range("2020-01-01 23:00", periods=40, freq="7h", tz=zone).to_series(index=range(40))
+    when[3] = pandas.NaT
+    table = pandas.DataFrame({"when": when, "y": np.arange(40) / 3})
+    table.to_csv(tmp_path / "own.csv", index=False)
+    table.to_parquet(tmp_path / "own.parquet")
+    one, other = (load(tmp_path / f"own.{suffix}", target="y") for suffix in ("parquet", "csv"))
+    assert one.feature_names == other.feature_names and one.train.inputs.equal(other.train.inputs)
+    for suffix in ("csv", "parquet"):
+        assert (
+            RowReader.of(one)
+            .read(tmp_path / f"own.{suffix}")[0]
+            .equal(RowReader.of(other).read(tmp_path / "own.csv")[0])
+        )
+
+
+@pytest.mark.parametrize(
+    ("form", "told"), [("{}%", "'0%'"), ("${},000", "'$0,000'"), ("{} kg", "'0 kg'"), ("n{}", ""), ("1.2.{}", "")]
+)
+def test_amounts_with_signs_or_units_are_left_out_with_the_remedy(form, told):
+    frame = pandas.DataFrame({"a": [form.format(row) for row in range(60)], "b": np.arange(60) ** 2})
+    note = described(frame, "own")[1][0]
+    assert "60 different words in 60 rows, left out as a name or text" in note
+    assert ("as plain numbers, without signs or units" in note) == bool(told) and told in note
+
+
+def test_columns_that_are_the_same_in_all_rows_are_left_out(tmp_path):
+    path = tmp_path / "own.csv"
+    rows = "".join(f"{row % 3},7,red,2020-01-01,True,{'7' if row else ''},{row / 7}\n" for row in range(9))
+    path.write_text(f"a,seven,colour,when,flag,gap,y\n{rows}")
+    data = load(path, target="y")
+    assert data.feature_names == ("a", "gap", "gap is missing")  # a gap says something
+    assert data.notes[:4] == tuple(
+        f"{name}: the same in all 9 rows, left out" for name in ("seven", "colour", "when", "flag")
+    )
+    reader = RowReader.of(data)
+    path.write_text("a,seven,gap\n1,7,7\n1,9,7\n")
+    inputs, told = reader.read(path)
+    assert inputs[0].equal(inputs[1]) and told == []
+
+
+def test_statistics_keep_small_differences_of_large_numbers(tmp_path):
+    """New rows are scaled as training rows were, and targets come back as they are in the file."""
+    path, x = tmp_path / "own.csv", 1e9 + STREAM.normal(size=60)
+    pandas.DataFrame({"x": x, "y": 3 * x}).to_csv(path, index=False, float_format="%.17g")
+    data = load(path, target="y")
+    order = np.random.RandomState(1).permutation(60)[:48]
+    inputs = RowReader.from_json(json.loads(json.dumps(RowReader.of(data).to_json()))).read(path)[0]
+    torch.testing.assert_close(inputs[order], data.train.inputs, rtol=0, atol=1e-6)
+    targets = data.target_scaling.undo(data.train.targets.double())[:, 0]
+    np.testing.assert_allclose(targets, 3 * x[order], rtol=0, atol=1e-5)
+    assert data.train.inputs.dtype == data.input_scaling.undo(data.train.inputs).dtype == torch.float32

@@ -19,6 +19,7 @@ from dubito.data import load
 from dubito.registry import methods
 from dubito.report import colours, write_page
 from dubito.report.charts import Item, _quality, training
+from dubito.report.multiples import fans
 from dubito.report.panels import confusions
 from dubito.report.svg import Axis, Chart, even_ticks, log_ticks, span
 from dubito.report.terms import explained
@@ -341,6 +342,24 @@ def test_a_training_of_one_epoch_is_a_point():
     assert re.findall(r'class="xtick"[^>]*>([^<]*)<', text) == ["0", "1", "2"]
     item = Item("map", 7, row, {"training": {"epoch": [1.0, 2.0], "nll": [0.25, 0.2]}})
     assert "<circle" not in training([item], "nll")
+
+
+def test_a_fan_over_inputs_that_differ_in_their_last_digits_is_drawn():
+    fan = {name: [0.0, 1.0, 2.0] for name in ("mean", "low95", "high95", "low50", "high50", "dots")}
+    for x in ([1e9] * 3, [0.0] * 3, [1e9, 1e9, 1e9 + 1]):
+        item = Item("map", 7, MethodRow("map", {"nll": 0.5}), {"fan": {"name": "x", "x": x, "dots_x": x, **fan}})
+        assert "<polyline" in fans([item], "y") or "<path" in fans([item], "y")
+
+
+def test_a_page_of_one_input_with_a_large_offset_tells_its_ends_apart(tmp_path):
+    stream = random.Random(0)
+    rows = [(1e9 + stream.gauss(0, 1), stream.gauss(0, 1)) for _ in range(60)]
+    (tmp_path / "own.csv").write_text("x,y\n" + "".join(f"{x!r},{y!r}\n" for x, y in rows))
+    settings = Settings(data=str(tmp_path / "own.csv"), target="y", training=QUICK, num_samples=4)
+    compare(settings, ["map"], out=tmp_path / "out")
+    chart = write_page(tmp_path / "out").read_text().split('class="multiples larger"')[1]
+    numbers = re.findall(r'class="xtick"[^>]*>([^<]*)<', chart.split("</svg>")[0])
+    assert len(set(numbers)) == len(numbers) > 1
 
 
 def test_ticks_are_round_and_inside():

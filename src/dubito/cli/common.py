@@ -15,9 +15,9 @@ Commands = Any
 def wide_console(*, stderr: bool = False) -> Console:
     """A console whose tables stay whole where the output goes to a file or a pipe.
 
-    It takes `[words]` in brackets for what they are: names of columns, classes and files hold them.
+    It takes `[words]` and `:words:` for what they are: names of columns, classes and files hold them.
     """
-    console = Console(stderr=stderr, markup=False, highlight=False)
+    console = Console(stderr=stderr, markup=False, emoji=False, highlight=False)
     if not console.is_terminal:
         console.width = 150
     return console

@@ -51,7 +51,12 @@ def add(commands: Commands, everywhere: argparse.ArgumentParser) -> None:
     parser.add_argument("--tune", type=int, help="trials that choose each method's settings, by Optuna")
     parser.add_argument("--lr", type=float, help="learning rate")
     parser.add_argument("--model", help="a network of your own, as package.module:factory")
-    parser.add_argument("--hold-out", type=int, help="classes kept from training, as out-of-distribution rows")
+    parser.add_argument(
+        "--hold-out",
+        type=int,
+        help="classes kept from training, as out-of-distribution rows (default: a fifth of them of named data without "
+        "--ood, none of a table of your own)",
+    )
     ood = parser.add_argument(
         "--ood", help="out-of-distribution data: names or files separated by commas; for tables also shuffled and far"
     )
@@ -116,6 +121,10 @@ def run(options: argparse.Namespace) -> int:
         console.print(f"{settings.data}: {task.data.task} ({task.data.task_reason}); {rows}")
         console.print(f"network: {task.network.title}")
         console.print(f"likelihood: {task.likelihood_reason}", soft_wrap=True)
+        if task.held_out:
+            console.print(
+                f"classes held out, which no posterior can answer: {', '.join(task.held_out)}", style="yellow"
+            )
         left_out = offered(task)[1] if options.methods is None else None
         for note in (*task.data.notes, *filter(None, [left_out])):
             console.print(note, style="yellow")

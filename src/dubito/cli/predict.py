@@ -86,5 +86,4 @@ def _write(columns: dict[str, list[Any]], path: Path) -> None:
 def _write_csv(columns: dict[str, list[Any]], file: Any) -> None:
     writer = csv.writer(file)
     writer.writerow(columns)
-    for row in zip(*columns.values(), strict=True):
-        writer.writerow([f"{value:.6g}" if isinstance(value, float) else value for value in row])
+    writer.writerows(zip(*columns.values(), strict=True))

@@ -107,10 +107,10 @@ def _fan(
         dots = evenly(len(task.train.targets), 150)
         return {
             "name": (*task.data.feature_names, "input")[0],
-            "x": short(scaling.undo(grid)),
-            **_bands(shown.rescaled(*target_scaling)),
-            "dots_x": short(scaling.undo(task.train.inputs[dots])),
-            "dots": short(target_scaling.undo(task.train.targets[dots])),
+            "x": short(scaling.undo(grid.double()), 15),
+            **_bands(shown.to(torch.float64).rescaled(*target_scaling)),
+            "dots_x": short(scaling.undo(task.train.inputs[dots].double()), 15),
+            "dots": short(target_scaling.undo(task.train.targets[dots].double())),
         }
     order = prediction.mean.flatten().argsort()
     places = order[evenly(len(order), MOST_ROWS)]

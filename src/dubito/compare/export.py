@@ -129,11 +129,11 @@ def columns(reader: RowReader) -> dict[str, Any]:
         units = "from 0 to 1"
     features = []
     for column in reader.columns:
-        levels = list(column.levels) if column.kind == "category" else [None]
-        levels += ["(other)"] * column.other + ["(missing)"] * column.flagged
+        last = ["(other)"] * column.other + ["(missing)"] * column.flagged
+        numbers = [None] * (len(column.features) - len(last))
+        levels = [*(column.levels if column.kind == "category" else numbers), *last]
         known = {"column": column.name, "kind": column.kind}
         features += [
-            {"name": name, **known, "category": level}
-            for name, level in zip(column.features, levels if column.features else [], strict=True)
+            {"name": name, **known, "category": level} for name, level in zip(column.features, levels, strict=True)
         ]
     return {"name": "inputs", "dtype": kind, "shape": ["rows", *reader.shape], "units": units, "features": features}

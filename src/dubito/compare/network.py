@@ -40,9 +40,16 @@ class Network:
             return models.make(self.name, **self.arguments, seed=seed)
         made = imported(self.factory)
         offered = {"input_shape": self.input_shape, "num_outputs": self.num_outputs, "seed": seed}
-        asked = inspect.signature(made).parameters
-        with seeds.forked(seed, "compare", "network"):
-            network = made(**{name: value for name, value in offered.items() if name in asked})
+        given = {name: value for name, value in offered.items() if name in inspect.signature(made).parameters}
+        try:
+            with seeds.forked(seed, "compare", "network"):
+                network = made(**given)
+        except Exception as error:  # the factory may raise anything
+            told = ", ".join(f"{name}={value!r}" for name, value in given.items()) or "nothing"
+            raise ConfigError(
+                f"{self.factory} must return a network when called with {told}, but raised {type(error).__name__}: "
+                f"{error}; it may ask for {', '.join(offered)}, and anything else it takes needs a default"
+            ) from error
         if not isinstance(network, nn.Module):
             raise ConfigError(f"{self.factory} must return an nn.Module, got {type(network).__name__}")
         return network
@@ -65,8 +72,9 @@ def imported(path: str) -> Callable[..., Any]:
         sys.path.insert(0, here)
     try:
         module = import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"cannot import {module_name!r} of --model {path}: {error}") from error
+    except Exception as error:  # a module of the user's own may raise anything
+        told = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"cannot import {module_name!r} of --model {path}: {told}; correct or rename it") from error
     function = getattr(module, name, None)
     if not callable(function):
         known = ", ".join(key for key, value in vars(module).items() if callable(value) and key[0] != "_")

@@ -68,7 +68,8 @@ class RowReader:
         return cls(
             columns=from_json(content["columns"]),
             fill=tuple(content["fill"]),
-            scaling=scaling and Scaling(*(torch.tensor(scaling[name]) for name in ("shift", "scale"))),
+            scaling=scaling
+            and Scaling(*(torch.tensor(scaling[name], dtype=torch.float64) for name in ("shift", "scale"))),
             shape=tuple(content["shape"]),
             unit=content.get("unit", len(content["shape"]) == 3),  # folders of earlier versions do not say
             target=content.get("target", ""),
@@ -99,7 +100,8 @@ class RowReader:
 
     def frame(self, path: Path) -> Any:
         """The table in a file, read as training's was where it could be read in two ways."""
-        return tabular.frame(path, {column.name: column.form for column in self.columns if column.form})
+        used = {column.name for column in self.columns if column.kind != "ignored"} or None
+        return tabular.frame(path, {column.name: column.form for column in self.columns if column.form}, used)
 
     def _from_frame(self, frame: Any, path: Path) -> tuple[Tensor, list[str]]:
         if not len(frame):

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 import torch
 from torch import Tensor
 
-from ..data.frames import form_of
+from ..data.frames import form_of, written
 from ..errors import ConfigError, DataError, StorageError, unknown_name
 from ..loading import load
 from ..prediction import BernoulliPrediction, CategoricalPrediction, CountPrediction, Prediction, RealPrediction
@@ -90,22 +90,23 @@ def predict(
         seed=facts["seed"] if seed is None else seed,
     )
     if facts["target_scaling"] is not None:
-        prediction = prediction.rescaled(*(torch.tensor(value) for value in facts["target_scaling"].values()))
+        # In double precision, where a large mean leaves room for a small spread.
+        prediction = prediction.to(torch.float64).rescaled(*facts["target_scaling"].values())
     columns = columns_of(prediction, facts["class_names"], level, facts["target"])
     flags, note = unlike(prediction, limits).tolist(), None
     if not any(limits.values()):
         note = f"{path.stem} holds no epistemic uncertainty, so no row can be flagged as unlike training"
     columns["unlike_training"] = flags
     if keep:
-        columns = {**kept_columns(reader, Path(rows), keep, columns), **columns}
+        columns = {**kept_columns(Path(rows), keep, columns), **columns}
     return Predictions(columns=columns, differences=tuple(differences), num_unlike=sum(flags), note=note)
 
 
-def kept_columns(reader: RowReader, path: Path, names: Sequence[str], taken: Collection[str]) -> dict[str, list[Any]]:
-    """Columns of new rows as they stand in their file."""
+def kept_columns(path: Path, names: Sequence[str], taken: Collection[str]) -> dict[str, list[Any]]:
+    """Columns of new rows as they stand in their file: of a text words, else numbers, booleans or words."""
     if form_of(path) == "npz":
         raise ConfigError(f"columns can be copied from tables, but {path} is an archive; leave --keep out")
-    table = reader.frame(path)
+    table = written(path)
     if tuple(names) == ("all",) and "all" not in table.columns:
         names = list(table.columns)
     for name in names:
@@ -115,10 +116,10 @@ def kept_columns(reader: RowReader, path: Path, names: Sequence[str], taken: Col
             raise ConfigError(
                 f"column {name!r} of {path} is called as one of the predictions'; rename it, or leave it out"
             )
-    texts = {name: table[name].astype(str) if table[name].dtype.kind == "M" else table[name] for name in names}
+    plain = {name: table[name] if table[name].dtype.kind in "iufb" else table[name].astype(str) for name in names}
     return {
-        name: [None if missing else value for value, missing in zip(text.tolist(), text.isna(), strict=True)]
-        for name, text in texts.items()
+        name: [None if missing else value for value, missing in zip(values.tolist(), table[name].isna(), strict=True)]
+        for name, values in plain.items()
     }
 
 
@@ -209,13 +210,13 @@ def columns_of(prediction: Prediction, class_names: Sequence[str], level: float,
     chosen = [" | ".join(names[place] for place in row.nonzero().flatten().tolist()) for row in sets]
     return {
         "label": [names[place] for place in _single(prediction.labels).tolist()],
-        "confidence": _single(prediction.confidence).tolist(),
-        "total": _single(prediction.total).tolist(),
-        "aleatoric": _single(prediction.aleatoric).tolist(),
-        "epistemic": _single(prediction.epistemic).tolist(),
-        "function_variance": _single(prediction.function_variance).tolist(),
+        "confidence": _shortest(_single(prediction.confidence)),
+        "total": _shortest(_single(prediction.total)),
+        "aleatoric": _shortest(_single(prediction.aleatoric)),
+        "epistemic": _shortest(_single(prediction.epistemic)),
+        "function_variance": _shortest(_single(prediction.function_variance)),
         f"set_{100 * level:g}": chosen,
-        **{f"prob_{name}": probs[:, place].tolist() for place, name in enumerate(names)},
+        **{f"prob_{name}": _shortest(probs[:, place]) for place, name in enumerate(names)},
     }
 
 
@@ -224,9 +225,14 @@ def _single(values: Tensor) -> Tensor:
     return values.flatten(1)[:, 0] if values.ndim > 1 else values
 
 
+def _shortest(values: Tensor) -> list[float]:
+    """Numbers of the fewest digits that stand for what was computed, in whatever precision; whole ones as they are."""
+    return values.numpy().astype(str).astype(float).tolist() if values.is_floating_point() else values.tolist()
+
+
 def _outputs(name: str, values: Tensor, target: str) -> dict[str, list[float]]:
     flat = values.flatten(1)
     if flat.shape[1] == 1:
-        return {name: flat[:, 0].tolist()}
+        return {name: _shortest(flat[:, 0])}
     outputs = target_names(target, flat.shape[1])
-    return {f"{name}_{output}": flat[:, place].tolist() for place, output in enumerate(outputs)}
+    return {f"{name}_{output}": _shortest(flat[:, place]) for place, output in enumerate(outputs)}

@@ -264,7 +264,11 @@ def pooled_row(results: Sequence[StoredResult]) -> MethodRow:
         return replace(failed, failure=f"{where}{failed.failure}", fits=fits)
     return replace(
         rows[0],
-        metrics={name: fmean(row.metrics[name] for row in rows) for name in rows[0].metrics},
+        metrics={
+            name: fmean(row.metrics[name] for row in rows)
+            for name in rows[0].metrics
+            if all(name in row.metrics for row in rows)
+        },
         seconds=fmean(row.seconds for row in rows),
         predict_seconds=fmean(row.predict_seconds for row in rows),
         notes=tuple(dict.fromkeys(note for row in rows for note in row.notes)),

@@ -21,7 +21,7 @@ DEFAULT_TRAINING = Training.auto()
 #: The part of a budget for the whole command that training may take; judging and loading have the rest.
 TRAINING_SHARE = 0.8
 #: Raised when a change of the code changes the numbers, so that old rows no longer count.
-REVISION = 5
+REVISION = 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,8 @@ class Settings(Checked):
         likelihood: what fits the target; None chooses by the training targets and the residuals of a pilot.
         splits: which of the data's splits; metrics are means over them.
         rows: train on so many rows at most, drawn by seed; None takes all.
-        held_out: classes kept from training, as out-of-distribution rows; None chooses.
+        held_out: classes kept from training, as out-of-distribution rows; None for a fifth of those of named data
+            without `ood`, and for none of a table of one's own.
         ood: names or paths of other data sets, as out-of-distribution rows too.
         corrupt: judge under shift as well; None does so where it costs little.
         model: `package.module:factory` of a network of one's own; None takes one that suits the data.

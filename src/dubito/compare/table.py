@@ -105,6 +105,9 @@ def table(comparison: Comparison) -> Table:
             continue
         cells = []
         for metric, _, form, lower, _ in headings:
+            if metric not in row.metrics:
+                cells.append("–")
+                continue
             text = nll_cell(content, row) if metric == "nll" else cell(row.metrics[metric], form)
             style = "bold" if row.metrics[metric] == best(comparison.rows, metric, lower) else ""
             if metric == "nll" and level > 1:

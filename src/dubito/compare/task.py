@@ -110,9 +110,9 @@ def loaded(settings: Settings) -> Data:
 
 
 def _count_held_out(data: Data, settings: Settings) -> int:
-    """How many classes are held out: a fifth of them, unless the user says or names out-of-distribution data."""
+    """How many classes are held out: as the user says, else of named data without `ood` a fifth of them."""
     classes = data.num_classes or 0
-    usual = 0 if settings.ood else classes // 5
+    usual = 0 if settings.ood or is_table(settings.data) else classes // 5
     count = usual if settings.held_out is None else settings.held_out
     if not 0 <= count <= classes - 2:
         raise ConfigError(f"at least 2 of the {classes} classes must remain, got held_out={count}")

@@ -3,7 +3,8 @@
 import math
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 from importlib import import_module
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from .. import jobs, models, protocol
-from ..errors import DubitoError, DubitoWarning, Interrupted, TrainingError
+from ..errors import DubitoError, DubitoWarning, Interrupted, NetworkError, TrainingError, warn
 from ..inference.map import MAP
 from ..inputs import TensorOptions
 from ..likelihoods import Gaussian
@@ -154,8 +155,11 @@ def judged(name: str, model: Any, title: str, fit: FitRecord, task: Task, settin
     loss = -float(seen.validation.log_prob(watched).double().mean()) if len(watched) else None
     seconds, fits = round(fit.seconds + fit.shared_seconds, 2), (replace(fit, validation_nll=loss),)
     costs = (model.num_parameters, model.nbytes, seconds, round(predict_seconds, 4))
-    row = MethodRow(name, values, *costs, settings=title, fits=fits)
-    return row, evidence(seen, task, model, settings)
+    drawn = evidence(seen, task, model, settings)
+    if len(seen.ood) < len(task.ood):  # the mean over other sets than those of other methods
+        values.pop("ood_auroc", None)
+        drawn["replicates"].pop("ood_auroc", None)
+    return MethodRow(name, values, *costs, settings=title, fits=fits), drawn
 
 
 def ended(endings: Sequence[str]) -> str:
@@ -191,27 +195,39 @@ def observed(posterior: Posterior, task: Task, settings: Settings) -> tuple[Judg
     start = clock()
     test = predicted(task.test.inputs)
     seconds = 1000 * (clock() - start) / len(task.test.targets)
+    ood: dict[str, Prediction] = {}
+    for name, rows in task.ood.items():
+        with spared(f"out-of-distribution rows {name!r}"):
+            ood[name] = predicted(rows)
     shifts: dict[str, list[Prediction]] = {}
-    if wanted(task, settings):
-        for shift, _, rows in shifted(task, settings):
-            shifts.setdefault(shift, []).append(predicted(rows))
+    for shift, _, rows in shifted(task, settings) if wanted(task, settings) else ():
+        shifts.setdefault(shift, []).append(predicted(rows))
     seen = JudgedPredictions(
         test=test,
         targets=targets_in_units(task.test.targets, task),
         validation=predicted(task.validation.inputs[:MOST_WATCHED]),
-        ood={name: predicted(rows) for name, rows in task.ood.items()},
+        ood=ood,
         shifts=shifts,
     )
     return seen, seconds
 
 
+@contextmanager
+def spared(what: str) -> Iterator[None]:
+    """While open, a prediction that is no number is told and left out: rows that do not belong may be too far off."""
+    try:
+        yield
+    except NetworkError as error:
+        warn(f"{what} are left out for this method, which then has no AUROC: {error}")
+
+
 def in_units(prediction: Prediction, task: Task) -> Any:
-    """A prediction of real targets in their original units; others as they are."""
+    """A prediction of real targets in their original units, in double precision; others as they are."""
     scaling = task.data.target_scaling
-    return prediction if scaling is None else prediction.rescaled(*scaling)  # pyright: ignore
+    return prediction if scaling is None else prediction.to(torch.float64).rescaled(*scaling)  # pyright: ignore
 
 
 def targets_in_units(targets: torch.Tensor, task: Task) -> torch.Tensor:
-    """Real targets in their original units; others as they are."""
+    """Real targets in their original units, in double precision; others as they are."""
     scaling = task.data.target_scaling
-    return targets if scaling is None else scaling.undo(targets)
+    return targets if scaling is None else scaling.undo(targets.double())

@@ -133,8 +133,10 @@ def assembled(
         feature_names=raw.feature_names,
         class_names=class_names,
         target_name=entry.target_name,
-        input_scaling=None if entry.kind == "tokens" else Scaling(*(value.to(dtype) for value in scaling)),
-        target_scaling=target_scaling and Scaling(*(value.to(dtype) for value in target_scaling)),
+        input_scaling=None
+        if entry.kind == "tokens"
+        else Scaling(*(value.to(_work(entry, dtype)) for value in scaling)),
+        target_scaling=target_scaling and Scaling(*(value.double() for value in target_scaling)),
         licence=entry.licence,
         source=entry.source,
         task_reason=task_reason,
@@ -144,12 +146,18 @@ def assembled(
     )
 
 
+def _work(entry: Entry, dtype: torch.dtype) -> torch.dtype:
+    """Tables are scaled in double precision, where columns of large numbers keep their small differences.
+
+    Images and series are large and hold few digits.
+    """
+    return torch.float64 if entry.kind == "table" else dtype
+
+
 def _inputs(values: np.ndarray, entry: Entry, scaling: Scaling, dtype: torch.dtype) -> Tensor:
     if entry.kind == "tokens":
         return torch.as_tensor(values.astype(np.int64))
-    # Tables are scaled in double precision, where columns of large numbers keep their small differences;
-    # images and series are large and hold few digits.
-    work = torch.float64 if entry.kind == "table" else dtype
+    work = _work(entry, dtype)
     inputs = torch.tensor(values, dtype=work)
     if entry.kind == "image":
         inputs /= 255

@@ -22,6 +22,10 @@ from .spelling import words_of
 MOST_LEVELS = 50
 #: Numbers beyond it cannot be scaled in single precision.
 LARGEST = 1e30
+#: The form of a column of True and False.
+BOOLEAN = "boolean"
+#: A number with a sign before it or a unit behind it, such as $1,234 or 45%.
+AMOUNT = re.compile(r"[^\w\s]\s?[-+]?\d[\d.,]*|[-+]?\d[\d.,]*\s?[^\d\s.,]\D{0,4}")
 #: Headings of columns that count the rows.
 COUNTERS = ("", "id", "index", "idx", "row", "row id", "row name", "row number", "rownum", "no", "nr", "number", "#")
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
@@ -44,7 +48,7 @@ class Column:
         levels: of a category, in order; words that are not among them share the level "other"; of a date its `PARTS`.
         other: whether there is such a level.
         flagged: whether a column of zeros and ones says where a value is missing.
-        form: how numbers or dates are written, where that is not plain.
+        form: how numbers or dates are written, where that is not plain; `BOOLEAN` where all were True or False.
     """
 
     name: str
@@ -67,27 +71,30 @@ class Column:
         return (*names, f"{self.name} is missing") if self.flagged else tuple(names)
 
 
-def described(frame: Any, where: str) -> tuple[tuple[Column, ...], tuple[str, ...]]:
+def described(frame: Any, where: str, *, constant: bool = False) -> tuple[tuple[Column, ...], tuple[str, ...]]:
     """How each column of a frame is to be read, and what the user should know about that.
 
     Args:
         frame: a pandas frame without the target.
         where: the table's name, for messages.
+        constant: whether columns that are the same in all rows stay.
     """
     columns, notes = [], []
     for name in frame.columns:
-        column, note = _described(frame[name])
-        columns.append(replace(column, form=frame.attrs.get("forms", {}).get(name, "")))
+        column, note = _described(frame[name], constant)
+        columns.append(replace(column, form=frame.attrs.get("forms", {}).get(name, column.form)))
         notes += note
     if not any(column.features for column in columns):
         raise DataError(f"{where} must have a column to learn from beside the target: {'; '.join(notes)}")
     return tuple(columns), tuple(notes)
 
 
-def _described(values: Any) -> tuple[Column, list[str]]:
+def _described(values: Any, constant: bool) -> tuple[Column, list[str]]:
     name, missing = str(values.name), int(values.isna().sum())
     if missing == len(values):
         return Column(name=name, kind="ignored"), [f"{name}: empty, left out"]
+    if not (constant or missing) and (words_of(values) if values.dtype.kind == "O" else values).nunique() == 1:
+        return Column(name=name, kind="ignored"), [f"{name}: the same in all {len(values)} rows, left out"]
     share = f"{missing} of {len(values)} values missing"
     if values.dtype.kind == "M":
         parts = date_parts(values)
@@ -101,10 +108,15 @@ def _described(values: Any) -> tuple[Column, list[str]]:
         if not missing and _counts_rows(values):
             return Column(name=name, kind="ignored"), [f"{name}: counts the rows, left out; rename it if it does not"]
         note = [f"{name}: {share}, filled with the training rows' median and flagged"] if missing else []
-        return Column(name=name, kind="number", flagged=missing > 0), note
+        return Column(name=name, kind="number", flagged=missing > 0, form=BOOLEAN if _boolean(values) else ""), note
     counts = words_of(values).value_counts()  # the most frequent first
     if len(counts) > MOST_LEVELS and 2 * len(counts) > len(values) - missing:
         note = f"{name}: {len(counts)} different words in {len(values)} rows, left out as a name or text"
+        amounts = [word for word in counts.index if AMOUNT.fullmatch(word)]
+        if 2 * len(amounts) >= len(counts):
+            note += (
+                f"; write amounts such as {amounts[0]!r} as plain numbers, without signs or units, to have them used"
+            )
         return Column(name=name, kind="ignored"), [note]
     levels = tuple(sorted(counts.index[:MOST_LEVELS]))
     other = len(counts) > MOST_LEVELS
@@ -125,7 +137,7 @@ def _encoded(frame: Any, column: Column, where: str) -> Iterator[np.ndarray]:
     values = frame[column.name]
     missing = values.isna().to_numpy()
     if column.kind == "number":
-        yield numbers(values, where)
+        yield numbers(values, where, boolean=column.form == BOOLEAN)
     elif column.kind == "date":
         yield from _date_inputs(values, column, where)
     else:
@@ -171,10 +183,17 @@ def differences(frame: Any, columns: Sequence[Column], where: str) -> list[str]:
 
 def date_parts(values: Any) -> tuple[str, ...]:
     """Which `PARTS` of a column's dates vary: the season where they are not all of one month, and so on."""
-    dates = values.dropna().dt
-    hours = (dates.normalize() != values.dropna()).any()
+    there = _in_utc(values.dropna())
+    dates = there.dt
+    hours = (dates.normalize() != there).any()
     varies = {"season": dates.month.nunique() > 1, "weekday": dates.day.nunique() > 1, "hour": hours}
     return ("year", *(part for part, there in varies.items() if there))
+
+
+def _in_utc(dates: Any) -> Any:
+    """Dates without a zone; those that have one as the time in UTC."""
+    plain = dates if getattr(dates.dtype, "tz", None) is None else dates.dt.tz_convert(None)
+    return plain.astype("datetime64[us]")
 
 
 def _date_inputs(values: Any, column: Column, where: str) -> Iterator[np.ndarray]:
@@ -183,7 +202,8 @@ def _date_inputs(values: Any, column: Column, where: str) -> Iterator[np.ndarray
         raise DataError(
             f"column {column.name!r} of {where} must hold dates as in training, got {values.dropna().iloc[0]!r}"
         )
-    dates = values.astype("datetime64[us]").dt
+    values = _in_utc(values)
+    dates = values.dt
     length = 365 + dates.is_leap_year
     day = (dates.normalize() - values).dt.total_seconds() / -86400
     season = (dates.day_of_year - 1 + day) / length
@@ -203,23 +223,39 @@ def date_of(year: float) -> str:
     return f"{start + (year - start.year) * (datetime(start.year + 1, 1, 1) - start):%Y-%m-%d}"
 
 
-def numbers(values: Any, where: str, largest: float = LARGEST) -> np.ndarray:
-    """A column as float64, NaN where nothing stands; a word among them, or what is too large, is named and refused."""
+def numbers(values: Any, where: str, boolean: bool = False) -> np.ndarray:
+    """A column as float64, NaN where nothing stands; a word among them, or what is too large, is named and refused.
+
+    Args:
+        values: the column.
+        where: the table's name, for messages.
+        boolean: whether training had True and False, which are 1 and 0.
+    """
     import pandas
 
-    missing = values.isna().to_numpy()
-    numeric: Any = pandas.to_numeric(values, errors="coerce")
+    missing, plain = values.isna().to_numpy(), values
+    if boolean and values.dtype.kind not in "fiub":
+        plain = words_of(values).str.lower().replace({"true": "1", "false": "0"}).reindex(values.index)
+    numeric: Any = pandas.to_numeric(plain, errors="coerce")
     parsed = numeric.to_numpy(np.float64, na_value=np.nan)
-    wrong = np.flatnonzero(~(np.abs(parsed) <= largest) & ~missing)
+    wrong = np.flatnonzero(~(np.abs(parsed) <= LARGEST) & ~missing)
     if wrong.size:
         row, told = values.index[wrong[0]], values.iloc[wrong[0]]
         told = told.item() if isinstance(told, np.generic) else told
-        bounds = f" from -{largest:g} to {largest:g}" if np.isfinite(parsed[wrong[0]]) else ""
+        bounds = f" from -{LARGEST:g} to {LARGEST:g}" if np.isfinite(parsed[wrong[0]]) else ""
+        wanted = "True and False, as in training" if boolean else f"finite numbers{bounds}"
         raise DataError(
-            f"column {values.name!r} of {where} must hold finite numbers{bounds}, got {told!r} in row {row + 1} "
-            "(the header not counted); correct it, or leave it empty where the value is missing"
+            f"column {values.name!r} of {where} must hold {wanted}, got {told!r} in row {row + 1} (the header not "
+            "counted); correct it, or leave it empty where the value is missing"
         )
     return parsed
+
+
+def _boolean(values: Any) -> bool:
+    """Whether all that stands in a column is True or False."""
+    import pandas
+
+    return pandas.api.types.infer_dtype(values, skipna=True) == "boolean"
 
 
 def _counts_rows(values: Any) -> bool:

@@ -6,7 +6,7 @@ import io
 import re
 import zipfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
@@ -43,21 +43,40 @@ def form_of(path: Path) -> Literal["npz", "parquet", "xlsx", "text"]:
     return "text"
 
 
-def frame(path: Path, forms: Mapping[str, str] = MappingProxyType({})) -> Any:
+def frame(path: Path, forms: Mapping[str, str] = MappingProxyType({}), used: Collection[str] | None = None) -> Any:
     """A table as a pandas frame with words for headings; its `attrs` hold "notes", "twice" and "forms".
 
     Args:
         path: a file of text, .parquet or .xlsx.
         forms: how columns of numbers and dates were written in a table like it, for what can be read in two ways.
+        used: columns whose words may be numbers or dates; None for all.
     """
+    table, facts = _read(path, forms)
+    table, told = typed(table, str(path), forms, used=used, **facts.get("writing", {}))
+    notes = ([f"read as {'; '.join(facts['read'])}"] if facts.get("read") else []) + facts.get("notes", [])
+    table.attrs |= {"twice": facts["twice"], "notes": (*notes, *told)}
+    return table
+
+
+def written(path: Path) -> Any:
+    """A table whose cells stand as in the file: of a text as words, else as values of their columns' types."""
+    return _read(path, {}, written=True)[0]
+
+
+def _read(path: Path, forms: Mapping[str, str], written: bool = False) -> tuple[Any, dict[str, Any]]:
+    """A frame as pandas reads it, and how it was read."""
     pandas = require_extra("pandas", "tabular", f"reading {path}")
     try:
         form = form_of(path)
         if form == "parquet":
-            table, facts = pandas.read_parquet(path), {}
+            options = {"dtype_backend": "numpy_nullable"} if written else {}  # whole numbers beside gaps stay whole
+            table, facts = pandas.read_parquet(path, **options), {}
             headings = [str(name) for name in table.columns]
+        elif form == "xlsx":
+            table, headings, facts = _sheet(path)
+            table = table.convert_dtypes() if written else table.infer_objects()
         else:
-            table, headings, facts = _sheet(path) if form == "xlsx" else _text(path, forms)
+            table, headings, facts = _text(path, forms, written)
     except ImportError as error:
         needed = "openpyxl" if path.suffix.lower() == ".xlsx" else "pyarrow"
         raise ConfigError(
@@ -71,10 +90,7 @@ def frame(path: Path, forms: Mapping[str, str] = MappingProxyType({})) -> Any:
         raise DataError(f"{path} has several columns called {twice[0]!r}; rename all but one")
     # pandas calls a second "a" of a text "a.1"
     table.columns = [str(column) for column in table.columns]
-    table, told = typed(table.reset_index(drop=True), str(path), forms, **facts.pop("writing", {}))
-    notes = ([f"read as {'; '.join(facts['read'])}"] if facts.get("read") else []) + facts.get("notes", [])
-    table.attrs |= {"twice": twice, "notes": (*notes, *told)}
-    return table
+    return table.reset_index(drop=True), {**facts, "twice": twice}
 
 
 def _ragged(error: str) -> str:
@@ -128,7 +144,7 @@ def separator_of(lines: list[str]) -> str:
     return r"\s+" if len(widths) == 1 and max(widths) > 1 else ","
 
 
-def _text(path: Path, forms: Mapping[str, str]) -> tuple[Any, list[str], dict[str, Any]]:
+def _text(path: Path, forms: Mapping[str, str], written: bool) -> tuple[Any, list[str], dict[str, Any]]:
     """A text as a frame, the headings as they stand there, where two may be the same, and how it was read."""
     import pandas
 
@@ -155,11 +171,13 @@ def _text(path: Path, forms: Mapping[str, str]) -> tuple[Any, list[str], dict[st
     longer = bool(rows) and all(len(row) == len(headings) + 1 for row in rows)
     if longer and not any(row[-1] for row in rows):  # a separator at the end of each row
         options |= {"index_col": False, "usecols": range(len(headings))}
+    if written:
+        options |= {"dtype": str, "keep_default_na": False, "na_values": [""]}
 
     def read(**more: Any) -> Any:
         return pandas.read_csv(io.StringIO(text[start:], newline=""), **options, **more)
 
-    table = read(dtype={name: str for name, form in forms.items() if form == ","})
+    table = read() if written else read(dtype={name: str for name, form in forms.items() if form == ","})
     decimal = decimal_of(table, separator == ";")
     if decimal == "," and (fractions := {name: str for name in table if table[name].dtype.kind == "f"}):
         table = read(dtype=fractions)  # 1.234 may be a thousand there
@@ -207,7 +225,7 @@ def _sheet(path: Path) -> tuple[Any, list[str], dict[str, Any]]:
         heading = heading or f"Unnamed: {place}"
         columns.append(f"{heading}.{seen[heading]}" if seen[heading] else heading)
         seen[heading] += 1
-    table = cells.iloc[1:].infer_objects()
+    table = cells.iloc[1:]
     table.columns = columns
     several = [f"the first of {len(names)} sheets, {names[0]!r}"] if len(names) > 1 else []
     return table, headings, {"read": several}

@@ -20,7 +20,8 @@ class Part(NamedTuple):
 class Scaling(NamedTuple):
     """The affine map between original units and what a network sees.
 
-    It unpacks to (shift, scale): `prediction.rescaled(*data.target_scaling)` speaks in original units.
+    It unpacks to (shift, scale): `prediction.rescaled(*data.target_scaling)` speaks in original units. Of tables both
+    are in double precision, where large numbers keep their small differences.
     """
 
     shift: Tensor
@@ -28,13 +29,17 @@ class Scaling(NamedTuple):
 
     @checked
     def apply(self, values: Tensor) -> Tensor:
-        """From original units to standardised ones: (values − shift) / scale."""
-        return (values - self.shift) / self.scale
+        """From original units to standardised ones, in the values' precision: (values − shift) / scale."""
+        return self._like(values, (values - self.shift) / self.scale)
 
     @checked
     def undo(self, values: Tensor) -> Tensor:
-        """From standardised values back to original units: shift + scale · values."""
-        return self.shift + self.scale * values
+        """From standardised values back to original units, in the values' precision: shift + scale · values."""
+        return self._like(values, self.shift + self.scale * values)
+
+    @staticmethod
+    def _like(values: Tensor, scaled: Tensor) -> Tensor:
+        return scaled.to(values.dtype) if values.is_floating_point() else scaled
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

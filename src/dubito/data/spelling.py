@@ -1,7 +1,7 @@
 """Numbers and dates as people write them: decimal commas, thousands apart, dates in many orders."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from itertools import product
 from typing import Any
@@ -59,7 +59,12 @@ def decimal_of(table: Any, european: bool) -> str:
 
 
 def typed(
-    table: Any, where: str, forms: Mapping[str, str], decimal: str = ".", european: bool = False
+    table: Any,
+    where: str,
+    forms: Mapping[str, str],
+    decimal: str = ".",
+    european: bool = False,
+    used: Collection[str] | None = None,
 ) -> tuple[Any, list[str]]:
     """A frame whose words that are numbers or dates have become such; `attrs["forms"]` says how they were written.
 
@@ -69,8 +74,10 @@ def typed(
         forms: how columns were written in a table like it, for what can be read in two ways.
         decimal: the table's decimal sign.
         european: whether days come before months where nothing else tells.
+        used: columns that matter, of which the others stay words; None for all.
     """
-    words = {name: words_of(table[name]) for name in table.columns if _is_words(table[name])}
+    names = [name for name in table.columns if _is_words(table[name]) and (used is None or name in used)]
+    words = {name: words_of(table[name]) for name in names}
     decided: dict[str, str] = {}
     dates: dict[str, list[str]] = {}
     for name, column in words.items():

@@ -117,7 +117,7 @@ class BayesianEstimator(BaseEstimator):
             raise DataError(f"X must hold at least 2 rows, got n_samples={len(frame)}")
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
         train, held = self._parted(targets, seed)
-        columns, _ = described(frame, "X")
+        columns, _ = described(frame, "X", constant=True)
         if ignored := [column.name for column in columns if column.kind == "ignored"]:
             told = f"columns of X that are empty, or hold a name or text, are left out: {', '.join(ignored)}"
             warn(told)

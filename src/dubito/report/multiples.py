@@ -6,7 +6,7 @@ from typing import Any
 
 from ..compare.words import readable
 from .charts import Item, figure
-from .svg import Axis, Chart
+from .svg import Axis, Chart, span
 from .terms import explained
 
 WIDTH, HEIGHT = 210, 128
@@ -35,21 +35,23 @@ def histograms(items: Sequence[Item], key: str) -> str:
         share for item in having for heights in item.evidence["histograms"][key]["shares"].values() for share in heights
     ]
     high = max(shares) * 1.05
+    others = list(
+        dict.fromkeys(name for item in having for name in list(item.evidence["histograms"][key]["shares"])[1:])
+    )
     figures = []
     for item in having:
         bars = item.evidence["histograms"][key]
         x = Axis(title=key, low=bars["low"], high=bars["high"], percent=key == "confidence")
-        inside, *outside = bars["shares"].items()
+        (_, inside), *outside = bars["shares"].items()
         told = "; ".join(
             f"{name}: {readable(_centre(heights, bars))} on average" for name, heights in bars["shares"].items()
         )
         y = Axis(title="share of rows", low=0, high=high, percent=True)
         chart = Chart(x, y, f"Histogram of {key}, {item.name}. {told}.", WIDTH, HEIGHT, small=True)
-        chart.bars(item.place, f"{item.name}, {inside[0]} rows", inside[1], "inside")
-        for number, (name, heights) in enumerate(outside):
-            chart.bars(item.place, f"{item.name}, {name}", heights, f"outside set{number % 3}")
+        chart.bars(item.place, f"{item.name}, test rows", inside, "inside")
+        for name, heights in outside:
+            chart.bars(item.place, f"{item.name}, {name}", heights, f"outside set{others.index(name) % 3}")
         figures.append(_small(item, chart))
-    _, *others = having[0].evidence["histograms"][key]["shares"]
     keys = (f' <i class="outside set{number % 3}"></i>{escape(name)}' for number, name in enumerate(others))
     legend = f'<p class="key"><i class="inside"></i>test rows{"".join(keys)}</p>'
     good = {"confidence": "to the left", "entropy": "to the right", "standard deviation": "to the right"}[key]
@@ -161,10 +163,9 @@ def fans(items: Sequence[Item], target: str) -> str:
     for item in having:
         fan = item.evidence["fan"]
         xs = fan["x"]
-        x, y = (
-            Axis(title=fan["name"], low=min(xs), high=max(xs)),
-            Axis(title=target, low=low - room, high=high + room),
-        )
+        ends = (min(xs), max(xs)) if min(xs) < max(xs) else span(xs)
+        x = Axis(title=fan["name"], low=ends[0], high=ends[1])
+        y = Axis(title=target, low=low - room, high=high + room)
         chart = Chart(x, y, _fan_label(item.name, target, fan), 300, 200, small=True)
         chart.band(item.place, item.name, xs, fan["low95"], fan["high95"], "band95")
         chart.band(item.place, item.name, xs, fan["low50"], fan["high50"], "band50")

@@ -163,7 +163,8 @@ def _sections(task: dict[str, Any], items: Sequence[Item], timed: bool) -> list[
     shifts = [
         charts.shift(items, metric) for metric in (("rmse", "nll", "coverage") if real else ("accuracy", "nll", "ece"))
     ]
-    drawn = [multiples.histograms(items, key) for key in items[0].evidence.get("histograms", {})]
+    keys = dict.fromkeys(key for item in items for key in item.evidence.get("histograms", {}))
+    drawn = [multiples.histograms(items, key) for key in keys]
     learned = [charts.training(items, metric) for metric in ("validation_nll", "nll")]
     parts = [multiples.decomposition(items, target) for target in multiples.targets(items)]
     if real:

@@ -1,5 +1,6 @@
 """The top of the page: the verdict, the table of all methods, and what became of their training."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 from itertools import starmap
@@ -94,9 +95,9 @@ def _row(results: dict[str, Any], rows: tuple[MethodRow, ...], row: MethodRow, n
     base = next((other for other in rows if other.method == results["base"] and other.failure is None), None)
     ends = results.get("intervals", {}).get(row.method, {})
     for metric, _, form, lower, _ in columns(rows):
-        value = row.metrics[metric]
+        value = row.metrics.get(metric, math.nan)
         mark = " class=best" if value == best(rows, metric, lower) else ""
-        text = cell(value, form)
+        text = cell(value, form) if metric in row.metrics else "–"
         if metric == "nll" and sum(level.values()) > 1:
             # those without take the same room, so that digits stand under digits
             text += "&nbsp;≈" if level.get(row.method) else '&nbsp;<i class="gap">≈</i>'

@@ -43,13 +43,14 @@ class Axis:
         return log_ticks(self.low, self.high) if self.log else even_ticks(self.low, self.high, most)
 
     def text(self, value: float) -> str:
-        """A number as it is shown."""
+        """A number as it is shown, with digits that tell the two ends apart."""
         if self.percent:
             return f"{100 * value:g}%"
+        digits = max(6, 2 + math.ceil(math.log10(max(abs(self.low), abs(self.high)) / (self.high - self.low))))
         for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
             if abs(value) >= size:
-                return f"{value / (1e3 if unit == 'k' else size):.6g}{unit}"
-        return f"{float(f'{value:.6g}'):g}"
+                return f"{value / (1e3 if unit == 'k' else size):.{digits}g}{unit}"
+        return f"{value:.{digits}g}"
 
 
 def even_ticks(low: float, high: float, most: int) -> list[float]:
