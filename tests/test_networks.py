@@ -243,3 +243,8 @@ def test_a_network_with_other_weights_is_a_copy(dtype: torch.dtype):
 def test_flags_are_set_as_named():
     net = with_flags(sample_net(), {"0.bias", "3.weight"})
     assert [name for name, p in net.named_parameters() if p.requires_grad] == ["0.bias", "3.weight"]
+
+
+def test_sparse_gradients_are_refused():
+    with pytest.raises(NetworkError, match="'0' has sparse gradients"):
+        copied(nn.Sequential(nn.Embedding(5, 2, sparse=True), nn.Linear(2, 1)))

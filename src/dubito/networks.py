@@ -54,6 +54,8 @@ def copied(net: nn.Module, base: Collection[str] | None = None) -> nn.Module:
         if parameter.is_floating_point() and not (parameter.sum().isfinite() or parameter.isfinite().all()):
             raise NetworkError(f"parameter {name!r} holds NaN or infinity; start from finite weights")
     for name, module in net.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise NetworkError(f"{name!r} has sparse gradients, which no method takes; make it with sparse=False")
         if any(isinstance(hook, WeightNorm | SpectralNorm) for hook in module._forward_pre_hooks.values()):
             raise NetworkError(
                 f"the network must be copyable, but {name!r} has the old torch.nn.utils.weight_norm or "

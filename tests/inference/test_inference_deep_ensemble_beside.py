@@ -343,3 +343,28 @@ def test_shares_of_members_go_to_as_many_jobs_as_run_at_a_time(monkeypatch) -> N
     here = method.fit(mlp(), data, Categorical(), training=QUICK, seed=SEED)
     assert shares == [[0, 2], [1]]
     torch.testing.assert_close(there.sample_outputs(data[0], 3), here.sample_outputs(data[0], 3))
+
+
+class Padded(nn.Module):
+    """A table whose padding is never learned, under batch norm, which takes a pass of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm, self.last = nn.Embedding(9, 4, padding_idx=0), nn.BatchNorm1d(4), nn.Linear(4, 2)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.last(self.norm(self.table(tokens).mean(1)).relu())
+
+    def reset_parameters(self) -> None:
+        """Its parameters are its modules'."""
+
+
+def test_padding_is_learned_by_no_member() -> None:
+    torch.manual_seed(0)
+    tokens = torch.randint(9, (32, 5))
+    rows = tokens, torch.randn(32, 2)
+    posterior = DeepEnsemble(members=3).fit(
+        Padded(), rows, Gaussian(), training=replace(QUICK, batch_size=8), seed=SEED
+    )
+    for member in range(3):
+        assert not posterior.fold(member).table.weight[0].any()

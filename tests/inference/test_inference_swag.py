@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import warnings
 
 import pytest
 import torch
@@ -278,3 +279,19 @@ def test_settings_are_checked():
     with pytest.raises(ConfigError, match="early_stopping"):
         SWA().fit(mlp(), data(), Categorical(), training=stopping, validation=data())
     assert math.isfinite(SWA(prior_std=1.0).fit(mlp(), data(), Categorical(), training=QUICK).history[-1]["kl"])
+
+
+def test_a_stream_that_is_longer_than_it_said_ends_with_the_snapshots_that_were_planned():
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            inputs = torch.randn(90, 3, generator=torch.Generator().manual_seed(0))
+            for first, last in ((0, 30), (30, 45), (45, 60), (60, 75), (75, 90)):
+                yield inputs[first:last], inputs[first:last, :1]
+
+    loader = torch.utils.data.DataLoader(Stream(), batch_size=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dubito.DubitoWarning)
+        posterior = dubito.SWAG(snapshots=5, rank=3).fit(
+            nn.Linear(3, 1), loader, dubito.Gaussian(), training=dubito.Training(epochs=10), num_data=90
+        )
+    assert posterior.details["snapshots"] == 5

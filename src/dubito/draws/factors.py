@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..inputs import Inputs
-from ..layers import Dense, Use
+from ..layers import Dense, Layout, Use
 from ..layers.declared import stored_uses
 from ..layers.factors import Factor, Factors, NodeFactors
 from ..layers.kernels import fold_values
@@ -40,8 +40,11 @@ class FactorDraws(Draws):
         return folded
 
     def makers(self, inputs: Inputs) -> Iterator[Callable[[], JointPass]]:
-        if not self.facts["additive"] or all(isinstance(use.form, Dense) for use in self.uses.values()):
-            # what is added to other weights than dense layers' is not known row by row
+        additive = self.facts["additive"] and not all(isinstance(use.form, Dense) for use in self.uses.values())
+        uses = (use for use in self.survey(inputs).uses if use.weight in self.uses)
+        # What is added to other weights than dense layers' is not known row by row, nor are rows that stand second, for
+        # which a trial may be passed by draws that are alike.
+        if not additive and all(use.layout in (Layout.ROWS, Layout.FLAT) for use in uses):
             yield lambda: tile(self.network, self.context(inputs), self.count, passing=self.passing)
 
     @property

@@ -91,6 +91,8 @@ def embedding(
     """Of nn.Embedding."""
     if isinstance(input, Standin) or max_norm is not None:
         raise NoRule("its table is renormalised by what reads it")
+    if scale_grad_by_freq:
+        raise NoRule("its gradients depend on how often rows of other inputs read it")
     count, width = weight.shape
     padding = padding_idx % count if padding_idx is not None and padding_idx >= -count else None
     return at.use(Lookup(count, width, padding), input, weight)

@@ -44,8 +44,27 @@ class NoisyOptimizer(Checked, Optimizer, ABC):
             raise ConfigError(f"params must be parameters, or groups of them, got {error}") from error
         for group in self.param_groups:
             self.check(group)
+        self._begin()
+
+    def _begin(self) -> None:
+        """What no state holds."""
         self.watch = Watch(p for group in self.param_groups for p in group["params"])
         self._open = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._begin()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Learn further parameters, with settings of their own where the group has some."""
+        super().add_param_group(param_group)
+        if hasattr(self, "watch"):  # else the first groups, which are checked together
+            try:
+                self.check(self.param_groups[-1])
+            except ConfigError:
+                del self.param_groups[-1]
+                raise
+            self._begin()
 
     @classmethod
     def check(cls, settings: dict[str, Any]) -> None:
@@ -97,8 +116,8 @@ class NoisyOptimizer(Checked, Optimizer, ABC):
                     p.copy_(mean)
 
     def parameters(self) -> list[tuple[dict[str, Any], Tensor]]:
-        """All parameters, with the settings of their groups."""
-        return [(group, p) for group in self.param_groups for p in group["params"]]
+        """All parameters that are learned, with the settings of their groups."""
+        return [(group, p) for group in self.param_groups for p in group["params"] if p.requires_grad]
 
     def draw_all(self, generator: torch.Generator) -> None:
         """Put a draw into every parameter."""

@@ -52,6 +52,9 @@ class NoisyKFAC(NoisyOptimizer):
     ) -> None:
         settings = {"num_data": num_data, "seed": seed, "lr": lr, "prior_std": prior_std, "initial_std": initial_std}
         super().__init__(params, **settings, beta=beta, kl_weight=kl_weight)
+
+    def _begin(self) -> None:
+        super()._begin()
         self._known: dict[int, KnownRoots] = {}
 
     @classmethod
@@ -61,7 +64,7 @@ class NoisyKFAC(NoisyOptimizer):
 
     @property
     def _all(self) -> list[Tensor]:
-        return [p for _, p in self.parameters()]
+        return [p for group in self.param_groups for p in group["params"]]
 
     def moving(self) -> list[tuple[dict[str, Any], Tensor]]:
         held = self._held()
@@ -75,7 +78,7 @@ class NoisyKFAC(NoisyOptimizer):
     def _held(self) -> set[int]:
         """The biases that belong to a weight."""
         parameters = self._all
-        places = (self.state[p].get("bias", -1) for p in parameters)
+        places = (self.state[p].get("bias", -1) for p in parameters if p.requires_grad)
         return {id(parameters[place]) for place in places if place >= 0}
 
     def initial_fisher(self, group: dict[str, Any]) -> float:
@@ -90,7 +93,7 @@ class NoisyKFAC(NoisyOptimizer):
 
     def look(self) -> None:
         places = {id(p): index for index, p in enumerate(self._all)}
-        for p in self._all:
+        for _, p in self.parameters():
             factors = self.watch.factors(p)
             if factors is not None:
                 rows = factors[0].new_full((), float(self.watch.rows))
@@ -139,6 +142,11 @@ class NoisyKFAC(NoisyOptimizer):
     # -- draws and steps -----------------------------------------------------------------------------------------
 
     def draw_all(self, generator: torch.Generator) -> None:
+        for _, p in self.parameters():
+            bias = self._bias(p)
+            if bias is not None and not bias.requires_grad:  # frozen since: the factors begin anew without it
+                for key in ("inputs", "outputs", "bias"):
+                    self.state[p].pop(key, None)
         for group, p in self.moving():
             if "inputs" in self.state[p]:
                 self._draw_block(p, group, generator)
@@ -182,7 +190,8 @@ class NoisyKFAC(NoisyOptimizer):
         state["outputs"].lerp_(means[1], beta)  # line 9
         bias = self._bias(p)
         assert p.grad is not None
-        slope = self.matrix(p, -p.grad, None if bias is None or bias.grad is None else -bias.grad)
+        slopes = bias if bias is None else torch.zeros_like(bias) if bias.grad is None else -bias.grad
+        slope = self.matrix(p, -p.grad, slopes)
         held = self.matrix(p, state["drawn"], None if bias is None else self.state[bias]["drawn"])
         right, left = self.roots(p, group)
         whole = slope - gamma * held  # line 12

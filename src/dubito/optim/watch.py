@@ -36,6 +36,8 @@ class _UseRecorder(Context):
             raise NoRule("parts of a weight have no rule here")
         output = super().use(form, x, weight, bias, active=active)
         if output.requires_grad:
+            if output._is_view():  # what is changed in place later would lose the hook
+                output = output.clone()
             name = name_of(weight) or name_of(bias)
             self.watch.seen(form, x, weight, bias, output, self.layouts.get(name or "", Layout.ROWS))
         return output
@@ -107,7 +109,11 @@ class Watch:
 
     def seen(self, form: Form, x: Tensor, weight: Any, bias: Any, output: Tensor, layout: Layout = Layout.ROWS) -> None:
         """Keep one use of a weight and a bias, whose outputs are part of a graph."""
-        names = [self.parameters.get(id(plain(tensor))) for tensor in (weight, bias)]
+        learned = (None if tensor is None else plain(tensor) for tensor in (weight, bias))
+        names = [
+            self.parameters.get(id(tensor)) if tensor is not None and tensor.requires_grad else None
+            for tensor in learned
+        ]
         call = Call(form, names[0], names[1], 0, 1, 0, 1, 0, "", x.detach(), layout=layout)
 
         def caught(gradient: Tensor) -> None:
@@ -119,8 +125,10 @@ class Watch:
         for name in names:
             if name is not None:
                 self.calls.setdefault(name, []).append(call)
-        if names[0] is not None and names[1] is not None:
-            self.biases[id(plain(weight))] = plain(bias)
+        if names[0] is not None:
+            self.biases.pop(id(plain(weight)), None)
+            if names[1] is not None:
+                self.biases[id(plain(weight))] = plain(bias)
 
     def clear(self) -> None:
         """Forget what was seen."""
@@ -142,12 +150,11 @@ class Watch:
         calls = self._of(parameter)
         if not calls:
             return None
-        part, like = self._part(parameter, calls, None), calls[0].gradient
-        assert like is not None
+        part = self._part(parameter, calls, None)
         if part.product is None:
-            sums = DiagonalSums(part, tuple(parameter.shape), like)
+            sums = DiagonalSums(part, tuple(parameter.shape), parameter)
         else:
-            sums = ProductSums(part, Wanted(diagonal=True), like)
+            sums = ProductSums(part, Wanted(diagonal=True), parameter)
         self._fill(sums, calls)
         assert sums.diagonal is not None
         return sums.diagonal if part.product is None else part.product.tensor(sums.diagonal)
@@ -159,10 +166,10 @@ class Watch:
         bias = self.biases.get(id(weight))
         if not calls:
             return None
-        part, like = self._part(weight, calls, bias), calls[0].gradient
-        if part.product is None or like is None:
+        part = self._part(weight, calls, bias)
+        if part.product is None:
             return None
-        sums = ProductSums(part, Wanted(factors=True), like)
+        sums = ProductSums(part, Wanted(factors=True), weight)
         self._fill(sums, calls)
         assert sums.inputs is not None and sums.gradients is not None
         return sums.inputs, sums.gradients

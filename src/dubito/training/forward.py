@@ -178,6 +178,7 @@ class _ForwardTrial:
 
     Attributes:
         answers: their outputs.
+        slopes: gradients of each network's parameters.
         states: their tensors afterwards.
         still: whether no buffer was changed.
         peculiar: whether a pass draws noise, which is each network's own, or assigns values that no stack holds.
@@ -196,10 +197,11 @@ class _ForwardTrial:
             for number, rows in enumerate(self.rows):
                 given = {name: stack[number] for name, stack in self.states.items()}
                 shell.fill(given, False)
-                answers.append(call(shell.module, rows).detach())
+                answers.append(call(shell.module, rows))
                 assigned |= any(b is not given[name] for name, b in shell.module.named_buffers())
             drawn = state != seeds.state(device)
-        self.answers = torch.cat(answers)
+        self.slopes = [_slopes(answer, self.states, number) for number, answer in enumerate(answers)]
+        self.answers = torch.cat([answer.detach() for answer in answers])
         self.still = all(torch.equal(before[name], self.states[name]) for name in before)
         there, here = ([plain_values(m) for m in root.modules()] for root in (network, shell.module))
         assigned |= any(not _same(*values) for values in zip(there, here, strict=True))
@@ -223,9 +225,19 @@ class _ForwardTrial:
             outputs = forward.over(stacks, 2)(inputs)
             first = outputs[: len(outputs) // 2].square().sum()
         tensors = [t for t in (*stacks.values(), *(t for _, t in named_tensors(inputs))) if t.requires_grad]
-        gradients = torch.autograd.grad(first, tensors, materialize_grads=True)
+        gradients = torch.autograd.grad(first, tensors, materialize_grads=True, retain_graph=True)
         pairs = [(outputs, self.answers), *((stacks[name], self.states[name]) for name in stacks)]
+        pairs += [(_slopes(half, stacks, number), self.slopes[number]) for number, half in enumerate(outputs.chunk(2))]
         return all(_close(*pair) for pair in pairs) and not any(g[len(g) // 2 :].any() for g in gradients)
+
+
+def _slopes(answers: Tensor, stacks: Mapping[str, Tensor], number: int) -> Tensor:
+    """The gradients of one network's parameters of the sum of its squared answers, in one vector."""
+    learned = [stack for name, stack in sorted(stacks.items()) if stack.requires_grad]
+    if not (learned and answers.requires_grad):
+        return torch.zeros(0)
+    gradients = torch.autograd.grad(answers.square().sum(), learned, materialize_grads=True, retain_graph=True)
+    return torch.cat([gradient[number].flatten() for gradient in gradients])
 
 
 def _same(there: dict[str, Any], here: dict[str, Any]) -> bool:

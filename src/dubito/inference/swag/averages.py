@@ -181,8 +181,10 @@ class AveragingStepper(GradientStepper):
 
     def step(self, number: int, passes: Sequence[Batch | None], rows: int, stop: bool) -> StepRecord:
         record = super().step(number, passes, rows, stop)
-        total = self.plan.total or 1  # a stream that never told its length is gathered at every step
-        if self.objective.averages.gathering.due(min(number + 1, total), total):
+        total = self.plan.total
+        # A stream that never told its length is gathered at every step, one that is longer than it told up to there.
+        place = 1 if total is None else number + 1
+        if place <= (total or 1) and self.objective.averages.gathering.due(place, total or 1):
             self.objective.collect()
         return record
 
