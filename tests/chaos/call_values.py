@@ -285,6 +285,7 @@ VALUES |= {
     "regression_fan.prediction": reals,
     "regression_fan.inputs": INPUTS[:, 0],
     "regression_fan.targets": REALS,
+    "add_param_group.param_group": lambda: {"params": [nn.Parameter(torch.zeros(2))]},
     "Pilot.prior_std": 1.0,
     "Pilot.best_step": 3,
     "Pilot.rows": ROWS,

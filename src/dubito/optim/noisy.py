@@ -57,14 +57,18 @@ class NoisyOptimizer(Checked, Optimizer, ABC):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Learn further parameters, with settings of their own where the group has some."""
-        super().add_param_group(param_group)
-        if hasattr(self, "watch"):  # else the first groups, which are checked together
-            try:
-                self.check(self.param_groups[-1])
-            except ConfigError:
-                del self.param_groups[-1]
+        if not hasattr(self, "watch"):  # the first groups, which are checked together
+            return super().add_param_group(param_group)
+        known = len(self.param_groups)
+        try:
+            super().add_param_group(param_group)
+            self.check(self.param_groups[-1])
+        except (TypeError, ValueError) as error:  # of torch's or of `check`
+            del self.param_groups[known:]
+            if isinstance(error, ConfigError):
                 raise
-            self._begin()
+            raise ConfigError(f"param_group must hold parameters under 'params', got {error}") from error
+        return self._begin()
 
     @classmethod
     def check(cls, settings: dict[str, Any]) -> None:

@@ -125,10 +125,10 @@ class Watch:
         for name in names:
             if name is not None:
                 self.calls.setdefault(name, []).append(call)
-        if names[0] is not None:
+        if names[0] is not None and names[1] is not None:
+            self.biases[id(plain(weight))] = plain(bias)
+        elif names[0] is not None and bias is not None:  # a frozen one
             self.biases.pop(id(plain(weight)), None)
-            if names[1] is not None:
-                self.biases[id(plain(weight))] = plain(bias)
 
     def clear(self) -> None:
         """Forget what was seen."""
