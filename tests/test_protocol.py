@@ -370,12 +370,14 @@ def test_few_validation_rows_leave_a_map_fit_at_its_first_limit(count, fits):
 
 def test_limits_grow_at_least_twofold_and_only_by_default():
     auto = AutoTraining()
-    assert auto.limits(1000, 100) == (2000, 8000, 32_000)
-    assert auto.limits(50_000, None) == (7820, 32_000)
-    assert auto.limits(500_000, 50_000) == (78_130,)
-    assert AutoTraining(iterations=60).limits(1000, 100) == (60,)
-    assert AutoTraining(iterations=60, longer=(100, 240)).limits(1000, 40) == (60, 240)
-    assert AutoTraining(longer=()).limits(1000, 100) == (2000,)
-    assert auto.limits(1000, 39) == (2000,)  # too few to judge
+    assert auto.limits(1000, 100, classes=False) == (2000, 8000, 32_000)
+    assert auto.limits(50_000, None, classes=False) == (7820, 32_000)
+    assert auto.limits(500_000, 50_000, classes=False) == (78_130,)
+    assert AutoTraining(iterations=60).limits(1000, 100, classes=False) == (60,)
+    assert AutoTraining(iterations=60, longer=(100, 240)).limits(1000, 40, classes=False) == (60, 240)
+    assert AutoTraining(longer=()).limits(1000, 100, classes=False) == (2000,)
+    assert auto.limits(1000, 39, classes=False) == (2000,)  # too few to judge
+    assert auto.limits(1000, 100, classes=True) == (2000,)
+    assert AutoTraining(longer=(4000,)).limits(1000, 100, classes=True) == (2000, 4000)
     with pytest.raises(ConfigError, match="longer"):
         AutoTraining(longer=(0,))

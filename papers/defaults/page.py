@@ -60,8 +60,9 @@ def earlier_section(tables: Tables) -> list[str]:
     for data, rows in tables.items():
         facts = [outcome.details["protocol"] for outcome in rows["map"].outcomes]
         at_limit = [fact for fact in facts if "limit" not in fact and fact["steps"] >= AUTO.steps(fact["rows"])]
+        real = data in REALS or data.startswith("gap/")
         # A tenth of the rows validated
-        if count := sum(len(AUTO.limits(fact["rows"], fact["rows"] // 9)) > 1 for fact in at_limit):
+        if count := sum(len(AUTO.limits(fact["rows"], fact["rows"] // 9, classes=not real)) > 1 for fact in at_limit):
             counts[data] = count
     if not counts:
         return []

@@ -45,7 +45,8 @@ def plan(
         told.append(
             f"{REFERENCE} is fitted once per split, with pilot runs that choose its prior; the others reuse both"
         )
-        if longer := settings.training.limits(len(task.train.targets), len(task.validation.targets))[1:]:
+        counts = len(task.train.targets), len(task.validation.targets)
+        if longer := settings.training.limits(*counts, classes=bool(task.data.num_classes))[1:]:
             counts = " and ".join(f"{limit:,}" for limit in longer)
             told.append(f"where its validation loss still falls at the last step, it is fitted again, of {counts}")
     if limit is not None:

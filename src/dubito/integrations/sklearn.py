@@ -130,7 +130,7 @@ class BayesianEstimator(BaseEstimator):
         )
         training = self.training
         if isinstance(training, str) and training == "auto":
-            training = training_for(len(train))
+            training = training_for(len(train), classes=isinstance(likelihood, Categorical))
         self.posterior_ = method.fit(
             network.to(self.device or torch.get_default_device(), torch.float64),
             (inputs[train], targets[train]),
@@ -281,7 +281,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         return _array(prediction.log_probs)
 
 
-def training_for(rows: int) -> AutoTraining:
+def training_for(rows: int, *, classes: bool = False) -> AutoTraining:
     """The protocol for a table of so many rows.
 
     A small one begins with fewer steps at a higher rate, and has one prior, which its few validation rows could not
@@ -291,7 +291,8 @@ def training_for(rows: int) -> AutoTraining:
     if rows >= SMALL:
         return Training.auto()
     steps = max(60, rows)
-    return Training.auto(iterations=steps, longer=(4 * steps, 16 * steps), lr=2e-2, priors=(0.5,))
+    longer = None if classes else (4 * steps, 16 * steps)
+    return Training.auto(iterations=steps, longer=longer, lr=2e-2, priors=(0.5,))
 
 
 def _array(values: Tensor) -> np.ndarray:

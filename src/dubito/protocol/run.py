@@ -15,7 +15,7 @@ from ..errors import ConfigError, DataError, warn
 from ..fitting import Prepared, prepare, require_agreement, undisturbed
 from ..hints import checked
 from ..inference.map import MAP
-from ..likelihoods import BernoulliLikelihood, CategoricalLikelihood, Likelihood
+from ..likelihoods import BernoulliLikelihood, BuiltLikelihood, CategoricalLikelihood, Likelihood
 from ..method import Method, check_answers, single_rows, with_inputs
 from ..networks import duplicate, with_flags
 from ..posterior import Posterior
@@ -92,8 +92,12 @@ def pilot_of(point: Posterior) -> Pilot:
         best_step=facts["best_step"],
         limit=facts.get("limit"),
         rows=facts["rows"],
-        real=not isinstance(point.likelihood, CategoricalLikelihood | BernoulliLikelihood),
+        real=not _of_classes(point.likelihood),
     )
+
+
+def _of_classes(likelihood: BuiltLikelihood) -> bool:
+    return isinstance(likelihood, CategoricalLikelihood | BernoulliLikelihood)
 
 
 def _standardised(likelihood: Likelihood) -> Likelihood:
@@ -158,7 +162,8 @@ def _long_enough(method: MAP, prepared: Prepared, auto: AutoTraining) -> tuple[P
     fits, runs = {}, []
     assert prepared.run.validation is not None
     judges = prepared.run.validation.num_data
-    for limit in auto.limits(prepared.rows, None if judges is None else min(judges, auto.watched)):
+    watching = None if judges is None else min(judges, auto.watched)
+    for limit in auto.limits(prepared.rows, watching, classes=_of_classes(prepared.likelihood)):
         name = f"map-{limit}" if fits else "map"
         fits[limit] = _run(method, _from(prepared, auto, name), auto.training(limit))
         last = fits[limit].history[-1]

@@ -22,8 +22,9 @@ class AutoTraining(Checked):
     Args:
         iterations: the most steps of a run; None takes 2,000, and 10 epochs where these are more.
         longer: the most steps of further MAP fits, each made where the one before was still improving: its steps ended
-            it, not its patience. None takes 8,000 and 32,000, or no further fit where `iterations` is given. Fewer than
-            40 validation rows could not choose, and there are none.
+            it, not its patience. None takes 8,000 and 32,000 of reals and counts; no further fit of classes, whose loss
+            may fall for ever while they become too sure, nor where `iterations` is given. Fewer than 40 validation rows
+            could not choose, and there are none.
         batch_size: rows per step.
         lr: the first learning rate of runs from scratch, from which it falls along half a cosine.
         patience: steps without a better validation loss before a run ends.
@@ -70,15 +71,16 @@ class AutoTraining(Checked):
         """The most steps of a run on so many rows."""
         return self.iterations or max(2000, 10 * -(-rows // self.batch_size))
 
-    def limits(self, rows: int, validation_rows: int | None) -> tuple[int, ...]:
+    def limits(self, rows: int, validation_rows: int | None, *, classes: bool) -> tuple[int, ...]:
         """The most steps of the MAP fit, and of those after it; each at least twice the one before.
 
         Args:
             rows: of training.
             validation_rows: those that watch; None where their source does not tell.
+            classes: whether targets are classes.
         """
         limits = [self.steps(rows)]
-        further = LONGER if self.longer is None and self.iterations is None else self.longer or ()
+        further = LONGER if self.longer is None and self.iterations is None and not classes else self.longer or ()
         for limit in further:
             if limit >= 2 * limits[-1] and (validation_rows is None or validation_rows >= LEAST_JUDGES):
                 limits.append(limit)
