@@ -10,6 +10,7 @@ from dubito import methods, protocol
 from dubito.protocol import Pilot
 from dubito.training import Training
 
+from ..runner.shared_map import cut_short, to_run_again
 from ..runner.store import Results
 from ..settings import explicit
 from .bounds import Bound, harmed, mean_bound, replicates, table_bound
@@ -29,7 +30,14 @@ def page(results: Results | None = None) -> str:
     """The page."""
     tables, gaps = stored(EXPERIMENT, results), stored(GAP_EXPERIMENT, results)
     earlier = earlier_section({**tables, **gaps})
-    parts = [HEAD, *earlier, protocol_section(), methods_section(), means_section(tables), tables_section(tables)]
+    parts = [
+        HEAD,
+        *filter(None, [earlier]),
+        protocol_section(),
+        methods_section(),
+        means_section(tables),
+        tables_section(tables),
+    ]
     return "\n\n".join([*parts, uncertainty_section(tables), gap_section(gaps)]) + "\n"
 
 
@@ -54,24 +62,14 @@ def protocol_section() -> str:
     return f"## The protocol\n\n`Training.auto()` is {listed}; [training](training.md) says what it does."
 
 
-def earlier_section(tables: Tables) -> list[str]:
-    """Says which splits stand as they were before longer MAP fits, and would have one today; nothing where none do."""
-    counts: dict[str, int] = {}
-    for data, rows in tables.items():
-        facts = [outcome.details["protocol"] for outcome in rows["map"].outcomes]
-        at_limit = [fact for fact in facts if "limit" not in fact and fact["steps"] >= AUTO.steps(fact["rows"])]
-        real = data in REALS or data.startswith("gap/")
-        # A tenth of the rows validated
-        if count := sum(len(AUTO.limits(fact["rows"], fact["rows"] // 9, classes=not real)) > 1 for fact in at_limit):
-            counts[data] = count
-    if not counts:
-        return []
-    named = ", ".join(f"{count} of {data}" for data, count in counts.items())
-    return [
-        "**To be run again**: since these figures were made, a MAP fit that its limit of steps ended, and not its "
-        f"patience, is made again with more steps. That would change splits of these tables: {named}. There MAP and "
-        "all others had too few steps alike."
-    ]
+def earlier_section(tables: Tables) -> str:
+    """Which splits stand as they were before longer MAP fits; a tenth of the rows validated."""
+    counts = {
+        data: sum(cut_short(facts, AUTO, facts["rows"] // 9) for facts in rows["map"].protocols)
+        for data, rows in tables.items()
+        if data in REALS or data.startswith("gap/")
+    }
+    return to_run_again(counts)
 
 
 def methods_section() -> str:

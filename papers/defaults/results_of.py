@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,11 @@ class Stored:
     def differences(self) -> list[np.ndarray]:
         """NLL less MAP's of every test row, by split."""
         return [unpacked(outcome.details["differences"]) for outcome in self.outcomes]
+
+    @property
+    def protocols(self) -> list[dict[str, Any]]:
+        """What the protocol did, by split."""
+        return [outcome.details["protocol"] for outcome in self.outcomes]
 
     def mean(self, metric: str) -> float:
         """The mean of a metric over splits; NaN where no split has it."""

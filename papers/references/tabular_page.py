@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from statistics import mean
 
 from dubito.compare.words import listed, readable, size
+from dubito.integrations.sklearn import training_for
 
 from ..runner.experiment import Cell, Experiment, Outcome
 from ..runner.intervals import half_width
+from ..runner.shared_map import cut_short, to_run_again
 from ..runner.store import Results
 from .tabular import CLASSES, MOST_ROWS_OF_A_PROCESS, OURS, PEERS, REALS, SPLITS, TABLES, TEST_ROWS, TRAIN_ROWS
 
@@ -70,6 +72,8 @@ def page(results: Results | None = None) -> str:
         data = list(dict.fromkeys(cell.data for cell in table.experiment.scales["paper"].cells))
         read = {name: rows_of(table.experiment, name, results) for name in data}
         shown = {name: rows for name, rows in read.items() if rows.get(RIVAL)}
+        if table.name == "tabular-reals" and (told := earlier(shown)):
+            parts.append(told)
         if shown:
             parts.append(verdicts(table.name, shown))
             parts += [section(table.name, name, rows) for name, rows in shown.items()]
@@ -82,6 +86,19 @@ def page(results: Results | None = None) -> str:
         lines = "\n".join(f"make runs RUNS=\"--only '{name} *'\"" for name in lacking)
         parts.append(f"## Not run\n\n{told}\n\n```sh\n{lines}\npython -m papers.references.page\n```")
     return "\n\n".join(parts) + "\n"
+
+
+def earlier(shown: Mapping[str, Rows]) -> str:
+    """Which splits stand as they were before longer MAP fits."""
+    counts = {}
+    for data, rows in shown.items():
+        details = [outcome.details for outcome in rows.get("map", {}).values()]
+        counts[data] = sum(
+            cut_short(facts, training_for(facts["rows"]), seen["train_rows"] - facts["rows"])
+            for seen in details
+            for facts in [seen["protocol"]]
+        )
+    return to_run_again(counts)
 
 
 def rows_of(experiment: Experiment, data: str, results: Results) -> dict[str, dict[int, Outcome]]:

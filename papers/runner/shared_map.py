@@ -1,6 +1,7 @@
 """Fits by the library's protocol: one MAP fit of a split, and every method from it."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -36,6 +37,28 @@ def recipes_of(method: Method, auto: AutoTraining) -> tuple[Recipe, ...]:
     """What the protocol makes of a method for classes and for reals, under a prior as an example."""
     examples = [Pilot(prior_std=0.3, best_step=400, rows=1000, real=real) for real in (False, True)]
     return tuple(recipe(method, pilot, auto) for pilot in examples)
+
+
+def cut_short(facts: Mapping[str, Any], auto: AutoTraining, validation_rows: int) -> bool:
+    """Whether a MAP fit was made before longer ones came in, and would have one today.
+
+    Args:
+        facts: of the protocol, as stored.
+        auto: the protocol.
+        validation_rows: those that watched.
+    """
+    limits = auto.limits(facts["rows"], validation_rows, classes=False)
+    return "limit" not in facts and len(limits) > 1 and facts["steps"] >= limits[0]
+
+
+def to_run_again(counts: Mapping[str, int]) -> str:
+    """Says how many splits of which tables were cut short; nothing where none were."""
+    named = ", ".join(f"{count} of {data}" for data, count in counts.items() if count)
+    return named and (
+        "**To be run again**: since these figures were made, a MAP fit of reals that its limit of steps ended, and not "
+        f"its patience, is made again with more steps. That would change splits of these tables: {named}. There MAP "
+        "and all our others had too few steps alike."
+    )
 
 
 def map_fit(rows: Rows, auto: AutoTraining, seed: int) -> Posterior:
