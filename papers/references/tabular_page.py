@@ -92,7 +92,7 @@ def earlier(shown: Mapping[str, Rows]) -> str:
     """Which splits stand as they were before longer MAP fits."""
     counts = {}
     for data, rows in shown.items():
-        details = [outcome.details for outcome in rows.get("map", {}).values()]
+        details = [outcome.details for outcome in rows.get("map", {}).values() if "protocol" in outcome.details]
         counts[data] = sum(
             cut_short(facts, training_for(facts["rows"]), seen["train_rows"] - facts["rows"])
             for seen in details
