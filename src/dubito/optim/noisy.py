@@ -20,7 +20,8 @@ class NoisyOptimizer(Checked, Optimizer, ABC):
 
     Gradients are taken inside `with optimizer.sampled():`, where the parameters hold a draw; the loss is the
     negative log-likelihood, a mean over rows, without a prior's penalty, which the optimiser adds itself. Several
-    passes before a step add up: weigh each loss by its share of the step's rows.
+    passes before a step add up, each inside a `sampled()` of its own: weigh each loss by its share of the step's rows.
+    Gradients must not be scaled, as `torch.amp.GradScaler` does: squares of rows would be of the scaled ones.
 
     The Fisher information is a mean of squares over rows. Where the mean gradient ḡ of B rows alone is known, B ḡ²
     stands in, whose mean is E[g²] + (B − 1) E[g]²: the same where the full gradient E[g] vanishes.
